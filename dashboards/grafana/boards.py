@@ -384,8 +384,8 @@ LATENCY = Board(
             "Times",
             (
                 lines("Queue", "Time until first scheduled.", "queue_mean_s", "queue_p99_s"),
-                lines("Prefill", "Time to compute the prompt.", "prefill_mean_s", "prefill_p99_s"),
-                lines("Decode", "Time from first to last token.", "decode_mean_s", "decode_p99_s"),
+                lines("Prefill", "Mean time to compute the prompt.", "prefill_mean_s"),
+                lines("Decode", "Mean time from first to last token.", "decode_mean_s"),
                 lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p99_s"),
                 tail("Tail of TTFT", "P99 divided by P50; it grows at the knee.", "ttft"),
                 tail("Tail of ITL", "P99 divided by P50.", "itl"),
