@@ -148,6 +148,10 @@ class IntervalBook:
         self._seen.clear()
         return self._pause([interval for interval in self.opened if not interval.paused])
 
+    def forget_steps(self) -> None:
+        """Forget the distances between scrapes: the next one may come at any later time."""
+        self._seen.clear()
+
     def close(self, how: str = UNWATCHED) -> list[Change]:
         """End everything when it was last seen, because the engine is gone. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]

@@ -27,8 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.captures import capture_name
-from kneewatch.agent.daemon.cycle import engine_cycles
-from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
+from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention, engine_cycles
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader

@@ -23,7 +23,7 @@ from kneewatch.agent.daemon.scraping import (
     canary_settings,
 )
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
-from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
+from kneewatch.agent.store.records import Cycle, engine_cycles
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
@@ -32,8 +32,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 from kneewatch.rules.rule import Severity
 
@@ -417,39 +416,3 @@ def _canary(spec: TargetSpec) -> Canary | None:
 
 def _server_watch(spec: TargetSpec) -> ServerWatch | None:
     return None if spec.played else server_watch(spec.address, spec.settings, spec.pod)
-
-
-def engine_cycles(
-    diagnoses: Sequence[Diagnosis],
-    tiered: Sequence[Diagnosis],
-    monitor: TargetMonitor,
-    restart: Restart | None,
-) -> tuple[EngineCycle, ...]:
-    """The cycles of all engines, in the form that is stored.
-
-    `tiered` are the same diagnoses with their tiers added. `restart` is a restart that the metrics
-    pages do not show; else None.
-    """
-    by_diagnosis = {id(engine.newest): engine for engine in monitor.engines}
-    return tuple(
-        engine_cycle(last, by_diagnosis.get(id(plain)), restart)
-        for plain, last in zip(diagnoses, tiered, strict=True)
-    )
-
-
-def engine_cycle(
-    diagnosis: Diagnosis, engine: EngineMonitor | None, restart: Restart | None
-) -> EngineCycle:
-    """The cycle of one engine, in the form that is stored. `engine` is None if no metrics page
-    contained it yet."""
-    replica = engine.key.replica if engine else ""
-    if engine is None or not diagnosis.was_read:
-        return EngineCycle(diagnosis, replica=replica)
-    return EngineCycle(
-        diagnosis,
-        RawCounters(*engine.reader.counters()),
-        engine.config,
-        engine.reader.history.started_s,
-        engine.restart or restart,
-        replica,
-    )

@@ -16,10 +16,11 @@ import click
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
-from kneewatch.agent.report.period_source import PeriodSource, ReportRequest, gather, stated_of
+from kneewatch.agent.report.history import History
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
+from kneewatch.agent.report.reader import PeriodReader
+from kneewatch.agent.report.request import ReportRequest, stated_of
 from kneewatch.agent.report.schedule import zone_of
-from kneewatch.agent.report.store_source import History, StoreSource
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -184,25 +185,25 @@ def report_of(
         tiers=tuple(tiers),
         window_s=settings["window_s"],
     )
-    with _source(settings, store, metrics, request) as source:
-        observed = gather(source, request)
+    with _history(settings, store, metrics, request) as history:
+        observed = PeriodReader(history, request, progress).read()
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
 
 
 @contextmanager
-def _source(
+def _history(
     settings: Settings, store: Path | None, metrics: MetricsQuery | None, request: ReportRequest
-) -> Generator[PeriodSource]:
+) -> Generator[History]:
     if metrics is None:
         path = store or store_path(settings["store.file"], os.environ)
         with closing(History(path)) as history:
-            yield StoreSource(history, request, progress)
+            yield history
         return
-    from kneewatch.agent.report.prometheus.source import metrics_source  # a store needs no HTTP
+    from kneewatch.agent.report.prometheus.fill import filled_history  # a store needs no HTTP
 
     url, selector = metrics
-    with metrics_source(url, settings, selector, request, progress) as source:
-        yield source
+    with filled_history(url, settings, selector, request, progress) as history:
+        yield history
 
 
 def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:

@@ -19,8 +19,8 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from kneewatch.agent.report.command import renderer, report_of, write
+from kneewatch.agent.report.history import History, seen
 from kneewatch.agent.report.schedule import receivers_of, send_report, settings_of
-from kneewatch.agent.report.store_source import History, seen
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import KneewatchError, SettingsError
 from kneewatch.reports.weekly.report import WeeklyReport

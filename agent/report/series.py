@@ -3,6 +3,7 @@ and time spans. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -48,11 +49,13 @@ than max(GAP_SCRAPES intervals, GAP_LEAST_S)."""
 class Signals(Struct, frozen=True):
     """Signals at each scrape, oldest first.
 
-    Shapes: `times` and each array of `values` (scrapes,). NaN if unknown.
+    Shapes: `times` and each array of `values` (scrapes,). NaN if unknown. If `step_s` is not 0, the
+    values are means over this many seconds after their time.
     """
 
     times: Floats
     values: dict[str, Floats]
+    step_s: float = 0.0
 
 
 def in_order(times: Floats) -> Truths:
@@ -251,7 +254,7 @@ class Increases:
 
     def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
         """The observations of a histogram between consecutive edges. None if the histogram did not
-        exist.
+        exist, or lacks the bucket of all observations.
 
         vLLM's versions have different buckets. Only buckets that were present for the whole
         interval are used.
@@ -260,11 +263,12 @@ class Increases:
             (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
             key=lambda part: float(part[1]),
         )
-        if not parts:
+        if not parts or float(parts[-1][1]) != math.inf:
             return [None] * (len(edges_s) - 1)
         bounds = tuple(float(part) for _, part in parts)
         rows = [self.between(part, edges_s) for part in parts]
-        counts = np.array([row for row in rows if row is not None]).T
+        # A server extrapolates each bucket on its own, so its sums may not be cumulative any more.
+        counts = np.maximum.accumulate([row for row in rows if row is not None]).T
         total = self.between((metric, "sum"), edges_s)
         sums = np.zeros(len(counts)) if total is None else total
         lacking = self._lacking(parts, edges_s)
@@ -338,92 +342,48 @@ PARTS = tuple(SUMMED_COUNTERS)
 
 
 class GaugeSpans(Struct, frozen=True):
-    """The gauges of some engines in consecutive time spans.
-
-    Shapes: `watched_s` and `idle_s` (engines, spans); `levels` (spans,), for all engines together.
-    """
+    """The gauges of an engine in consecutive time spans. Shape of each: (spans,)."""
 
     watched_s: Floats
     idle_s: Floats
     levels: tuple[dict[str, Level], ...]
 
 
-def gauge_spans(
-    values: Mapping[str, Floats],
-    *,
-    running: Floats,
-    watched: Truths,
-    seconds: Floats,
-    span_of: npt.NDArray[np.intp],
-    spans: int,
-) -> GaugeSpans:
-    """Gauges in time spans. Each value is weighted by the seconds for which it is valid.
-
-    Arrays of shape (engines, times): each of `values` (NaN where unknown), `running` (mean number
-    of running requests, NaN where unknown) and `watched`. Arrays of shape (times,): `seconds`, and
-    `span_of`, the index of the span that contains each time.
-    """
-    engines = len(running)
-    groups = (np.arange(engines)[:, None] * spans + span_of).ravel()
-    weight_s = pd.Series(np.tile(seconds, engines))
-    frame = pd.DataFrame({key: rows.ravel() for key, rows in values.items()})
-    serving = pd.Series(running.ravel() > 0)
-    for key in SERVED_ONLY:
-        if key in frame:
-            frame[key + SERVING] = frame[key].where(serving)
-    by_group = range(engines * spans)
-    sums = frame.mul(weight_s, axis=0).groupby(groups).sum().reindex(by_group, fill_value=0.0)
-    known_s = (
-        frame.notna().mul(weight_s, axis=0).groupby(groups).sum().reindex(by_group, fill_value=0.0)
-    )
-    highs = frame.groupby(groups).max().reindex(by_group)
-
-    def total_s(holds: Truths) -> Floats:
-        summed = (weight_s * holds.ravel()).groupby(groups).sum()
-        return np.asarray(summed.reindex(by_group, fill_value=0.0)).reshape(engines, spans)
-
-    waiting = values.get(WAITING, np.zeros_like(running))
-    levels: list[dict[str, Level]] = [{} for _ in range(spans)]
-    for key in frame.columns:
-        columns = (
-            np.asarray(table[key]).reshape(engines, spans) for table in (sums, known_s, highs)
-        )
-        for at, level in enumerate(_levels(*columns)):
-            if level is not None:
-                levels[at][str(key)] = level
-    return GaugeSpans(
-        total_s(watched),
-        total_s((running < IDLE_RUNNING) & (np.nan_to_num(waiting) < 1)),
-        tuple(levels),
-    )
-
-
-def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
-    """One Level for each span, over all engines together; None where the gauge is unknown.
-
-    Each argument has the shape (engines, spans).
-    """
-    means = np.divide(sums, known_s, out=np.full_like(sums, -np.inf), where=known_s > 0)
-    totals, seconds = sums.sum(axis=0).tolist(), known_s.sum(axis=0).tolist()
-    tops = means.max(axis=0).tolist()
-    return [
-        Level(total / all_s, float(np.nanmax(high)), all_s, top) if all_s > 0 else None
-        for total, all_s, high, top in zip(totals, seconds, highs.T, tops, strict=True)
-    ]
-
-
 def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
-    """The gauges of one engine between consecutive edges, from its scrapes."""
+    """The gauges of one engine between consecutive edges. Each value is weighted by the seconds for
+    which it is valid."""
     inside = (signals.times >= edges_s[0]) & (signals.times < edges_s[-1])
     times = signals.times[inside]
-    return gauge_spans(
-        {key: signals.values[key][inside][None] for key in LEVELS},
-        running=signals.values["running_avg"][inside][None],
-        watched=np.ones((1, len(times)), dtype=np.bool_),
-        seconds=_weights_s(times),
-        span_of=np.searchsorted(edges_s, times, side="right") - 1,
-        spans=len(edges_s) - 1,
-    )
+    values = {key: signals.values[key][inside] for key in LEVELS}
+    running = signals.values["running_avg"][inside]
+    for key in SERVED_ONLY:
+        values[key + SERVING] = np.where(running > 0, values[key], np.nan)
+    seconds = signals.step_s * np.ones(len(times)) if signals.step_s else _weights_s(times)
+    spans = len(edges_s) - 1
+    levels: tuple[dict[str, Level], ...] = tuple({} for _ in range(spans))
+    watched_s, idle_s = np.zeros(spans), np.zeros(spans)
+    if len(times):
+        span_of = np.searchsorted(edges_s, times, side="right") - 1
+        idle = (running < IDLE_RUNNING) & (np.nan_to_num(values[WAITING]) < 1)
+        frame = pd.DataFrame(values)
+        weights_s = np.column_stack((frame.notna(), np.ones(len(times)), idle)) * seconds[:, None]
+        sums = (frame * seconds[:, None]).groupby(span_of).sum()
+        known_s = pd.DataFrame(weights_s).groupby(span_of).sum()
+        highs = frame.groupby(span_of).max()
+        filled, weights_s = sums.index.to_numpy(), known_s.to_numpy()
+        watched_s[filled], idle_s[filled] = weights_s[:, -2], weights_s[:, -1]
+        for at, key in enumerate(values):
+            for span, total, whole_s, high in zip(
+                filled.tolist(),
+                sums[key].tolist(),
+                weights_s[:, at].tolist(),
+                highs[key].tolist(),
+                strict=True,
+            ):
+                if whole_s > 0:
+                    mean = total / whole_s
+                    levels[span][key] = Level(mean, high, whole_s, mean)
+    return GaugeSpans(watched_s, idle_s, levels)
 
 
 def _weights_s(times: Floats) -> Floats:
@@ -438,6 +398,22 @@ def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Sp
     """The gauges, counters and histograms of one engine between consecutive edges."""
     gauges = signal_spans(signals, edges_s)
     covered = increases.covered(edges_s, gap_s=gap_s(signals.times) + MINUTE_S).tolist()
+    return [
+        Span(
+            engine_s=covered[at],
+            clock_s=covered[at],
+            watched_s=float(gauges.watched_s[at]),
+            idle_s=float(gauges.idle_s[at]),
+            counts=counted.counts if covered[at] else {},
+            tallies=counted.tallies if covered[at] else {},
+            levels=with_eviction(gauges.levels[at], counted.counts.get(PREEMPTIONS)),
+        )
+        for at, counted in enumerate(counter_spans(increases, edges_s))
+    ]
+
+
+def counter_spans(increases: Increases, edges_s: Floats) -> list[Span]:
+    """Counters and histograms between consecutive edges, without gauges and seconds."""
     counts = {
         part: gained.tolist()
         for part in PARTS
@@ -446,19 +422,12 @@ def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Sp
     tallies = {metric: increases.tallies(metric, edges_s) for metric in SUMMED_HISTOGRAMS}
     return [
         Span(
-            engine_s=covered[at],
-            clock_s=covered[at],
-            watched_s=float(gauges.watched_s[0, at]),
-            idle_s=float(gauges.idle_s[0, at]),
-            counts={part: gained[at] for part, gained in counts.items()} if covered[at] else {},
+            counts={part: gained[at] for part, gained in counts.items()},
             tallies={
                 metric: tally
                 for metric, by_span in tallies.items()
-                if covered[at] and (tally := by_span[at]) is not None
+                if (tally := by_span[at]) is not None
             },
-            levels=with_eviction(
-                gauges.levels[at], counts[PREEMPTIONS][at] if PREEMPTIONS in counts else None
-            ),
         )
         for at in range(len(edges_s) - 1)
     ]

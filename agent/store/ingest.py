@@ -4,8 +4,12 @@ caller's transaction. I/O edge."""
 from __future__ import annotations
 
 import sqlite3
+import time
 from array import array
 from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from kneewatch.agent.store.chunks import pack_counters, pack_scrapes, pack_signals
 from kneewatch.agent.store.database import (
@@ -13,14 +17,17 @@ from kneewatch.agent.store.database import (
     SCRAPES,
     SEQUENCE_MASK,
     SIGNALS,
+    connect,
     row_id,
     rows_of,
 )
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,
     DELTA_MAX_RATIO,
+    EngineName,
     PackedCycle,
     PackedEngine,
+    Packer,
     compress_document,
 )
 from kneewatch.agent.store.engine_cache import (
@@ -30,7 +37,7 @@ from kneewatch.agent.store.engine_cache import (
     EngineCache,
 )
 from kneewatch.agent.store.outcomes import Tracking
-from kneewatch.agent.store.records import DAY_S
+from kneewatch.agent.store.records import DAY_S, Cycle, EngineCycle
 from kneewatch.agent.store.stored_series import (
     OpenRows,
     columns_by_name,
@@ -38,6 +45,7 @@ from kneewatch.agent.store.stored_series import (
     open_counters,
     scrapes_from_rows,
 )
+from kneewatch.collector.errors import StoreError
 from kneewatch.diagnose.intervals import Change
 
 # --- Chunk flush: open rows as chunks -------------------------------------------------------------
@@ -266,3 +274,52 @@ class CycleWriter:
             engine = target.engines.pop(name)
             self.close(engine)
             self._cache.left.add(engine.id)
+
+
+# --- A store that is filled with the past ---------------------------------------------------------
+
+
+class StoreFill:
+    """Writes verdicts of the past into a new store, each engine in order of time. Used by one
+    thread only."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = connect(path)
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._cache = EngineCache(self._connection, set())
+        self._writer = CycleWriter(self._connection, self._cache, time.monotonic)
+        self._packer = Packer()
+
+    def engine(self, name: EngineName, first_s: float) -> int:
+        """The id of an engine. It is inserted if it does not exist.
+
+        Raises:
+            StoreError: the target has too many engines.
+        """
+        return self._cached(name, first_s).id
+
+    def write(self, name: EngineName, cycle: EngineCycle, *, any_time: bool = False) -> None:
+        """Write a verdict of an engine. `any_time`: the time since its last verdict is no gap."""
+        own = replace(cycle.diagnosis, target=name.target, model=name.model, engine=name.engine)
+        t_s = own.t_s
+        if any_time:
+            self._cached(name, t_s).book.forget_steps()
+        engines = (replace(cycle, diagnosis=own, replica=name.replica),)
+        self._writer.write(self._packer.pack(Cycle(t_s, name.target, {}, engines)))
+
+    def end(self, name: EngineName, t_s: float) -> None:
+        """End all open intervals and recommendations of an engine."""
+        engine = self._cached(name, t_s)
+        self._writer.close(engine)
+        engine.book.forget_steps()
+
+    def close(self) -> None:
+        """Commit, and close the file."""
+        self._connection.execute("COMMIT")
+        self._connection.close()
+
+    def _cached(self, name: EngineName, t_s: float) -> CachedEngine:
+        engine = self._cache.engine(self._cache.target(name.target), name, t_s, {})
+        if engine is None:
+            raise StoreError(f"{name.target} has too many engines")
+        return engine

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -12,6 +12,10 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+    from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 
 KINDS = ("stage", "cause", "health")
 DAY_S = 24 * 3600.0
@@ -186,3 +190,39 @@ class Cycle(Struct, frozen=True):
     labels: Mapping[str, str]
     engines: tuple[EngineCycle, ...]
     error: str | None = None
+
+
+def engine_cycles(
+    diagnoses: Sequence[Diagnosis],
+    tiered: Sequence[Diagnosis],
+    monitor: TargetMonitor,
+    restart: Restart | None,
+) -> tuple[EngineCycle, ...]:
+    """The cycles of all engines, in the form that is stored.
+
+    `tiered` are the same diagnoses with their tiers added. `restart` is a restart that the metrics
+    pages do not show; else None.
+    """
+    by_diagnosis = {id(engine.newest): engine for engine in monitor.engines}
+    return tuple(
+        engine_cycle(last, by_diagnosis.get(id(plain)), restart)
+        for plain, last in zip(diagnoses, tiered, strict=True)
+    )
+
+
+def engine_cycle(
+    diagnosis: Diagnosis, engine: EngineMonitor | None, restart: Restart | None
+) -> EngineCycle:
+    """The cycle of one engine, in the form that is stored. `engine` is None if no metrics page
+    contained it yet."""
+    replica = engine.key.replica if engine else ""
+    if engine is None or not diagnosis.was_read:
+        return EngineCycle(diagnosis, replica=replica)
+    return EngineCycle(
+        diagnosis,
+        RawCounters(*engine.reader.counters()),
+        engine.config,
+        engine.reader.history.started_s,
+        engine.restart or restart,
+        replica,
+    )

@@ -91,10 +91,15 @@ def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
 def _levels(all_levels: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
     merged: dict[str, Level] = {}
     for levels in all_levels:
-        for key, level in levels.items():
-            before = merged.get(key)
-            merged[key] = level if before is None else _level(before, level)
+        add_levels(merged, levels)
     return merged
+
+
+def add_levels(sums: dict[str, Level], levels: Mapping[str, Level]) -> None:
+    """Add the levels of one engine to those of several engines over the same time."""
+    for key, level in levels.items():
+        before = sums.get(key)
+        sums[key] = level if before is None else _level(before, level)
 
 
 def _level(level: Level, other: Level) -> Level:

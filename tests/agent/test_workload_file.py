@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.discovery import TargetProfiles
-from kneewatch.agent.report.period_source import stated_of
+from kneewatch.agent.report.request import stated_of
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
 from kneewatch.diagnose.lengths import PROMPTS

@@ -3,7 +3,6 @@ sums. I/O edge."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -12,16 +11,18 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
+from kneewatch.agent.report.prometheus.inventory import FleetEngines
+from kneewatch.agent.report.prometheus.inventory import Part as FleetPart
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Rows, Steps
-from kneewatch.agent.report.series import Floats, Truths
+from kneewatch.agent.report.series import Counted, Floats, Truths
+from kneewatch.collector.scrape_history import Column
 from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_HISTOGRAMS,
 )
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.observed import Grid, Tally
+from kneewatch.reports.weekly.observed import Grid
 
 BUCKETS = 20
 """Assumed number of buckets of a vLLM histogram, to estimate the size of a query's answer."""
@@ -32,6 +33,10 @@ engine-time."""
 
 PART = "#"
 """Separates the name of a query from the number of a part of the fleet."""
+
+MOMENT_S = 1e-3
+"""Seconds between the end of a step and the begin of the next one, so that both can be told
+apart."""
 
 ENGINES = "engines in the recorded sums"
 Text = Callable[[QueryScope, Sequence[str], float], str]
@@ -137,38 +142,36 @@ def merge_parts(rows: Mapping[str, Rows]) -> dict[str, Rows]:
     return merged
 
 
-def _bucket(part: Part, labels: Labels) -> RowKey:
-    return part.key(labels), float(labels["le"])
+def _bucket(part: FleetPart, labels: Labels) -> RowKey:
+    return part.key(labels), labels["le"]
 
 
-def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
-    """The observations of a histogram in each hour. Buckets that do not exist in an hour are left
-    out of that hour. None without a +Inf bucket."""
-    bounds = sorted(buckets)
-    if not bounds:
-        return [None] * hours
-    counts = np.array([buckets[bound] for bound in bounds])
-    by_hour: list[Tally | None] = []
-    for at in range(hours):
-        kept = np.flatnonzero(~np.isnan(counts[:, at]))
-        if len(kept) == 0 or bounds[int(kept[-1])] != math.inf:
-            by_hour.append(None)
-            continue
-        # Prometheus extrapolates each bucket separately, so they may not be cumulative any more.
-        raised = np.maximum.accumulate(counts[kept, at])
-        by_hour.append(
-            Tally(
-                tuple(bounds[int(place)] for place in kept),
-                tuple(raised.tolist()),
-                float(np.nan_to_num(sums[at])),
-            )
-        )
-    return by_hour
+# --- Increases as the counters of a page ----------------------------------------------------------
 
 
-def added(rows: Sequence[Floats], hours: int) -> Floats:
-    """The sum of the rows; NaN where no row has a value."""
-    if not rows:
-        return np.full(hours, np.nan)
-    whole = np.array(rows)
-    return np.where(np.isnan(whole).all(axis=0), np.nan, np.nansum(whole, axis=0))
+def counted(
+    increases: Mapping[Column, Floats],
+    begins_s: Floats,
+    ends_s: Floats,
+    restarts_s: Sequence[float] = (),
+) -> Counted:
+    """Counters that increase in each step as given, as two snapshots per step: at its begin and at
+    its end. A counter starts at 0 again when the process restarts.
+
+    Shape of each row of `increases`: (steps,). A step in which no counter has a value has no
+    snapshots.
+    """
+    table = np.array(list(increases.values()), dtype=np.float64).reshape(
+        len(increases), len(begins_s)
+    )
+    there = ~np.isnan(table).all(axis=0)
+    table = table[:, there]
+    ends = np.cumsum(np.nan_to_num(table), axis=1)
+    begins = np.concatenate((np.zeros_like(ends[:, :1]), ends[:, :-1]), axis=1)
+    times = np.column_stack((begins_s[there] + MOMENT_S, ends_s[there])).ravel()
+    values = np.stack((begins, ends), axis=2).reshape(len(increases), len(times))
+    for place in np.searchsorted(times, sorted(restarts_s)).tolist():
+        if 0 < place < len(times):
+            values[:, place:] -= values[:, place - 1 : place].copy()
+    values[np.isnan(table).repeat(2, axis=1)] = np.nan
+    return Counted(times, tuple(increases), values)

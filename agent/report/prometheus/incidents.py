@@ -1,95 +1,63 @@
 """Finds incidents in Prometheus: replays the samples of suspect spans, scrape by scrape, through
-the sidecar's monitor. I/O edge.
+the sidecar's monitor, and writes its verdicts into a store. I/O edge.
 
 A metrics system stores every sample, so the scraped pages can be rebuilt. Stages, causes and
-recommendations are therefore those that a sidecar would have reported.
+recommendations are therefore those that a sidecar would have stored.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.report.period_source import ReportProgress, ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.suspect_spans import (
     CAUSES,
+    KnownCause,
     SuspectSpan,
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.series import METRICS, Counted, Floats, Increases, Signals, spans_of
+from kneewatch.agent.report.request import ReportProgress, ReportRequest
+from kneewatch.agent.store.encoding import EngineName
+from kneewatch.agent.store.ingest import StoreFill
+from kneewatch.agent.store.records import EngineCycle, engine_cycle
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.prometheus.responses import Track
+from kneewatch.collector.prometheus.responses import Piece, Track
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.collector.scrape_history import Column
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
-from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict_of
-from kneewatch.reports.diagnosis_json import document
-from kneewatch.reports.weekly.measures import LEVELS, PREEMPTIONS
-from kneewatch.reports.weekly.observed import (
-    HOUR_S,
-    Episode,
-    EpisodeObserved,
-    Held,
-    Recommended,
-    Span,
-)
+from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
+from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.rules.rule import Severity
 
 OWN = frozenset({"model_name", "engine"})
 """Labels that come from the metrics page, not from the scrape configuration."""
 
-SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
-KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
-
-
-class Replay(Struct):
-    """The result of a replay.
-
-    `held` are the intervals of stages and causes. `documents` has the worst diagnosis of each
-    cause, `recommended` the recommendations with the Unix times at which they were first and last
-    made.
-    """
-
-    held: list[Held] = field(default_factory=list[Held])
-    documents: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    recommended: dict[str, tuple[Mapping[str, Any], float, float]] = field(
-        default_factory=dict[str, tuple[Mapping[str, Any], float, float]]
-    )
-    signals: Signals = field(default_factory=lambda: Signals(np.empty(0), {}))
-    increases: Increases | None = None
-    scrapes: int = 0
-
 
 def replay_samples(
     tracks: Sequence[Track],
     member: Member,
-    profile: Profile,
-    catalogue: Catalogue,
-    name: str,
+    monitor: TargetMonitor,
     lived_s: tuple[float, float],
-) -> Replay:
-    """Replay the samples of a target, in order. `catalogue` belongs to `profile`.
+) -> Iterator[EngineCycle]:
+    """Yields the verdicts on one engine of a target, from the target's samples.
 
     Failed scrapes outside `lived_s` are left out: the pod was loading or terminating then.
     """
-    monitor = TargetMonitor(name, profile, catalogue)
-    recorder = _Recorder()
     for t_s, page in _pages(tracks, member):
         if page is None and not lived_s[0] <= t_s <= lived_s[1]:
             continue
@@ -99,114 +67,9 @@ def replay_samples(
             else monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
         )
         diagnosis = next((diagnosis for diagnosis in diagnoses if _is(diagnosis, member)), None)
-        if diagnosis is None:
-            continue
-        engine = next(
-            (
-                candidate
-                for candidate in monitor.engines
-                if candidate.key.engine == diagnosis.engine
-            ),
-            None,
-        )
-        read = engine if page is not None else None
-        recorder.take(
-            verdict_of(diagnosis, restarted=read is not None and read.restart is not None),
-            diagnosis,
-            read.reader.counters() if read is not None else None,
-        )
-    return recorder.finish()
-
-
-class _Recorder:
-    """Collects diagnoses in order of time and makes a Replay of them."""
-
-    def __init__(self) -> None:
-        self._book = IntervalBook()
-        self._ranks: dict[str, tuple[int, float]] = {}
-        self._times: list[float] = []
-        self._values: dict[str, list[float]] = {key: [] for key in KEPT}
-        self._counted: list[tuple[tuple[Column, ...], list[float], list[tuple[float, ...]]]] = []
-        self._replay = Replay()
-
-    def take(
-        self,
-        seen: Verdict,
-        diagnosis: Diagnosis,
-        counters: tuple[tuple[Column, ...], tuple[float, ...]] | None,
-    ) -> None:
-        for change in self._book.take(seen):
-            if change.ended:
-                self._hold(change.interval, change.end_s, change.ended)
-        self._keep(diagnosis)
-        self._replay.scrapes += 1
-        self._times.append(diagnosis.t_s)
-        for signal, column in self._values.items():
-            value = diagnosis.values.get(signal)
-            column.append(math.nan if value is None else value)
-        if counters is not None:
-            self._count(diagnosis.t_s, *counters)
-
-    def _keep(self, diagnosis: Diagnosis) -> None:
-        stored: dict[str, Any] | None = None
-        for cause in diagnosis.causes:
-            rank = int(cause.severity), cause.confidence
-            if rank > self._ranks.get(cause.id, (-1, 0.0)):
-                stored = stored or document(diagnosis)
-                self._ranks[cause.id], self._replay.documents[cause.id] = rank, stored
-        for recommendation in diagnosis.recommendations:
-            before = self._replay.recommended.get(recommendation.id)
-            if before is None:
-                stored = stored or document(diagnosis)
-                (row_found,) = [
-                    row for row in stored["recommendations"] if row["id"] == recommendation.id
-                ]
-                self._replay.recommended[recommendation.id] = (
-                    row_found,
-                    diagnosis.t_s,
-                    diagnosis.t_s,
-                )
-            else:
-                self._replay.recommended[recommendation.id] = before[0], before[1], diagnosis.t_s
-
-    def _count(self, t_s: float, columns: tuple[Column, ...], values: tuple[float, ...]) -> None:
-        if not self._counted or self._counted[-1][0] is not columns:
-            self._counted.append((columns, [], []))
-        self._counted[-1][1].append(t_s)
-        self._counted[-1][2].append(values)
-
-    def _hold(self, interval: Open, end_s: float | None, ended: str) -> None:
-        if interval.kind != "health":
-            self._replay.held.append(
-                Held(
-                    interval.kind,
-                    interval.id,
-                    interval.severity,
-                    interval.start_s,
-                    end_s,
-                    interval.last_s,
-                    ended,
-                )
-            )
-
-    def finish(self) -> Replay:
-        for interval in self._book.opened:
-            if interval.paused:
-                self._hold(interval, interval.last_s, UNWATCHED)
-            else:
-                self._hold(interval, None, "")
-        result = self._replay
-        result.signals = Signals(
-            np.array(self._times), {key: np.array(row) for key, row in self._values.items()}
-        )
-        metrics = frozenset(METRICS)
-        parts: list[Counted] = []
-        for columns, times, rows in self._counted:
-            places = [at for at, column in enumerate(columns) if column.metric in metrics]
-            whole: Floats = np.array(rows, dtype=np.float64)[:, places].T
-            parts.append(Counted(np.array(times), tuple(columns[at] for at in places), whole))
-        result.increases = Increases(parts, restarts_s=()) if parts else None
-        return result
+        if diagnosis is not None:
+            engines = (e for e in monitor.engines if e.key.engine == diagnosis.engine)
+            yield engine_cycle(diagnosis, next(engines, None), None)
 
 
 def _is(diagnosis: Diagnosis, member: Member) -> bool:
@@ -266,8 +129,13 @@ BEFORE_S, AFTER_S = 600.0, 300.0
 """Seconds by which a replay starts before the span (for a baseline) and ends after it (for the
 recovery)."""
 
+CARRIED = 4
+"""Number of times at which the last verdict of a replay is repeated until its span ends."""
+
+READ_AHEAD = 3
+"""Maximum number of spans whose samples are in memory."""
+
 RESTART_NOTED_S = 60.0
-UNKNOWN_OUTCOME = "unknown"
 TARGET = ("cluster", "namespace", "job", "pod", "instance")
 """Labels of a target. All series of a scrape have them."""
 
@@ -288,53 +156,47 @@ class QueryProgress:
         self._progress(min(self._done, self._expected - 1), self._expected)
 
 
-class _ReplayWindow(Struct, frozen=True):
-    """A time window of one engine, and its replay; None until the samples were read."""
+class ReplayWindow(Struct, frozen=True):
+    """A time window of one engine whose samples are replayed, and its suspect span."""
 
     engine: TierEngine
     span: SuspectSpan
     from_s: float
     to_s: float
-    replay: Replay | None = None
 
     @property
-    def cut(self) -> bool:
-        """Whether the suspect span ends after the replayed window."""
-        return self.span.to_s > self.to_s
-
-    def held(self, until_s: float) -> list[Held]:
-        """The intervals of stages and causes in the window. An interval that is open at the
-        window's end lasts until the end of the suspect span."""
-        if self.replay is None:
-            cause = CAUSES.get(self.span.why)
-            if cause is None:
-                return []
-            end_s = min(self.span.to_s, until_s)
-            return [Held("cause", cause, Severity.WARNING, self.span.from_s, end_s, end_s, "ended")]
-        intervals: list[Held] = []
-        for interval in self.replay.held:
-            if interval.end_s is not None:
-                intervals.append(interval)
-                continue
-            last_s = self.span.to_s if self.cut else interval.last_s
-            if last_s >= until_s - 2 * self.span_step_s:
-                # The steps are too coarse to tell whether it ended before the period did.
-                intervals.append(replace(interval, last_s=until_s))
-            else:
-                intervals.append(replace(interval, last_s=last_s, end_s=last_s, ended="ended"))
-        return intervals
+    def until_s(self) -> float:
+        """The end of the suspect span, or of the window if that is later."""
+        return max(self.span.to_s, self.to_s)
 
     @property
-    def span_step_s(self) -> float:
-        """Seconds per step of the span: the precision of its end."""
-        return (self.span.to_s - self.span.from_s) / max(self.span.steps, 1)
+    def known(self) -> list[KnownCause]:
+        """The cause that the sign of the span proves without a replay."""
+        if self.span.why not in CAUSES:
+            return []
+        cause = bare_cause(CAUSES[self.span.why], Severity.WARNING, self.span.from_s, self.span.why)
+        return [KnownCause(self.span.from_s, self.span.to_s, cause)]
+
+
+def bare_cause(name: str, severity: Severity, since_s: float, summary: str) -> Cause:
+    """A cause without evidence, for what is known only from the steps."""
+    return Cause(name, 1.0, severity, summary, (), (), (), "", since_s=since_s, seen_s=since_s)
+
+
+def verdict(t_s: float, causes: Sequence[Cause]) -> Diagnosis:
+    """A verdict on an engine whose page was read, of which only the causes are known."""
+    worst = max((cause.severity for cause in causes), default=Severity.OK)
+    return Diagnosis(
+        t_s, "", "", "", None, worst.word, None, causes, [], [], {RUNNING: None}, [], 0.0, ""
+    )
 
 
 class IncidentSearch:
-    """Finds the incidents of a fleet in a period.
+    """Finds the incidents of a fleet in a period, and writes them into a store.
 
     Counts of suspect spans: `replayed` were replayed from samples, `coarse` are reported from the
     steps alone, `left_out` were not analysed, and `unread` have samples that could not be read.
+    `windows` are the replayed ones of each engine.
     """
 
     def __init__(
@@ -349,51 +211,74 @@ class IncidentSearch:
         self._ranges, self._fleet, self._now, self._configs = ranges, fleet, now, configs
         self._profile, self._wanted = profile, request
         self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
-        self._by_key: dict[Key, list[_ReplayWindow]] = {}
+        self.windows: dict[Key, list[ReplayWindow]] = {}
         self.replayed = 0
         self.coarse = 0
         self.left_out = 0
         self.unread = 0
 
-    def look(self, progress: QueryProgress) -> None:
-        """Replay the worst windows. Reports each query to `progress`."""
-        windows = [window for engine in self._fleet.members for window in self._windows(engine)]
-        worst = worst_spans([window.span for window in windows], most=REPLAYED_MOST)
-        chosen = [windows[at] for at in worst]
-        rest = [windows[at] for at in sorted({*range(len(windows))} - {*worst})]
-        progress.more(len(chosen))
-        with ThreadPoolExecutor(2) as pool:
-            read = list(pool.map(partial(self._read, progress), chosen))
-        self.replayed = sum(window.replay is not None for window in read)
-        self.unread = len(read) - self.replayed
+    def look(
+        self,
+        fill: StoreFill,
+        names: Mapping[Key, EngineName],
+        slow: Mapping[Key, Sequence[KnownCause]],
+        progress: QueryProgress,
+    ) -> None:
+        """Replay the worst windows and write the verdicts, engine by engine. `slow` are the causes
+        that fleet mode concluded. Reports each query to `progress`."""
+        every = [window for engine in self._fleet.members for window in self._windows(engine)]
+        worst = {*worst_spans([window.span for window in every], most=REPLAYED_MOST)}
+        chosen = _apart([window for at, window in enumerate(every) if at in worst])
+        rest = [window for at, window in enumerate(every) if at not in worst]
         self.left_out = sum(window.span.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
-        for window in (*read, *rest):
-            self._by_key.setdefault(window.engine.key, []).append(window)
+        progress.more(len(chosen))
+        with ThreadPoolExecutor(READ_AHEAD - 1) as pool:
+            pieces = _ahead(pool, lambda window: self._samples(window, progress), chosen)
+            for engine in self._fleet.members:
+                own = [window for window in chosen if window.engine is engine]
+                known = [
+                    *slow.get(engine.key, ()),
+                    *self._restarts(engine),
+                    *chain.from_iterable(w.known for w in rest if w.engine is engine),
+                ]
+                if own or known:
+                    timeline = self.timeline(fill, names[engine.key], known)
+                    for window in own:
+                        self._replay(timeline, window, next(pieces))
+                    timeline.finish()
 
-    def held(self, engine: TierEngine) -> list[Held]:
-        """The intervals of an engine's stages and causes, and its restarts."""
-        held = [row for window in self._of(engine) for row in window.held(self._now.grid.to_s)]
+    def timeline(self, fill: StoreFill, name: EngineName, known: Sequence[KnownCause]) -> Timeline:
+        """A timeline that writes to `fill`."""
+        now = self._now
+        return Timeline(fill, name, known, end_s=now.grid.to_s, step_s=now.at.step_s)
+
+    def _replay(self, timeline: Timeline, window: ReplayWindow, piece: Piece | None) -> None:
+        """Replay a window. If its samples cannot be read, only what its sign proves is written."""
+        engine = window.engine
+        cycles: Iterable[EngineCycle] = ()
+        if piece is not None:
+            profile, catalogue = self._profile_of(engine)
+            monitor = TargetMonitor(engine.target, profile, catalogue)
+            scrapes = self._now.scrapes_of(engine.member.labels)
+            lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
+            cycles = replay_samples(piece.tracks, engine.member, monitor, lived)
+        if timeline.replay(window, cycles):
+            self.replayed += 1
+            self.windows.setdefault(engine.key, []).append(window)
+        else:
+            self.unread += 1
+
+    def _restarts(self, engine: TierEngine) -> Iterator[KnownCause]:
         for t_s in self._configs.starts(engine.member):
-            end_s = t_s + RESTART_NOTED_S
-            held.append(
-                Held("cause", "engine_restarted", Severity.INFO, t_s, end_s, end_s, "ended")
-            )
-        return held
+            cause = bare_cause("engine_restarted", Severity.INFO, t_s, "the process was replaced")
+            yield KnownCause(t_s, t_s + RESTART_NOTED_S, cause)
 
-    def evidence_of(self, engine: TierEngine) -> Callable[[Episode, bool], EpisodeObserved]:
-        """A function that returns an incident of this engine with its evidence. The diagnosis is
-        always included, because a replay contains it."""
-        return lambda episode, _detailed: self._observed(engine, episode, self._of(engine))
-
-    def _of(self, engine: TierEngine) -> Sequence[_ReplayWindow]:
-        return self._by_key.get(engine.key, ())
-
-    def _windows(self, engine: TierEngine) -> list[_ReplayWindow]:
+    def _windows(self, engine: TierEngine) -> list[ReplayWindow]:
         values = self._now.engine(engine.key)
         scrapes = self._now.scrapes_of(engine.member.labels)
         return [
-            _ReplayWindow(
+            ReplayWindow(
                 engine,
                 span,
                 span.from_s - BEFORE_S,
@@ -402,8 +287,8 @@ class IncidentSearch:
             for span in suspect_spans(values, self._now.at, scrapes)
         ]
 
-    def _read(self, progress: QueryProgress, window: _ReplayWindow) -> _ReplayWindow:
-        member = window.engine.member
+    def _samples(self, window: ReplayWindow, progress: QueryProgress) -> Piece | None:
+        member, problems = window.engine.member, self._ranges.problems
         labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
         text = queries.pages(
             self._fleet.asking, labels or member.labels, window.to_s - window.from_s
@@ -411,20 +296,14 @@ class IncidentSearch:
         try:
             piece = self._ranges.source.samples(text, window.to_s)
         except CollectError as exc:
-            with self._ranges.problems.lock:
-                self._ranges.problems.failed[f"samples of {window.engine.target}"] = exc
-            return window
+            with problems.lock:
+                problems.failed[f"samples of {window.engine.target}"] = exc
+            return None
         finally:
             progress("samples")
-        with self._ranges.problems.lock:
-            self._ranges.problems.warnings.update(dict.fromkeys(piece.warnings))
-        profile, catalogue = self._profile_of(window.engine)
-        scrapes = self._now.scrapes_of(member.labels)
-        lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
-        replay = replay_samples(
-            piece.tracks, member, profile, catalogue, window.engine.target, lived
-        )
-        return replace(window, replay=replay) if replay.scrapes else window
+        with problems.lock:
+            problems.warnings.update(dict.fromkeys(piece.warnings))
+        return piece
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
         if engine.tier not in self._catalogues:
@@ -435,84 +314,115 @@ class IncidentSearch:
             self._catalogues[engine.tier] = profile, Catalogue.of(profile)
         return self._catalogues[engine.tier]
 
-    def _observed(
-        self, engine: TierEngine, episode: Episode, windows: Sequence[_ReplayWindow]
-    ) -> EpisodeObserved:
-        window = max(
-            (
-                window
-                for window in windows
-                if window.replay is not None and _shared_s(window, episode) >= 0
-            ),
-            key=lambda window: _shared_s(window, episode),
-            default=None,
-        )
-        if window is None or window.replay is None:
-            return EpisodeObserved(
-                engine.tier,
-                engine.target,
-                engine.engine,
-                episode,
-                during=self._coarsely(engine, episode),
-            )
-        replay = window.replay
-        during, hour_before = Span(), Span()
-        if replay.increases is not None:
-            until_s = max(episode.until_s, episode.start_s + 1.0)
-            edges_s = np.array([episode.start_s - HOUR_S, episode.start_s, until_s])
-            hour_before, during = spans_of(replay.signals, replay.increases, edges_s)
-        if episode.until_s > window.to_s:
-            during = self._coarsely(engine, episode)
-        signals = replay.signals
-        return EpisodeObserved(
-            tier=engine.tier,
-            target=engine.target,
-            engine=engine.engine,
-            episode=episode,
-            document=replay.documents.get(episode.cause),
-            during=during,
-            hour_before=hour_before,
-            series={
-                key: (signals.times.tolist(), signals.values[key].tolist()) for key in SHOWN[:4]
-            },
-        )
 
-    def _coarsely(self, engine: TierEngine, episode: Episode) -> Span:
-        """The preemptions during an incident that was not replayed to its end. They are computed
-        from the steps."""
-        row = self._now.signs[queries.PREEMPTED].get(engine.key)
-        if row is None:
-            return Span()
-        begins_s = self._now.at.begins_s
-        inside = (begins_s + self._now.at.step_s > episode.start_s) & (begins_s < episode.until_s)
-        return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
+def _apart(windows: Sequence[ReplayWindow]) -> list[ReplayWindow]:
+    """The windows of each engine in order of time, cut so that they do not overlap. A window that
+    lies within another one is left out."""
+    apart: list[ReplayWindow] = []
+    for window in windows:
+        before = apart[-1] if apart and apart[-1].engine is window.engine else None
+        from_s = window.from_s if before is None else max(window.from_s, before.until_s)
+        if from_s < window.to_s:
+            apart.append(replace(window, from_s=from_s))
+    return apart
 
-    def recommended(self, engine: TierEngine) -> list[Recommended]:
-        """The recommendations from the replays of an engine, without duplicates."""
-        advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
-        for window in self._of(engine):
-            for key, (recommendation, first_s, last_s) in (
-                window.replay.recommended.items() if window.replay is not None else ()
-            ):
-                before = advice.get(key, (recommendation, first_s, last_s))
-                advice[key] = before[0], min(before[1], first_s), max(before[2], last_s)
-        return [
-            Recommended(
-                tier=engine.tier,
-                target=engine.target,
-                engine=engine.engine,
-                document=recommendation,
-                outcome=UNKNOWN_OUTCOME,
-                first_s=first_s,
-                last_s=last_s,
-                applied_s=None,
-                predicted=recommendation.get("predicted", {}),
-                measured={},
-            )
-            for recommendation, first_s, last_s in advice.values()
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    read: Callable[[ReplayWindow], Piece | None],
+    windows: Sequence[ReplayWindow],
+) -> Iterator[Piece | None]:
+    """Yields what `read` returns for each window. At most READ_AHEAD results are in memory."""
+    waiting: deque[Future[Piece | None]] = deque()
+    for window in windows:
+        waiting.append(pool.submit(read, window))
+        if len(waiting) >= READ_AHEAD:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+class Timeline:
+    """Writes the verdicts on one engine in order of time.
+
+    `known` are causes that are known without a replay: a replayed verdict includes them, and
+    between replays they are written when they begin and end.
+    """
+
+    def __init__(
+        self,
+        fill: StoreFill,
+        name: EngineName,
+        known: Sequence[KnownCause],
+        *,
+        end_s: float,
+        step_s: float,
+    ) -> None:
+        """The period ends at `end_s`; `step_s` is the length of the steps."""
+        self._fill, self._name, self._known = fill, name, known
+        self._end_s, self._step_s = end_s, step_s
+        self._marks = deque(sorted({t_s for row in known for t_s in (row.from_s, row.to_s)}))
+        self._goes_on = False
+
+    def replay(self, window: ReplayWindow, cycles: Iterable[EngineCycle]) -> bool:
+        """Write the verdicts of a window. Returns whether there were any.
+
+        A condition that is present at the end of the window lasts until its span ends.
+        """
+        self._write_marks(window.from_s)
+        last: EngineCycle | None = None
+        for last in cycles:
+            self._fill.write(self._name, self._with_known(last))
+        if last is None:
+            self._known = (*self._known, *window.known)
+            marks = (t_s for row in window.known for t_s in (row.from_s, row.to_s))
+            self._marks = deque(sorted({*self._marks, *marks}))
+            return False
+        is_cut = window.span.to_s > window.to_s
+        until_s = min(window.span.to_s, self._end_s) if is_cut else last.diagnosis.t_s
+        # The steps are too coarse to tell whether it ended before the period did.
+        self._goes_on = until_s >= self._end_s - 2 * self._step_s
+        self._carry(last.diagnosis, self._end_s if self._goes_on else until_s)
+        if not self._goes_on:
+            self._mark(until_s)
+        while self._marks and self._marks[0] <= until_s:
+            self._marks.popleft()
+        return True
+
+    def finish(self) -> None:
+        """Write what is known after the last replay."""
+        self._write_marks(np.inf)
+        if not self._goes_on and not any(row.goes_on for row in self._known):
+            self._fill.end(self._name, self._end_s)
+
+    def _carry(self, last: Diagnosis, until_s: float) -> None:
+        """Repeat the last verdict of a replay, without its signals, until its span ends."""
+        unknown = dict.fromkeys(last.values)
+        for t_s in np.linspace(last.t_s, until_s, CARRIED + 1)[1:].tolist():
+            if t_s > last.t_s:
+                carried = replace(last, t_s=t_s, values=unknown)
+                self._fill.write(self._name, EngineCycle(carried), any_time=True)
+
+    def _write_marks(self, before_s: float) -> None:
+        while self._marks and self._marks[0] < before_s:
+            self._mark(self._marks.popleft())
+
+    def _mark(self, t_s: float) -> None:
+        causes = [row.cause for row in self._known if row.holds(t_s)]
+        self._fill.write(self._name, EngineCycle(verdict(t_s, causes)), any_time=True)
+
+    def _with_known(self, cycle: EngineCycle) -> EngineCycle:
+        """The verdict with the causes that are known without a replay. `bad_node` is left out if
+        another cause explains slow tokens."""
+        diagnosis = cycle.diagnosis
+        present = {cause.id for cause in diagnosis.causes}
+        more = [
+            row.cause
+            for row in self._known
+            if row.holds(diagnosis.t_s)
+            and row.cause.id not in present
+            and (row.cause.id != "bad_node" or not present.intersection(SLOWS_TOKENS))
         ]
-
-
-def _shared_s(window: _ReplayWindow, episode: Episode) -> float:
-    """Seconds for which a window and an incident overlap. Negative if they do not overlap."""
-    return min(window.to_s, episode.until_s) - max(window.from_s, episode.start_s)
+        if not more:
+            return cycle
+        return replace(cycle, diagnosis=replace(diagnosis, causes=[*diagnosis.causes, *more]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -16,14 +17,11 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.hourly_counters import (
     BUCKETS,
     Hours,
-    added,
     merge_parts,
-    tallies_of,
 )
 from kneewatch.agent.report.prometheus.inventory import (
     FleetEngines,
     TargetScrapes,
-    TierEngine,
     frozen,
 )
 from kneewatch.agent.report.prometheus.queries import (
@@ -37,16 +35,17 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals, runs
+from kneewatch.agent.report.series import Floats, Signals
+from kneewatch.agent.store.records import Scrapes
+from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.knee import evenly
-from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING
-from kneewatch.reports.weekly.observed import Grid, Tally, TargetObserved
+from kneewatch.reports.weekly.measures import RUNNING
+from kneewatch.reports.weekly.observed import Grid
 
 FAILED = "the scrape failed (up is 0)"
 
@@ -84,21 +83,18 @@ MINUTE_S = 60.0
 class PeriodData(Struct, frozen=True):
     """The data of a period.
 
-    The keys of rows: an engine in `gauges`, `signs` and `preempted`; a process in `starts`; a
-    target in `up` and `failed`; a pod in `deleted`; a tier's labels in `counts`, `histograms` and
-    `begun`. `summed` is the number of hours whose `counts` and `histograms` come from recording
-    rules.
+    The keys of rows: an engine in `gauges` and `signs`; a process in `starts`; a target in `up` and
+    `failed`; a pod in `deleted`; a tier's labels in `hourly` and `begun`, the increases of counters
+    and histograms. `summed` is the number of hours whose `hourly` comes from recording rules.
     """
 
     grid: Grid
     at: Steps
     gauges: Mapping[str, Rows]
     summed: int
-    preempted: Rows
-    counts: Mapping[str, Rows]
-    histograms: Mapping[str, tuple[Rows, Rows]]
+    hourly: Mapping[str, Rows]
     begun: Rows
-    begun_s: float
+    begun_at: Steps
     signs: Mapping[str, Rows]
     up: Rows
     failed: Rows
@@ -125,49 +121,65 @@ class PeriodData(Struct, frozen=True):
         deleted = self.deleted.get((cluster, *place), self.deleted.get(("", *place)))
         return TargetScrapes(up, failed, self.scrape_s, deleted)
 
-    def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
-        """Counters per hour, summed over `groups`. Counters without data are left out. Shape of
-        each: (slots,)."""
-        hours = len(self.grid.slots)
-        return {
-            name: added([rows[group] for group in groups if group in rows], hours)
-            for name, rows in self.counts.items()
-            if any(group in rows for group in groups)
-        }
+    def counters(self, groups: Iterable[RowKey]) -> dict[Column, Floats]:
+        """The hourly increases of the counters and parts of histograms that `groups` have, as
+        columns of a page. Shape of each: (slots,)."""
+        wanted = {group: (("group", repr(group)),) for group in groups}
+        columns: dict[Column, Floats] = {}
+        for name in SUMMED_COUNTERS:
+            for group, row in self.hourly[name].items():
+                if group in wanted:
+                    columns[Column(name, wanted[group])] = row
+        for metric in SUMMED_HISTOGRAMS:
+            for (group, bound), row in self.hourly[f"{metric}_bucket"].items():
+                if group in wanted:
+                    columns[Column(metric, wanted[group], bound)] = row
+            for group, row in self.hourly[f"{metric}_sum"].items():
+                if group in wanted:
+                    columns[Column(metric, wanted[group], "sum")] = row
+        return columns
 
-    def tallies(self, groups: Sequence[RowKey]) -> dict[str, list[Tally | None]]:
-        """The observations of histograms in each hour, summed over `groups`."""
-        hours = len(self.grid.slots)
-        tallies: dict[str, list[Tally | None]] = {}
-        for metric, (buckets, sums) in self.histograms.items():
-            by_bound: dict[float, list[Floats]] = {}
-            for key, row in buckets.items():
-                group, bound = key
-                if group in groups:
-                    by_bound.setdefault(bound, []).append(row)
-            if by_bound:
-                whole = added([sums[group] for group in groups if group in sums], hours)
-                tallies[metric] = tallies_of(
-                    {bound: added(rows, hours) for bound, rows in by_bound.items()}, whole, hours
-                )
-        return tallies
-
-    def minutes(self, groups: Sequence[RowKey]) -> list[float]:
+    def minutes(self, groups: Iterable[RowKey]) -> list[float]:
         """The number of requests that arrived in each minute. If a step has several minutes, its
         requests are spread evenly."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
-        minutes_per_step = int(self.begun_s // MINUTE_S)
-        spread: list[float] = np.repeat(
-            added(rows, len(rows[0])) / minutes_per_step, minutes_per_step
-        ).tolist()
+        table = np.array(rows)
+        summed = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
+        minutes_per_step = int(self.begun_at.step_s // MINUTE_S)
+        spread: list[float] = np.repeat(summed / minutes_per_step, minutes_per_step).tolist()
         return spread
+
+    def scrapes(self, member: Member) -> Scrapes:
+        """The scrapes of a target, spread evenly over each step. Of a step in which some failed,
+        those next to the other failed steps failed."""
+        at, running = self.at, self.gauges[RUNNING][member.key]
+        scrapes = self.scrapes_of(member.labels)
+        there, missed = ~np.isnan(running), np.zeros(at.count)
+        if scrapes is not None:
+            missed = np.where(scrapes.down(at), np.nan_to_num(1 - scrapes.up), 0.0)
+        count = max(1, round(at.step_s / self.scrape_s))
+        failing = np.rint(missed * count).astype(np.intp)
+        follows = np.concatenate(([False], failing[:-1] > 0))[:, None]
+        places = np.arange(count)[None]
+        failed = np.where(follows, places < failing[:, None], places >= count - failing[:, None])
+        times = at.begins_s[:, None] + places * (at.step_s / count)
+        seen = (there | (failing > 0))[:, None] & np.ones_like(failed)
+        failures = dict.fromkeys(np.flatnonzero(failed[seen]).tolist(), FAILED)
+        return Scrapes(array("d", times[seen]), failures)
 
     def engine(self, key: Key) -> dict[str, Floats]:
         """All rows of one engine: gauges and signs of trouble. Shape of each: (steps,)."""
         all_rows = {**self.gauges, **self.signs}
         return {name: rows[key] for name, rows in all_rows.items() if key in rows}
+
+
+def late_bound_s(targets_s: Iterable[float | None]) -> float | None:
+    """The largest bound of vLLM's TTFT histogram within all TTFT targets. None without targets."""
+    stated = [target_s for target_s in targets_s if target_s is not None]
+    least_s = min(stated, default=0.0)
+    return max((bound for bound in TTFT_BOUNDS_S if bound <= least_s), default=None)
 
 
 def scrape_of(labels: Labels) -> RowKey:
@@ -201,8 +213,8 @@ class PeriodReader:
         self._engines = len(fleet.shape.members)
 
     def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> PeriodData:
-        """Read a period. `late_s` is the TTFT target in seconds; None if not set. `closely`: also
-        read signs of trouble and the latency curve."""
+        """Read a period. First tokens after `late_s` seconds are late; None: not known. `closely`:
+        also read signs of trouble and the latency curve."""
         ranges, asking = self._ranges, self._fleet.asking
         at = steps(grid, self._found.step_s)
         begun_at = steps(grid, self._found.begun_s)
@@ -212,33 +224,25 @@ class PeriodReader:
         )
         hours = Hours(ranges, self._fleet, grid)
         hourly, summed = hours.read(gauges[RUNNING], at)
-        of_engines = ranges.slots(self._hourly(), grid.slots)
+        configs = {"configs": self._per_engine(partial(queries.configs, asking), frozen)}
         begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
-        finely: dict[str, Rows] = {}
-        curve: dict[Key, Signals] = {}
-        if closely:
-            finely = ranges.steps(self._finely(late_s), at)
-            curve = self._curve(at)
+        finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
+        curve = self._curve(at) if closely else {}
         return PeriodData(
             grid=grid,
             at=at,
             gauges={**gauges, **self._gpus(at)},
             summed=summed,
-            preempted=of_engines["preempted"],
-            counts={key: hourly[key] for key in SUMMED_COUNTERS},
-            histograms={
-                metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"])
-                for metric in SUMMED_HISTOGRAMS
-            },
+            hourly=hourly,
             begun=merge_parts(ranges.steps(begun, begun_at))["begun"],
-            begun_s=self._found.begun_s,
+            begun_at=begun_at,
             signs={key: finely.get(key, {}) for key in SIGNS},
             up=finely.get("up", {}),
             failed=finely.get("failed", {}),
             deleted=finely.get("deleted", {}),
             scrape_s=self._found.scrape_s,
             starts=finely.get("starts", {}),
-            configs=of_engines["configs"],
+            configs=ranges.slots(configs, grid.slots)["configs"],
             curve=curve,
         )
 
@@ -250,24 +254,18 @@ class PeriodReader:
         )
         return {key: by_engine(gpu_rows, members) for key, gpu_rows in rows.items()}
 
-    def _hourly(self) -> dict[str, Query]:
-        asking = self._fleet.asking
-        return {
-            "preempted": self._of_engine(
-                lambda range_s: queries.gained(PREEMPTIONS, "", asking, asking.by, range_s)
-            ),
-            "configs": self._per_engine(partial(queries.configs, asking), frozen),
-        }
+    def _preempted(self) -> dict[str, Query]:
+        text = partial(queries.watched, self._fleet.asking, queries.PREEMPTED, None)
+        return {queries.PREEMPTED: self._of_engine(text)}
 
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         fleet, asking = self._fleet, self._fleet.asking
         jobs = sorted({engine.member.labels.get("job", "") for engine in fleet.members} - {""})
         keys = [queries.PREEMPTED, queries.GENERATED_TOKENS, queries.BEGUN, queries.ITL_MEAN]
-        bound_s = max((bound for bound in TTFT_BOUNDS_S if bound <= (late_s or 0.0)), default=None)
-        if bound_s is not None:
+        if late_s is not None:
             keys.append(queries.LATE)
         by_name = {
-            key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
+            key: self._of_engine(partial(queries.watched, asking, key, late_s)) for key in keys
         }
         for name, text in (("up", queries.up), ("failed", queries.failed_scrapes)):
             by_name[name] = self._per_engine(partial(text, jobs), scrape_of)
@@ -382,59 +380,3 @@ class Configs:
                 if not np.isnan(row[at]) and labels.get("engine") in (own, None):
                     return {k: v for k, v in labels.items() if k not in member.labels}
         return {}
-
-
-# --- Scrapes of each replica ----------------------------------------------------------------------
-
-
-def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
-    """Scrapes, failed scrapes and gaps of each target, from the steps of the range queries."""
-    by_target: dict[str, TargetObserved] = {}
-    running = now.gauges[RUNNING]
-    for engine in fleet.members:
-        if engine.target in by_target or not now.has(engine.key):
-            continue
-        by_target[engine.target] = _target(
-            engine, running[engine.key], now.scrapes_of(engine.member.labels), fleet, now
-        )
-    return list(by_target.values())
-
-
-def _target(
-    engine: TierEngine,
-    row: Floats,
-    scrapes: TargetScrapes | None,
-    fleet: FleetEngines,
-    now: PeriodData,
-) -> TargetObserved:
-    at, scrape_s = now.at, fleet.scrape_s
-    there = ~np.isnan(row)
-    missed = np.zeros(at.count)
-    if scrapes is not None:
-        missed = np.where(scrapes.down(at), np.nan_to_num(1 - scrapes.up), 0.0)
-    lost: Floats = np.where(there, missed, 1.0)
-    lost[: int(np.flatnonzero(there)[0])] = 0.0
-    scrapes_per_step = at.step_s / scrape_s
-    watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
-    return TargetObserved(
-        target=engine.target,
-        scrapes=round(watched * scrapes_per_step),
-        failed=round(float(missed.sum()) * scrapes_per_step),
-        interval_s=scrape_s,
-        watched_s=watched * at.step_s,
-        unread=_unread(lost, missed, at),
-    )
-
-
-def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Gap]:
-    """Gaps: runs of steps without successful scrapes. The first and last step of a run count in
-    part, by their share of lost scrapes."""
-    gaps: list[Gap] = []
-    for run in runs(lost > 0):
-        first, last = int(run[0]), int(run[-1])
-        from_s = float(at.begins_s[first])
-        to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
-        if last > first:
-            from_s += (1 - float(lost[first])) * at.step_s
-        gaps.append(Gap(from_s, to_s, FAILED if failed[run].any() else ""))
-    return gaps

@@ -6,15 +6,13 @@ pool without replicas, a replica slower than its peers) are judged by fleet mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
-from kneewatch.agent.report.period_source import EnginePeriod
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
@@ -30,14 +28,12 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
-from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, SLOWS_TOKENS
-from kneewatch.diagnose.fleet.tier import FleetCause
-from kneewatch.reports.diagnosis_json import cause_document
+from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
-from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Held
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 
 DOWN, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
@@ -184,8 +180,6 @@ def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
 
 # --- Pools without replicas, and slow replicas ----------------------------------------------------
 
-Evidence = Callable[[Episode, bool], EpisodeObserved]
-
 JUDGED_MOST = 10
 """Maximum number of spans that fleet mode judges, the longest ones. Each costs about 30 queries."""
 
@@ -273,14 +267,31 @@ def _middle(rows: Floats) -> Floats:
     return np.where(has_value, np.nanmedian(np.where(has_value, rows, 0.0), axis=0), np.nan)
 
 
+class KnownCause(Struct, frozen=True):
+    """A cause that is known without a replay, and when it was present, in Unix seconds. `goes_on`:
+    it lasts to the end of the period."""
+
+    from_s: float
+    to_s: float
+    cause: Cause
+    goes_on: bool = False
+
+    def holds(self, t_s: float) -> bool:
+        """Whether the cause was present at a time."""
+        return self.from_s <= t_s < self.to_s or (self.goes_on and t_s >= self.from_s)
+
+
 class FleetIncidents:
-    """The incidents of a report that fleet mode concludes. `left_out` is the number of suspect
-    spans that were not judged."""
+    """The causes in a period that fleet mode concludes.
+
+    `outages` are those of whole pools, by pool; `slow` those of engines that are slower than their
+    peers. `left_out` is the number of suspect spans that were not judged.
+    """
 
     def __init__(self, ranges: Ranges, config: FleetConfig, fleet: FleetEngines) -> None:
         self._ranges, self._config, self._fleet = ranges, config, fleet
-        self._outages: list[tuple[FleetSpan, Observed, FleetCause]] = []
-        self._slow: dict[Key, list[tuple[FleetSpan, FleetCause]]] = {}
+        self.outages: dict[str, list[KnownCause]] = {}
+        self.slow: dict[Key, list[KnownCause]] = {}
         self.left_out = 0
 
     def look(self, now: PeriodData) -> None:
@@ -293,10 +304,13 @@ class FleetIncidents:
             if observed is None:
                 continue
             if span.engine is None:
-                causes = vanished_causes(observed)
-                self._outages += [(span, observed, c) for c in causes if c.pool == span.pool]
+                causes = (row.cause for row in vanished_causes(observed) if row.pool == span.pool)
+                self.outages.setdefault(span.pool, []).extend(
+                    _known(span, cause, _last_seen_s(span, observed)) for cause in causes
+                )
             elif (cause := self._why_slow(span.engine, observed)) is not None:
-                self._slow.setdefault(span.engine.key, []).append((span, cause))
+                known = _known(span, cause, span.from_s)
+                self.slow.setdefault(span.engine.key, []).append(known)
 
     def _empty(self, now: PeriodData) -> list[FleetSpan]:
         fleet_pools = {engine.member.pool for engine in self._fleet.members}
@@ -323,73 +337,19 @@ class FleetIncidents:
                 self._ranges.problems.failed[f"replicas of {name}"] = exc
             return None
 
-    def _why_slow(self, engine: TierEngine, observed: Observed) -> FleetCause | None:
+    def _why_slow(self, engine: TierEngine, observed: Observed) -> Cause | None:
         """The cause that makes a replica slow. None if fleet mode finds no cause."""
         name = engine.member.name
         causes = {
-            cause.cause.id: cause
-            for cause in diagnose(observed, self._config.profile).causes
-            if name in cause.replicas
+            row.cause.id: row.cause
+            for row in diagnose(observed, self._config.profile).causes
+            if name in row.replicas
         }
         return next((causes[cause] for cause in SLOW_CAUSES if cause in causes), None)
 
-    def pools(self) -> Iterator[EnginePeriod]:
-        """Yields each outage of a pool as an incident of the pool."""
-        for span, observed, cause in self._outages:
-            engine = next(e for e in self._fleet.members if e.member.pool == span.pool)
-            yield EnginePeriod(
-                target=span.pool,
-                model=engine.member.model,
-                tier=engine.tier,
-                gpu=engine.gpu,
-                evidence=_evidence(engine.tier, cause),
-                held=[_held(span, cause, _last_seen_s(span, observed))],
-            )
 
-    def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
-        """The intervals in which an engine was slower than its peers, with their causes.
-
-        `others` are other intervals of the engine. An interval of `bad_node` is left out if it
-        overlaps one of `others` whose cause explains slow tokens.
-        """
-        intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
-        slow = [other for other in others if other.kind == "cause" and other.id in SLOWS_TOKENS]
-        return [
-            interval
-            for interval in intervals
-            if interval.id != "bad_node" or not any(_both_held(interval, other) for other in slow)
-        ]
-
-    def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
-        """A function that adds the evidence to an incident of an engine: the fleet's diagnosis if
-        fleet mode found the cause, else the result of `others`."""
-        documents = {
-            cause.cause.id: _document(cause) for _, cause in self._slow.get(engine.key, ())
-        }
-
-        def observed(episode: Episode, detailed: bool, /) -> EpisodeObserved:
-            by_others = others(episode, detailed)
-            document = documents.get(episode.cause, by_others.document)
-            return replace(by_others, document=document)
-
-        return observed
-
-
-def _held(span: FleetSpan, cause: FleetCause, start_s: float) -> Held:
-    """The interval in which a span's cause was present."""
-    return Held(
-        "cause",
-        cause.cause.id,
-        cause.cause.severity,
-        start_s,
-        None if span.goes_on else span.to_s,
-        span.to_s,
-        "" if span.goes_on else "ended",
-    )
-
-
-def _both_held(interval: Held, other: Held) -> bool:
-    return interval.start_s <= other.until_s and other.start_s <= interval.until_s
+def _known(span: FleetSpan, cause: Cause, from_s: float) -> KnownCause:
+    return KnownCause(from_s, span.to_s, replace(cause, since_s=from_s), span.goes_on)
 
 
 def _last_seen_s(span: FleetSpan, observed: Observed) -> float:
@@ -398,13 +358,3 @@ def _last_seen_s(span: FleetSpan, observed: Observed) -> float:
         row.seen_s for row in observed.gone if row.pool == span.pool and row.seen_s is not None
     ]
     return max(last_seen_s, default=span.from_s)
-
-
-def _evidence(tier: str, cause: FleetCause) -> Evidence:
-    """A function that returns the incident of a pool with the diagnosis of fleet mode."""
-    document = _document(cause)
-    return lambda episode, _detailed: EpisodeObserved(tier, cause.pool, "", episode, document)
-
-
-def _document(cause: FleetCause) -> Mapping[str, Any]:
-    return {"causes": [cause_document(cause.cause)]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kneewatch.agent.report.store_source import History
+from kneewatch.agent.report.history import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import RawCounters
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS

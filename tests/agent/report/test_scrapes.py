@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.agent.report.reader import target_observed
 from kneewatch.agent.report.series import runs
-from kneewatch.agent.report.store_source import target_observed
 from kneewatch.agent.store.records import Scrapes
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from kneewatch.agent.report.store_source import History
+from kneewatch.agent.report.history import History
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.scrape_history import Column
 from tests.agent.store.factories import COLUMNS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.store_source import NUMPY
+from kneewatch.agent.report.history import NUMPY
 from kneewatch.agent.store.chunks import (
     ChunkBody,
     CounterChunk,

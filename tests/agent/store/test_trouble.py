@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.store_source import History
+from kneewatch.agent.report.history import History
 from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect

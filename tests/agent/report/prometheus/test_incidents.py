@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kneewatch.agent.report.prometheus.fill import notices_of
 from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S
 from kneewatch.agent.report.prometheus.queries import QueryProblems
-from kneewatch.agent.report.prometheus.source import notices_of
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
 from tests.fleet_replica import ARRIVAL_PER_S, PREEMPTION_PER_S

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.report.prometheus.hourly_counters import added, tallies_of
+from kneewatch.agent.report.prometheus.hourly_counters import counted
 from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import (
@@ -23,7 +24,6 @@ from kneewatch.agent.report.prometheus.queries import (
     steps,
     unit_s,
 )
-from kneewatch.agent.report.prometheus.source import gauges_of
 from kneewatch.agent.report.prometheus.suspect_spans import (
     DOWN,
     PREEMPTING,
@@ -37,10 +37,20 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.series import Floats
+from kneewatch.agent.report.series import Floats, Increases, Signals, signal_spans
+from kneewatch.collector.scrape_history import Column
+from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
-from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
-from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, grid
+from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.reports.weekly.measures import (
+    KV_USAGE,
+    LEVELS,
+    PREEMPTIONS,
+    RUNNING,
+    WAITING,
+    add_levels,
+)
+from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, Level, grid
 from tests.diagnose.fleet.example_fleets import pod, shaped
 
 TO_S = 1_795_262_400.0
@@ -80,38 +90,80 @@ def row(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(values)
 
 
+EDGES_S = np.array([TO_S, TO_S + HOUR_S, TO_S + 2 * HOUR_S])
+
+
+def gained(rows: Mapping[tuple[str, str], Floats]) -> Increases:
+    """The counters of two hours, from their increases by part and group."""
+    columns = {Column(TTFT, (("group", group),), part): row for (part, group), row in rows.items()}
+    return Increases([counted(columns, EDGES_S[:-1], EDGES_S[1:])], restarts_s=())
+
+
 def test_a_histogram_has_the_buckets_of_its_hour() -> None:
-    buckets = {0.5: row(4.0, NAN), 1.0: row(3.9, 5.0), math.inf: row(6.0, 8.0)}
-    first, second = tallies_of(buckets, row(2.0, 9.0), 2)
+    first, second = gained(
+        {
+            ("0.5", "a"): row(4.0, NAN),
+            ("1.0", "a"): row(3.9, 5.0),
+            ("+Inf", "a"): row(6.0, 8.0),
+            ("sum", "a"): row(2.0, 9.0),
+        }
+    ).tallies(TTFT, EDGES_S)
     assert first is not None
     assert second is not None
     assert (first.bounds, first.counts) == ((0.5, 1.0, math.inf), (4.0, 4.0, 6.0))
     assert (second.bounds, second.counts, second.sum) == ((1.0, math.inf), (5.0, 8.0), 9.0)
-    assert tallies_of({}, row(0.0), 1) == [None]
-    assert tallies_of({0.5: row(1.0)}, row(1.0), 1) == [None], "without +Inf nothing is whole"
+    assert gained({}).tallies(TTFT, EDGES_S) == [None, None]
+    partly = gained({("0.5", "a"): row(1.0, 1.0)})
+    assert partly.tallies(TTFT, EDGES_S) == [None, None], "without +Inf nothing is whole"
 
 
-def test_rows_are_added_and_what_nobody_knows_is_not_nothing() -> None:
-    whole = added([row(1.0, NAN, NAN), row(2.0, 3.0, NAN)], 3)
-    assert whole.tolist()[:2] == [3.0, 3.0]
-    assert math.isnan(whole[2])
+def test_groups_are_added_and_a_group_that_is_not_there_gains_nothing() -> None:
+    both = gained({("count", "a"): row(1.0, NAN), ("count", "b"): row(2.0, 3.0)})
+    increase = both.between((TTFT, "count"), EDGES_S)
+    assert increase is not None
+    assert increase.tolist() == [3.0, 3.0]
+    later = gained({("count", "a"): row(NAN, 4.0), ("count", "b"): row(NAN, 3.0)})
+    assert later.times.tolist() == [pytest.approx(EDGES_S[1]), EDGES_S[2]]
+    increase = later.between((TTFT, "count"), EDGES_S)
+    assert increase is not None
+    assert increase.tolist() == [0.0, 7.0]
+
+
+def test_a_step_with_a_restart_gains_what_the_server_says() -> None:
+    steps_s = np.arange(TO_S, TO_S + 360.0, 60.0, dtype=np.float64)
+    column = Column(PREEMPTIONS, ())
+    restart_s = TO_S + 150.0
+    parts = [counted({column: row(3, 3, 5, 2, 2)}, steps_s[:-1], steps_s[1:], [restart_s])]
+    increases = Increases(parts, restarts_s=[restart_s])
+    increase = increases.between((PREEMPTIONS, ""), steps_s)
+    assert increase is not None
+    assert increase.tolist() == [3.0, 3.0, 5.0, 2.0, 2.0]
 
 
 def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
-    period = grid(TO_S - 2 * HOUR_S, TO_S, "UTC")
-    at = steps(period, HOUR_S)
-    rows: dict[str, Rows] = {
-        RUNNING: {("a",): row(2.0, NAN), ("b",): row(10.0, 0.0)},
-        WAITING: {("b",): row(0.0, 0.0)},
-        KV_USAGE: {("b",): row(0.5, 0.1)},
-    }
-    gauges = gauges_of(period, at, [("a",), ("b",)], rows)
-    first, second = (levels[RUNNING] for levels in gauges.levels)
+    def levels(begins_s: Floats, **known: Floats) -> list[dict[str, Level]]:
+        keys = dict.fromkeys((*LEVELS, *POINT_SIGNALS))
+        values = {key: known.get(key, np.full(len(begins_s), NAN)) for key in keys}
+        values["running_avg"] = known[RUNNING]
+        spans = signal_spans(Signals(begins_s, values, HOUR_S), EDGES_S)
+        watched.append(spans.watched_s.tolist())
+        idle.append(spans.idle_s.tolist())
+        return [*spans.levels]
+
+    watched: list[list[float]] = []
+    idle: list[list[float]] = []
+    sums = levels(EDGES_S[:1], running=row(2.0))
+    other = levels(
+        EDGES_S[:2], running=row(10.0, 0.0), waiting=row(0.0, 0.0), kv_usage_ratio=row(0.5, 0.1)
+    )
+    for hour, more in zip(sums, other, strict=True):
+        add_levels(hour, more)
+    first, second = (hour[RUNNING] for hour in sums)
     assert (first.mean, first.high, first.top, first.known_s) == (6.0, 10.0, 10.0, 7200.0)
     assert (second.mean, second.known_s) == (0.0, 3600.0)
-    assert gauges.watched_s.tolist() == [[3600.0, 0.0], [3600.0, 3600.0]]
-    assert gauges.idle_s.tolist() == [[0.0, 0.0], [0.0, 3600.0]]
-    assert [KV_USAGE + SERVING in levels for levels in gauges.levels] == [True, False]
+    assert watched == [[3600.0, 0.0], [3600.0, 3600.0]]
+    assert idle == [[0.0, 0.0], [0.0, 3600.0]]
+    assert [KV_USAGE + SERVING in hour for hour in sums] == [True, False]
 
 
 def test_a_gpu_is_its_pods_before_its_nodes() -> None:

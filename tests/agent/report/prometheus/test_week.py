@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.report.prometheus.source import METHODS
+from kneewatch.agent.report.prometheus.fill import METHODS
 from kneewatch.agent.report.schedule import ReportJob
 from kneewatch.agent.settings.effective import load
 from kneewatch.agent.store.database import connect

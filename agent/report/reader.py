@@ -1,0 +1,349 @@
+"""Builds the input of a report from a history: one engine after another, so that memory holds the
+numbers of one engine at a time. I/O edge.
+
+The history is the daemon's store, or one that was filled from a metrics system. The conclusions are
+drawn here for both: which intervals form one incident, which incidents get evidence, and which
+engines form a tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kneewatch.agent.report.history import EngineHistory, History, Member, seen
+from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportRequest
+from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
+from kneewatch.agent.store.records import Scrapes
+from kneewatch.reports.weekly.figures import Gap
+from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
+from kneewatch.reports.weekly.measures import add_levels
+from kneewatch.reports.weekly.observed import (
+    HOUR_S,
+    Configured,
+    EngineObserved,
+    Episode,
+    EpisodeObserved,
+    Grid,
+    Held,
+    Level,
+    Observed,
+    Recommended,
+    Span,
+    TargetObserved,
+    TierObserved,
+    TierTotals,
+)
+from kneewatch.rules.rule import WORDS
+
+AROUND_S = 600.0
+"""Seconds before and after an incident for which its signals are shown."""
+
+SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running")
+SHOWN_MOST = 4
+CITED_MOST = 2
+"""Number of signals that are shown for an incident. They are the first ones that its cause cites,
+then the usual ones."""
+
+NOTHING_READ = "every signal"
+
+LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
+"""Positions within an incident (0-1) at which the stored diagnosis is looked up."""
+
+DETAILED_MOST = 200
+"""Maximum number of incidents per engine for which the diagnosis is read; the worst ones are
+chosen."""
+
+SEVERITY = {word: severity for severity, word in WORDS.items()}
+
+
+class _Hours(Struct):
+    """The engines of a tier in one period, and the gauges of all of them by hour."""
+
+    engines: list[EngineObserved] = field(default_factory=list[EngineObserved])
+    levels: list[dict[str, Level]] = field(default_factory=list[dict[str, Level]])
+
+    def add(self, engine: EngineObserved) -> None:
+        """Add an engine. Its gauges are merged at once: those of a thousand engines would fill the
+        memory."""
+        self.levels = self.levels or [{} for _ in engine.spans]
+        for sums, span in zip(self.levels, engine.spans, strict=True):
+            add_levels(sums, span.levels)
+        self.engines.append(
+            replace(engine, spans=[replace(span, levels={}) for span in engine.spans])
+        )
+
+    def totals(self, totals: TierTotals) -> TierTotals:
+        """The totals of the tier, with the gauges of its engines."""
+        counted = totals.spans or [Span() for _ in self.levels]
+        spans = [
+            replace(span, levels=levels)
+            for span, levels in zip(counted, self.levels, strict=bool(self.levels))
+        ]
+        return TierTotals(spans, totals.minutes)
+
+
+class _TierEngines(Struct):
+    """The engines of one tier. The tier's model and GPU are those of `first`."""
+
+    first: Member
+    now: _Hours = field(default_factory=_Hours)
+    before: _Hours = field(default_factory=_Hours)
+
+
+class PeriodReader:
+    """Reads the data of a report from a history."""
+
+    def __init__(self, history: History, request: ReportRequest, progress: ReportProgress) -> None:
+        """Find the requested engines.
+
+        Raises:
+            SettingsError: a requested target or tier does not exist.
+        """
+        self._history, self._request, self._progress = history, request, progress
+        self._members = history.members(request)
+        self._targets = [*dict.fromkeys(member.engine.target for member in self._members)]
+        self._steps = len(self._members) + len(self._targets)
+        self._tiers: dict[str, _TierEngines] = {}
+        self._incidents: list[EpisodeObserved] = []
+        self._recommended: list[Recommended] = []
+        self._configured: list[Configured] = []
+
+    def read(self) -> Observed:
+        """The data of both periods.
+
+        Raises:
+            KneewatchError: the history cannot be read.
+        """
+        for done, member in enumerate(self._members):
+            self._progress(done, self._steps)
+            self._engine(member)
+        targets = list(self._scraped())
+        request, remarks = self._request, self._history.remarks()
+        return Observed(
+            grid=request.grid,
+            before_grid=request.before,
+            source=self._history.name,
+            tiers=[self._tier(tier, self._tiers[tier]) for tier in sorted(self._tiers)],
+            episodes=sorted(self._incidents, key=lambda incident: incident.episode.start_s),
+            recommended=sorted(self._recommended, key=lambda advice: advice.first_s),
+            configured=sorted(self._configured, key=lambda change: change.t_s),
+            targets=targets,
+            filters=(
+                *(f"target {name}" for name in request.targets),
+                *(f"tier {name}" for name in request.tiers),
+                *remarks.filters,
+            ),
+            notices=remarks.notices,
+            notes=remarks.notes,
+            methods=remarks.methods,
+            partial=remarks.partial,
+        )
+
+    def _engine(self, member: Member) -> None:
+        """Read one engine in both periods: its figures, incidents, advice and configurations."""
+        history, engine, request = self._history, member.engine, self._request
+        tier = self._tiers.setdefault(member.tier, _TierEngines(member))
+        grid, before = request.grid, request.before
+        if member.counts and before is not None and seen(engine, before.from_s, before.to_s):
+            numbers = history.numbers(engine, before, request.window_s)
+            tier.before.add(numbers.observed({}, {}, curve=False))
+        if not seen(engine, grid.from_s, grid.to_s):
+            return
+        numbers = history.numbers(engine, grid, request.window_s)
+        changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
+        if member.counts:
+            config: Mapping[str, str] = changes[-1].after if changes else {}
+            tier.now.add(numbers.observed(config, unknown_of(member.document), curve=True))
+        self._incidents += self._episodes(member, numbers)
+        self._recommended += _recommended(history, member, grid)
+        self._configured += [
+            Configured(
+                change.t_s, engine.target, engine.engine, change.before, change.after,
+                change.restart,
+            )
+            for change in changes
+            if change.t_s >= grid.from_s
+        ]  # fmt: skip
+
+    def _episodes(self, member: Member, numbers: EngineHistory) -> list[EpisodeObserved]:
+        """The incidents of an engine. The worst DETAILED_MOST of them include their diagnosis."""
+        grid = self._request.grid
+        intervals = self._history.intervals(
+            from_s=grid.from_s - BRIDGED_S,
+            to_s=grid.to_s,
+            engine_id=member.engine.id,
+            kinds=("stage", "cause"),
+        )
+        held = [
+            Held(row.kind, row.id, row.severity, row.start_s, row.end_s, row.last_s, row.ended)
+            for row in intervals
+        ]
+        incidents = episodes(held, from_s=grid.from_s, to_s=grid.to_s)
+        worst = sorted(
+            incidents, key=lambda episode: (-episode.severity, episode.start_s - episode.until_s)
+        )
+        detailed = {id(episode) for episode in worst[:DETAILED_MOST]}
+        return [
+            self._observed(member, numbers, episode, detailed=id(episode) in detailed)
+            for episode in incidents
+        ]
+
+    def _observed(
+        self, member: Member, numbers: EngineHistory, episode: Episode, *, detailed: bool
+    ) -> EpisodeObserved:
+        """An incident with its signals, and counts during the incident and in the hour before.
+        With `detailed`, it includes its diagnosis."""
+        history, engine, grid = self._history, member.engine, self._request.grid
+        document = _document(history, engine.id, episode) if detailed else None
+        start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
+        edges_s = np.array([start_s - HOUR_S, start_s, until_s])
+        hour_before, during = spans_of(numbers.signals, numbers.increases, edges_s)
+        closely = history.closely(numbers, episode)
+        if closely is not numbers:
+            (during,) = spans_of(closely.signals, closely.increases, edges_s[1:])
+        around = history.signal_arrays(
+            engine.id,
+            shown(episode, document),
+            from_s=max(start_s - AROUND_S, grid.from_s),
+            to_s=min(until_s + AROUND_S, grid.to_s),
+        )
+        return EpisodeObserved(
+            tier=member.tier,
+            target=engine.target,
+            engine=engine.engine,
+            episode=episode,
+            document=document,
+            during=during,
+            hour_before=hour_before,
+            series={
+                key: (around.times.tolist(), values.tolist())
+                for key, values in around.values.items()
+            },
+        )
+
+    def _scraped(self) -> Iterator[TargetObserved]:
+        """The scrapes, failures and gaps of each target since it was first seen."""
+        grid = self._request.grid
+        for done, target in enumerate(self._targets, len(self._members)):
+            self._progress(done, self._steps)
+            firsts_s = (m.engine.first_s for m in self._members if m.engine.target == target)
+            from_s = max(grid.from_s, min(firsts_s))
+            if from_s < grid.to_s:
+                scrapes = self._history.scrapes(target, from_s=from_s, to_s=grid.to_s)
+                yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
+        self._progress(self._steps, self._steps)
+
+    def _tier(self, tier: str, engines: _TierEngines) -> TierObserved:
+        now, before = self._history.totals(tier)
+        return TierObserved(
+            id=tier,
+            model=engines.first.engine.model or UNNAMED,
+            gpu=engines.first.gpu,
+            stated=self._request.stated(engines.first.engine.target),
+            engines=engines.now.engines,
+            before=engines.before.engines,
+            totals=engines.now.totals(now),
+            totals_before=engines.before.totals(before),
+        )
+
+
+def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
+    """The stored diagnosis in which the cause of the incident is worst. None if no diagnosis was
+    stored."""
+    best: dict[str, Any] | None = None
+    best_rank = (-1, 0.0)
+    own = [interval for interval in episode.causes if interval.id == episode.cause] or [
+        *episode.stages
+    ]
+    longest = max(
+        own, key=lambda interval: (interval.severity, interval.until_s - interval.start_s)
+    )
+    for look in LOOKS:
+        at_s = longest.start_s + look * (longest.until_s - longest.start_s)
+        document = history.document(engine_id, at_s)
+        for cause in document["causes"] if document else ():
+            rank = int(SEVERITY[cause["severity"]]), float(cause["confidence"])
+            if cause["id"] == episode.cause and rank > best_rank:
+                best, best_rank = document, rank
+        if best_rank[0] >= longest.severity:
+            break
+    return best
+
+
+def _recommended(history: History, member: Member, grid: Grid) -> list[Recommended]:
+    engine = member.engine
+    rows = history.recommendations(from_s=grid.from_s, to_s=grid.to_s, engine_id=engine.id)
+    return [
+        Recommended(
+            tier=member.tier,
+            target=engine.target,
+            engine=engine.engine,
+            document=row.document,
+            outcome=row.outcome,
+            first_s=row.first_s,
+            last_s=row.last_s,
+            applied_s=row.applied_s,
+            predicted=row.predicted,
+            measured=row.measured,
+        )
+        for row in rows
+    ]
+
+
+def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The signals to show for an incident. TTFT is always shown, because it determines which
+    requests were late."""
+    causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
+    cited = [
+        str(item["signal"])
+        for cause in causes
+        if cause["id"] == episode.cause and episode.kind != "cascade"
+        for item in cause["evidence"][:CITED_MOST]
+    ]
+    return tuple(dict.fromkeys((SHOWN[0], *cited, *SHOWN)))[:SHOWN_MOST]
+
+
+def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
+    """The signals that a diagnosis lacks, each with the reason."""
+    lines: Sequence[str] = document["unknown"] if document else ()
+    pairs = (line.partition(": ") for line in lines)
+    return {key: why for key, _, why in pairs if why and key != NOTHING_READ}
+
+
+# --- Scrapes of a target: failures and gaps -------------------------------------------------------
+
+
+def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
+    """The scrapes, failures and gaps of a target.
+
+    `from_s` is the start of the period. If the target was first scraped later, `from_s` is the time
+    of that scrape, so that the time before it is no gap.
+    """
+    times = np.asarray(scrapes.times)
+    places = np.flatnonzero(in_order(times))
+    times, failed = times[places], np.isin(places, list(scrapes.failed))
+    usual_s, gap = usual_step_s(times), gap_s(times)
+    # A failure lasts until the next scrape; a row of failures has the reason of the first.
+    ends = np.append(times[1:], times[-1:] + usual_s)
+    unread = [
+        Gap(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
+        for run in runs(failed)
+    ]
+    bounds = np.concatenate(([from_s], times, [to_s]))
+    for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
+        unread.append(Gap(float(bounds[at]), float(bounds[at + 1]), ""))
+    unread.sort(key=lambda gap: gap.from_s)
+    lost_s = sum(gap.to_s - gap.from_s for gap in unread)
+    return TargetObserved(
+        target=target,
+        scrapes=len(times),
+        failed=int(failed.sum()),
+        interval_s=usual_s or None,
+        watched_s=max(to_s - from_s - lost_s, 0.0) if len(times) else 0.0,
+        unread=unread,
+    )

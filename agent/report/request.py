@@ -1,0 +1,140 @@
+"""What a report covers: its periods, targets and tiers, and what the settings state of them. I/O
+edge: settings may name files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from msgspec import Struct
+
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import PROFILE_SETTING, named_profile, stated
+from kneewatch.agent.targets import table_specs
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.deployment.deployment import deployment
+from kneewatch.diagnose.sizing.plan.plan_result import (
+    average_requests_per_s,
+    call_lengths,
+    planned_peak_per_s,
+)
+from kneewatch.reports.weekly.figures import Method
+from kneewatch.reports.weekly.observed import (
+    Grid,
+    TierStated,
+    WorkloadStated,
+)
+from kneewatch.rules.rule import WINDOW_S
+
+# --- What a report covers: period, targets, tiers, and what the settings state of them ------------
+
+
+UNNAMED = "unknown model"
+LISTED_MOST = 20
+
+
+class ReportRequest(Struct, frozen=True):
+    """What a report covers. Empty `tiers` or `targets` mean all."""
+
+    grid: Grid
+    before: Grid | None
+    stated: Callable[[str], TierStated]
+    targets: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    window_s: float = WINDOW_S
+
+
+def tier_name(model: str, tier: str, gpu: str) -> str:
+    """The name of a tier in the report: its `tier` label with the model; without the label, the
+    model and GPU."""
+    model = model or UNNAMED
+    if tier:
+        return tier if model in tier else f"{model} on {tier}"
+    return f"{model}@{gpu}" if gpu else model
+
+
+def check_names(
+    kind: str, requested: Sequence[str], existing: Iterable[str], place: str, listed: Iterable[str]
+) -> None:
+    """Check that all names given by `--target` or `--tier` exist.
+
+    Raises:
+        SettingsError: a name does not exist; the message lists the first names of `listed`.
+    """
+    names = set(existing)
+    for name in requested:
+        if name not in names:
+            some = ", ".join(sorted(set(listed))[:LISTED_MOST]) or "none"
+            raise SettingsError(f"--{kind} {name}: no such {kind} in {place}; it has {some}")
+
+
+# --- What the settings state about each target. I/O edge: settings may name files -----------------
+
+
+def stated_of(settings: Settings) -> Callable[[str], TierStated]:
+    """A function from a target's name to the settings of its tier. They come from the target's own
+    table if it has one, else from the general settings.
+
+    Raises:
+        SettingsError: a model, GPU, file or table is not valid.
+    """
+    own = {spec.name: spec.settings for spec in table_specs(settings)}
+    cached = cache(_stated)
+    cached(settings)  # fail on invalid settings before anything is read
+    return lambda target: cached(own.get(target, settings))
+
+
+def _stated(settings: Settings) -> TierStated:
+    deployment_stated = stated(settings)
+    profile = settings.profile(stated=deployment_stated)
+    price, source = settings["usd_per_gpu_hour"], "stated (usd_per_gpu_hour)"
+    if price is None and deployment_stated.gpu is not None:
+        price, source = (
+            deployment_stated.gpu.usd_per_hour,
+            f"the catalogue's price of {deployment_stated.gpu.id}",
+        )
+    return TierStated(
+        targets=profile.targets,
+        gpus=settings["gpus"] or deployment({}, deployment_stated).gpus,
+        usd_per_gpu_hour=price,
+        price_source=source if price is not None else "",
+        benchmark_ttft_p99_s=settings["benchmark.ttft_p99_s"],
+        benchmark_gpu_ratio=settings["benchmark.gpu_ratio"],
+        stated=deployment_stated,
+        workload=_workload(settings),
+        rules=profile.rules(),
+    )
+
+
+def _workload(settings: Settings) -> WorkloadStated | None:
+    """The workload of the setting `report.profile`, else that of `profile`. None if neither
+    is set."""
+    key = PROFILE_SETTING if settings["report.profile"] is None else "report.profile"
+    profile = named_profile(settings, key)
+    if profile is None:
+        return None
+    lengths = call_lengths(profile.lengths, profile.session)
+    return WorkloadStated(
+        input_mean_tokens=lengths.mean_input_tokens,
+        # Of a session only the last call's length is known, not the distribution over all calls.
+        input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
+        output_mean_tokens=lengths.mean_output_tokens,
+        output_p95_tokens=float(lengths.output_p95_tokens),
+        average_requests_per_s=average_requests_per_s(profile),
+        peak_requests_per_s=planned_peak_per_s(profile),
+    )
+
+
+ReportProgress = Callable[[int, int], None]
+"""Called with the number of steps done and the total number of steps."""
+
+
+class Remarks(Struct, frozen=True):
+    """A source's remarks on its data. The fields are those of `Observed`; `filters` are added to
+    the filters of the request."""
+
+    filters: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
+    partial: bool = False
