@@ -22,7 +22,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
-from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch

@@ -8,10 +8,10 @@ from msgspec import Struct, field
 
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
-from kneewatch.diagnose.measured_degrees import Comparison
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES, slo_rules

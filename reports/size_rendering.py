@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range

@@ -33,7 +33,7 @@ from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector,
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.gpu import GpuMonitor
-from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import span
 
 log = logging.getLogger(__name__)

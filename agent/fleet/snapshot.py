@@ -44,7 +44,7 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import router_queries, routers_of
-from kneewatch.diagnose.gpu_state import GpuState, XidSeen
+from kneewatch.diagnose.values import GpuState, XidSeen
 from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import Severity
 

@@ -26,7 +26,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 )
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu_state import GpuReading
+from kneewatch.diagnose.values import GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.probe import Liveness

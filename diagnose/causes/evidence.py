@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.gpu_state import GpuState
-from kneewatch.diagnose.learned_knee import LearnedKnee
+from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.lengths import Departure, Drift, LiveWorkload
-from kneewatch.diagnose.measured_degrees import Comparison
-from kneewatch.diagnose.values import AdapterUse
+from kneewatch.diagnose.values import AdapterUse, GpuState
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity

@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
-from kneewatch.diagnose.gpu_state import GpuState
+from kneewatch.diagnose.values import GpuState
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal

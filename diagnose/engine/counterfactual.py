@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence, Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
-from kneewatch.diagnose.gpu_state import GpuState
+from kneewatch.diagnose.values import GpuState
 
 CLOCK = "gpu_sm_clock_ratio"
 CLOCKS = ("gpu_sm_clock_hz", "gpu_sm_clock_most_hz")

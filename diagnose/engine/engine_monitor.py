@@ -15,7 +15,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
 from kneewatch.diagnose.engine.judge import Catalogue, Judge
 from kneewatch.diagnose.engine.reader import EngineReader
-from kneewatch.diagnose.gpu_state import GpuReading
+from kneewatch.diagnose.values import GpuReading
 from kneewatch.rules.rule import LONG_WINDOWS
 
 VANISHED_KEPT_S = 3600.0

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
+from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
@@ -37,7 +38,6 @@ from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift, LiveWorkload
-from kneewatch.diagnose.measured_degrees import Comparison
 from kneewatch.diagnose.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.values import PREFILL_SILENCE, STALL, Signals, Values

@@ -16,7 +16,6 @@ from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 from kneewatch.diagnose.learned.derived_signals import (
     ABORTED,
     BLANK,
@@ -27,7 +26,14 @@ from kneewatch.diagnose.learned.derived_signals import (
 )
 from kneewatch.diagnose.learned.length_drift import FEW
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, METRICS
-from kneewatch.diagnose.values import AdapterUse, Histogram, RequestCounts, Values
+from kneewatch.diagnose.values import (
+    NO_GPUS,
+    AdapterUse,
+    GpuReading,
+    Histogram,
+    RequestCounts,
+    Values,
+)
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import (
     OF_REQUESTS,

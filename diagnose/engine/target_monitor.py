@@ -21,7 +21,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
-from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:

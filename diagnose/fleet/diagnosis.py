@@ -8,6 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -30,7 +31,6 @@ from kneewatch.diagnose.fleet.routers import router_faults
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, engine_causes, middle, spread
 from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
-from kneewatch.diagnose.measured_degrees import ALIKE, FAR_BELOW
 from kneewatch.diagnose.ranking import CAUSES, is_under, with_explained
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing

@@ -12,8 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.gpu_state import GpuState
-from kneewatch.diagnose.values import Histogram
+from kneewatch.diagnose.values import GpuState, Histogram
 from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from kneewatch.diagnose.learned_knee import STEPS_PER_DOUBLING, LearnedKnee, Range
+from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})

@@ -6,9 +6,9 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import Comparison, Degree
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.measured_degrees import Comparison, Degree
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import (

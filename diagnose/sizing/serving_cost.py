@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kneewatch.diagnose.measured_degrees import Degree, Unit
+from kneewatch.diagnose.capacity import Degree, Unit
 from kneewatch.diagnose.sizing.arithmetic import Step
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.rules.facts import Targets

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from kneewatch.diagnose.capacity import LearnedKnee, Range
 from kneewatch.diagnose.learned.knee import POINTS_KEPT, POINTS_MIN, CurveLearner, Point, step_of
-from kneewatch.diagnose.learned_knee import LearnedKnee, Range
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.measures import TierPeriod
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kneewatch.diagnose.learned_knee import Range
+from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import FlagChange, Spark, Trend
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.learned_knee import LearnedKnee, Range
+from kneewatch.diagnose.capacity import LearnedKnee, Range
 from kneewatch.diagnose.lengths import Departure, Drift, Point
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity

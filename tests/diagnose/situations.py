@@ -8,15 +8,14 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
-from kneewatch.diagnose.gpu_state import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
-from kneewatch.diagnose.learned_knee import LearnedKnee
 from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, Drift, LiveWorkload, Point
-from kneewatch.diagnose.measured_degrees import Comparison
 from kneewatch.diagnose.ranking import conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
+from kneewatch.diagnose.values import GpuState, XidSeen
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import NO_TARGETS, Moment, Targets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import ordered
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 

@@ -7,10 +7,10 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import LearnedKnee, Range
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.learned_knee import LearnedKnee, Range
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.facts import Targets

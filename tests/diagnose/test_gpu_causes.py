@@ -12,13 +12,13 @@ from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import Gpus
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.xid_errors import TABLE, XIDS
+from kneewatch.diagnose.causes.gpu_faults import TABLE, XIDS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor, whole_page
-from kneewatch.diagnose.gpu_state import GpuReading, XidSeen
 from kneewatch.diagnose.ranking import ranked
+from kneewatch.diagnose.values import GpuReading, XidSeen
 from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.collector.name_pages import recorded

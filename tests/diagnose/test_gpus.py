@@ -7,7 +7,7 @@ import pytest
 from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import Gpus
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
-from kneewatch.diagnose.gpu_state import GpuReading
+from kneewatch.diagnose.values import GpuReading
 from tests.collector.dcgm_pages import Pages, body, labels, node
 
 T_S = 1_800_000_000.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, ordered, point_of, refuse
 
 ACCEPTED = (

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.rules.formatting import figure, percent, plural
 

@@ -8,15 +8,8 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, Comparison, Degree, Unit, alike
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.measured_degrees import (
-    FAR_BELOW,
-    BenchmarkPoint,
-    Comparison,
-    Degree,
-    Unit,
-    alike,
-)
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,

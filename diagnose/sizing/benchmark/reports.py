@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.csv_tables import aiperf_metrics, is_aiperf, table_points
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,

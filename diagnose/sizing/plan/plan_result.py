@@ -14,13 +14,13 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.lengths import Part as DriftPart
 from kneewatch.diagnose.lengths import Point as DriftPoint
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point

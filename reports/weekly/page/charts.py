@@ -9,7 +9,7 @@ from itertools import groupby
 from markupsafe import Markup
 from msgspec import Struct
 
-from kneewatch.diagnose.learned_knee import Range
+from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import Spark
 from kneewatch.reports.weekly.page.formatting import WEEKDAYS, Calendar, with_unit
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw, path

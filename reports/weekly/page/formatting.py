@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from kneewatch.diagnose.learned_knee import Range
+from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 from kneewatch.rules.formatting import duration, number, percent, plural, span

@@ -30,6 +30,7 @@ from kneewatch.agent.store.records import (
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.diagnose.capacity import LearnedKnee
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -40,7 +41,6 @@ from kneewatch.diagnose.learned.knee import (
     StepTimes,
     same_launch,
 )
-from kneewatch.diagnose.learned_knee import LearnedKnee
 from kneewatch.rules.facts import Targets
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon

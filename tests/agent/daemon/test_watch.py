@@ -17,7 +17,7 @@ from kneewatch.agent.daemon.node_gpus import UsedGpus
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.gpu_state import GpuReading
+from kneewatch.diagnose.values import GpuReading
 from tests.agent.daemon.factories import Kept, settings, target, watch
 from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url

@@ -19,7 +19,7 @@ from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.gpu_state import GpuReading
+from kneewatch.diagnose.values import GpuReading
 from tests.agent.server.test_facts_in_use import PAGES, TYPE
 from tests.collector.fake_nvml import DRIVER_NOT_LOADED, FakeDriver, FakeGpu, driver_module
 from tests.collector.nvml_nodes import A100

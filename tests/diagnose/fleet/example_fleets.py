@@ -19,8 +19,7 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import RouterState
-from kneewatch.diagnose.gpu_state import GpuState
-from kneewatch.diagnose.values import Histogram
+from kneewatch.diagnose.values import GpuState, Histogram
 
 USUAL: Mapping[str, float] = {
     "running": 8.0,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, Comparison
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.measured_degrees import FAR_BELOW, BenchmarkPoint, Comparison
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.diagnose.sizing.serving_cost import scaling

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.measured_degrees import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
     knee,

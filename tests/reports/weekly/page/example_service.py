@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kneewatch.diagnose.learned_knee import Range
+from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import Spark, Trend
 from kneewatch.reports.weekly.tier_sections import (
     BenchmarkCheck,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from kneewatch.diagnose.learned_knee import Range
+from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.page import formatting
