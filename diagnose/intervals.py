@@ -57,6 +57,32 @@ class Condition(Struct, frozen=True):
     since_s: float
 
 
+class Interval(Struct, frozen=True):
+    """A time during which an engine had a stage, a cause or a health, as it is stored.
+
+    `kind` is stage, cause or health. `id` is the number of the stage as text, the id of the cause,
+    or the word for the health. `severity` is the worst during the interval. `end_s` is None while
+    the interval is open. `last_s` is the last time at which it was observed. `ended` is "ended",
+    "restarted" (the engine was replaced), "unwatched" (not scraped, or the page could not be read),
+    or "" while the interval is open. `engine_id` is the engine's number in the store.
+    """
+
+    kind: str
+    id: str
+    severity: Severity
+    start_s: float
+    end_s: float | None
+    last_s: float
+    ended: str
+    engine_id: int = 0
+
+    @property
+    def until_s(self) -> float:
+        """End of the interval in Unix seconds. If it is open, the time at which it was last
+        observed."""
+        return self.last_s if self.end_s is None else self.end_s
+
+
 class Verdict(Struct, frozen=True):
     """The parts of a diagnosis that intervals are made from.
 

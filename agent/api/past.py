@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import Interval, Series, StoredEngine
+from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
-from kneewatch.diagnose.intervals import UNWATCHED
+from kneewatch.diagnose.intervals import UNWATCHED, Interval
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.formatting import clock, date, moment, span
 

@@ -12,9 +12,10 @@ from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.past import History, history_reach
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.store.records import Interval, StoredEngine
+from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
 from kneewatch.reports.triage.view_model import (
     SINCE,

@@ -29,7 +29,6 @@ from kneewatch.reports.weekly.observed import (
     Episode,
     EpisodeObserved,
     Grid,
-    Held,
     Level,
     Observed,
     Recommended,
@@ -179,11 +178,7 @@ class PeriodReader:
             engine_id=member.engine.id,
             kinds=("stage", "cause"),
         )
-        held = [
-            Held(row.kind, row.id, row.severity, row.start_s, row.end_s, row.last_s, row.ended)
-            for row in intervals
-        ]
-        incidents = episodes(held, from_s=grid.from_s, to_s=grid.to_s)
+        incidents = episodes(intervals, from_s=grid.from_s, to_s=grid.to_s)
         worst = sorted(
             incidents, key=lambda episode: (-episode.severity, episode.start_s - episode.until_s)
         )

@@ -30,7 +30,6 @@ from kneewatch.agent.store.records import (
     KINDS,
     ConfigChange,
     DiagnosisLookup,
-    Interval,
     Scrapes,
     Series,
     StoredEngine,
@@ -46,7 +45,7 @@ from kneewatch.agent.store.stored_series import (
     read_signals,
 )
 from kneewatch.collector.errors import StoreError
-from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, away_s
+from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.rules.rule import Severity
 
 
@@ -270,7 +269,7 @@ class Reader:
                 (to_s, from_s, engine_id, engine_id, *kinds),
             ).fetchall()
         return [
-            Interval(engine, kind, name, Severity(worst), start_s, end_s, last_s, ended)
+            Interval(kind, name, Severity(worst), start_s, end_s, last_s, ended, engine)
             for engine, kind, name, worst, start_s, end_s, last_s, ended in rows
         ]
 

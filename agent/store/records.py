@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
@@ -84,26 +83,6 @@ class Series(Struct, frozen=True):
 
     times: array[float]
     values: Mapping[str, array[float]]
-
-
-class Interval(Struct, frozen=True):
-    """A time during which an engine had a stage, a cause or a health.
-
-    `kind` is stage, cause or health. `id` is the number of the stage as text, the id of the cause,
-    or the word for the health. `severity` is the worst during the interval. `end_s` is None while
-    the interval is open. `last_s` is the last time at which it was observed. `ended` is "ended",
-    "restarted" (the engine was replaced), "unwatched" (not scraped, or the page could not be read),
-    or "" while the interval is open.
-    """
-
-    engine_id: int
-    kind: str
-    id: str
-    severity: Severity
-    start_s: float
-    end_s: float | None
-    last_s: float
-    ended: str
 
 
 class DiagnosisLookup(Struct, frozen=True):

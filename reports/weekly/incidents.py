@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.causes.evidence import Evidence
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
@@ -19,7 +20,6 @@ from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Episode,
     EpisodeObserved,
-    Held,
     Recommended,
     TierStated,
 )
@@ -82,8 +82,8 @@ class _Group(Struct):
     """Intervals that belong to the same incident."""
 
     cause: str
-    held: list[Held]
-    stages: list[Held] = field(default_factory=list[Held])
+    held: list[Interval]
+    stages: list[Interval] = field(default_factory=list[Interval])
 
     @property
     def start_s(self) -> float:
@@ -99,7 +99,7 @@ class _Group(Struct):
         return max(interval.severity for interval in (*self.held, *self.stages))
 
 
-def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[Episode]:
+def episodes(intervals: Sequence[Interval], *, from_s: float, to_s: float) -> list[Episode]:
     """The incidents of one engine that overlap [from_s, to_s), sorted by start."""
     stages = sorted((interval for interval in intervals if interval.kind == "stage"), key=_by_start)
     causes = sorted((interval for interval in intervals if interval.kind == "cause"), key=_by_start)
@@ -115,7 +115,7 @@ def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[E
     return sorted(inside, key=lambda episode: (episode.start_s, episode.cause))
 
 
-def _cascades(stages: Sequence[Held]) -> list[_Group]:
+def _cascades(stages: Sequence[Interval]) -> list[_Group]:
     """Preemption cascades. A pause of up to CASCADE_BRIDGED_S seconds does not end a cascade."""
     groups: list[_Group] = []
     for stage in stages:
@@ -128,7 +128,7 @@ def _cascades(stages: Sequence[Held]) -> list[_Group]:
     return groups
 
 
-def _causes(causes: Sequence[Held]) -> list[_Group]:
+def _causes(causes: Sequence[Interval]) -> list[_Group]:
     """The intervals grouped by cause. If a cause returns within BRIDGED_S seconds, it stays in the
     same group."""
     newest: dict[str, _Group] = {}
@@ -174,7 +174,7 @@ def _belongs(group: _Group, other: _Group) -> bool:
     return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
 
 
-def _episode(group: _Group, stages: Sequence[Held]) -> Episode:
+def _episode(group: _Group, stages: Sequence[Interval]) -> Episode:
     kind = "cascade" if group.stages else "cause"
     last = max(
         (*group.held, *group.stages),
@@ -193,7 +193,7 @@ def _episode(group: _Group, stages: Sequence[Held]) -> Episode:
     )
 
 
-def _stages_shown(group: _Group, stages: Sequence[Held]) -> tuple[Held, ...]:
+def _stages_shown(group: _Group, stages: Sequence[Interval]) -> tuple[Interval, ...]:
     """The stages to draw: all stages of the cascade, and the filling stage just before it."""
     preempting = [stage for stage in group.stages if int(stage.id) >= PREEMPTING]
     start_s = min(stage.start_s for stage in preempting)
@@ -210,7 +210,7 @@ def _stages_shown(group: _Group, stages: Sequence[Held]) -> tuple[Held, ...]:
     return tuple(sorted([*shown, *strip], key=_by_start))
 
 
-def _by_start(interval: Held) -> float:
+def _by_start(interval: Interval) -> float:
     return interval.start_s
 
 

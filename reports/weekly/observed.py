@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.rules.facts import Targets
@@ -217,28 +218,6 @@ class Span(Struct, frozen=True):
 # --- What engines, targets and tiers showed -------------------------------------------------------
 
 
-class Held(Struct, frozen=True):
-    """An interval of a stage, cause or health. `kind`, `id` and `ended` have the same values as in
-    the store.
-
-    `end_s` is None while the interval is open.
-    """
-
-    kind: str
-    id: str
-    severity: Severity
-    start_s: float
-    end_s: float | None
-    last_s: float
-    ended: str
-
-    @property
-    def until_s(self) -> float:
-        """End of the interval in Unix seconds. If it is open, the time at which it was last
-        observed."""
-        return self.last_s if self.end_s is None else self.end_s
-
-
 class Episode(Struct, frozen=True):
     """Intervals of one engine that form one incident. `cause` is the id of the root cause. `kind`
     is cascade or cause. `stages` and `causes` are sorted by start."""
@@ -250,8 +229,8 @@ class Episode(Struct, frozen=True):
     end_s: float | None
     last_s: float
     ended: str
-    stages: tuple[Held, ...]
-    causes: tuple[Held, ...]
+    stages: tuple[Interval, ...]
+    causes: tuple[Interval, ...]
 
     @property
     def until_s(self) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import KINDS, DiagnosisLookup, Interval, Series, StoredEngine
+from kneewatch.agent.store.records import KINDS, DiagnosisLookup, Series, StoredEngine
 from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.rules.rule import Severity
 
@@ -59,10 +60,10 @@ class Remembered:
         for number, diagnosis in enumerate(self._found, 1):
             start_s = diagnosis.t_s - HOUR_S
             rows += [
-                Interval(number, "stage", "3", Severity.CRITICAL, start_s, start_s + 60,
-                         start_s + 60, "ended"),
-                Interval(number, "cause", "kv_pressure", Severity.WARNING, diagnosis.t_s - 30, None,
-                         diagnosis.t_s, ""),
+                Interval("stage", "3", Severity.CRITICAL, start_s, start_s + 60,
+                         start_s + 60, "ended", number),
+                Interval("cause", "kv_pressure", Severity.WARNING, diagnosis.t_s - 30, None,
+                         diagnosis.t_s, "", number),
             ]  # fmt: skip
         return [
             interval

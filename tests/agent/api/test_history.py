@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from kneewatch.agent.api.past import INTERVALS_MAX, EngineInterval
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.triage_rendering import LINES, past
-from kneewatch.agent.store.records import Interval, StoredEngine
+from kneewatch.agent.store.records import StoredEngine
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.diagnosis_text import Style, text
 from kneewatch.rules.rule import Severity
 from tests.agent.api.memory_history import HOUR_S, Remembered, reader
@@ -168,7 +169,7 @@ def intervals(count: int) -> list[EngineInterval]:
     return [
         EngineInterval(
             ENGINE,
-            Interval(1, "health", "warning", Severity.WARNING, n, n + 1.0, n + 1.0, "ended"),
+            Interval("health", "warning", Severity.WARNING, n, n + 1.0, n + 1.0, "ended", 1),
         )
         for n in range(count)
     ]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
@@ -25,7 +26,6 @@ from kneewatch.reports.weekly.observed import (
     SERVING,
     Episode,
     EpisodeObserved,
-    Held,
     Observed,
     Recommended,
     Span,
@@ -236,7 +236,7 @@ def test_a_partial_week_says_so() -> None:
 
 def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> EpisodeObserved:
     """An incident of engine a of tier t."""
-    held = (Held("cause", cause, severity, start_s, end_s, end_s, "ended"),)
+    held = (Interval("cause", cause, severity, start_s, end_s, end_s, "ended"),)
     of = Episode("cause", cause, severity, start_s, end_s, end_s, "ended", (), held)
     slot = WEEK.slots[0]
     return EpisodeObserved(

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.weekly.incidents import episodes
-from kneewatch.reports.weekly.observed import Episode, Held
+from kneewatch.reports.weekly.observed import Episode
 from kneewatch.rules.rule import Severity
 
 INFO, WARNING, CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 
 
-def cause(name: str, start_s: float, end_s: float | None, severity: Severity = WARNING) -> Held:
+def cause(name: str, start_s: float, end_s: float | None, severity: Severity = WARNING) -> Interval:
     """A cause's interval."""
     last_s = start_s + 10.0 if end_s is None else end_s
-    return Held("cause", name, severity, start_s, end_s, last_s, "" if end_s is None else "ended")
+    ended = "" if end_s is None else "ended"
+    return Interval("cause", name, severity, start_s, end_s, last_s, ended)
 
 
-def stage(number: int, start_s: float, end_s: float, severity: Severity = WARNING) -> Held:
+def stage(number: int, start_s: float, end_s: float, severity: Severity = WARNING) -> Interval:
     """A stage's interval."""
-    return Held("stage", str(number), severity, start_s, end_s, end_s, "ended")
+    return Interval("stage", str(number), severity, start_s, end_s, end_s, "ended")
 
 
-def told(*held: Held) -> list[Episode]:
+def told(*held: Interval) -> list[Episode]:
     """The incidents of some intervals."""
     return episodes(held, from_s=0.0, to_s=1e6)
 

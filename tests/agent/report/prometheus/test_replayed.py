@@ -18,7 +18,6 @@ from kneewatch.agent.report.series import METRICS
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import Interval
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
@@ -28,6 +27,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import EVER, recorded, written
 from tests.recordings import CAPTURES, WINDOW_S
