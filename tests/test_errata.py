@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     parameters_of,
 )
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
-from kneewatch.diagnose.sizing.speed.speculation import (
+from kneewatch.diagnose.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
     tokens_per_pass,

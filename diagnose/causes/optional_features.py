@@ -19,10 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
-from kneewatch.diagnose.sizing.speed.speculation import (
-    break_even_acceptance_ratio,
-    per_token_acceptance_ratio,
-)
+from kneewatch.diagnose.speculation import break_even_acceptance_ratio, per_token_acceptance_ratio
 from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity

@@ -19,7 +19,7 @@ from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
-from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
+from kneewatch.diagnose.speculation import break_even_acceptance_ratio
 from kneewatch.rules.formatting import percent
 
 

@@ -35,7 +35,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
 from kneewatch.diagnose.sizing.replica_count import PrefillDecodeRatio, prefill_decode_ratio
 from kneewatch.diagnose.sizing.speed.performance import Drafting, planned_overhead_ratio
-from kneewatch.diagnose.sizing.speed.speculation import (
+from kneewatch.diagnose.speculation import (
     best_draft_tokens,
     break_even_acceptance_ratio,
     speculative_speedup,

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
-from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
+from kneewatch.diagnose.speculation import tokens_per_pass
 
 _ACTIVATION_BYTES = 2.0
 

@@ -16,7 +16,7 @@ from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Drafting
-from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
+from kneewatch.diagnose.speculation import tokens_per_pass
 from kneewatch.rules.facts import Targets
 from tests.diagnose.catalogue.test_drafts import HEAD
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.speed.speculation import (
+from kneewatch.diagnose.speculation import (
     best_draft_tokens,
     break_even_acceptance_ratio,
     per_token_acceptance_ratio,
