@@ -114,8 +114,8 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "knee",
-        "One point per step, for some engines of each tier: requests in flight, throughput and "
-        "latency over a window at the step's end; grouped by concurrency in steps of the square "
+        "Up to 700 points for some engines of each tier: requests in flight, throughput and "
+        "latency over a window; grouped by concurrency in steps of the square "
         "root of two. With latency targets C_max is the last step that meets them in most of its "
         "windows; without, the step with the most tokens/s divided by the time per token. Only "
         "loads that occurred count.",

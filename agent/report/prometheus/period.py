@@ -227,7 +227,7 @@ class PeriodReader:
         configs = {"configs": self._per_engine(partial(queries.configs, asking), frozen)}
         begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
         finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
-        curve = self._curve(at) if closely else {}
+        curve = self._curve(steps(grid, self._found.curve_s)) if closely else {}
         return PeriodData(
             grid=grid,
             at=at,

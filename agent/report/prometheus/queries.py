@@ -47,6 +47,10 @@ VALUES_MOST = 400_000
 """Maximum number of values that are read for one signal, over all engines. More would take
 minutes."""
 
+CURVE_STEPS_MOST = 700
+"""Maximum number of windows of one engine that are read for the latency curve. Their P99 are
+computed from many buckets, which takes the server long."""
+
 SCRAPES_A_STEP = 2.0
 """Minimum number of scrapes per step. The increase of a counter needs two."""
 
@@ -78,11 +82,13 @@ class Steps(Struct, frozen=True):
 
 
 class Resolution(Struct, frozen=True):
-    """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`), between values of
-    arrivals (`begun_s`), and the window of rates (`window_s`)."""
+    """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`), between windows of
+    the latency curve (`curve_s`), between values of arrivals (`begun_s`), and the window of rates
+    (`window_s`)."""
 
     scrape_s: float
     step_s: float
+    curve_s: float
     begun_s: float
     window_s: float
 
@@ -100,6 +106,7 @@ def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) ->
     return Resolution(
         scrape_s=scrape_s,
         step_s=_fitting(grid, wanted_s),
+        curve_s=_fitting(grid, max(wanted_s, (grid.to_s - grid.from_s) / CURVE_STEPS_MOST)),
         begun_s=_fitting(grid, least_s),
         window_s=max(window_s, WINDOW_SCRAPES * scrape_s),
     )
