@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
 from kneewatch.reports.diagnosis_json import recommendation_document, rounded, server_document
@@ -85,8 +85,8 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
             {"replica": replica.replica, "pool": replica.pool, "down": replica.down}
             for replica in observed.gone
         ],
-        "recorded": list(observed.recorded),
-        "raw": list(observed.raw),
+        "recorded": [],
+        "raw": sorted({key for engine in diagnosis.engines for key in engine.values}),
         "warnings": list(observed.warnings),
         "unknown": list(diagnosis.notes),
         "load": {
@@ -247,9 +247,9 @@ def counts(diagnosis: FleetDiagnosis) -> str:
 def state(diagnosis: FleetDiagnosis) -> list[str]:
     """Lines with the source of the data, and with what is missing."""
     observed = diagnosis.observed
-    used = f"{len(observed.recorded)} from recording rules" if observed.recorded else ""
-    raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
-    rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
+    interval_s = observed.scrape_interval_s
+    every = "" if interval_s is None else f", scraped every {duration(interval_s)}"
+    rows = [f"window {span(observed.window_s)}{every}"]
     if diagnosis.lost:
         rows.insert(0, f"CURRENT STATE UNKNOWN: {diagnosis.lost}; below is the last known state")
     rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]

@@ -69,7 +69,6 @@ def past_of(
     *,
     at_s: float,
     lookback_s: float,
-    recorded_only: bool,
 ) -> Past:
     """The history of groups; the values of the labels `names` define a group.
 
@@ -81,7 +80,7 @@ def past_of(
     lengths, recent, missing = _lengths(source, scope, groups, names, at_s)
     usual, unknown = _usual(source, scope, groups, names, at_s)
     missing = missing or unknown
-    query = queries.running_requests(scope, names, recorded_only=recorded_only)
+    query = queries.running_requests(scope, names)
     try:
         peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
     except CollectError as exc:

@@ -26,13 +26,10 @@ from kneewatch.collector.signals.expr import (
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose import gpu as health
-from kneewatch.diagnose.fleet.engine_state import Coverage, held_queries
-from kneewatch.diagnose.fleet.inventory import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S, Labels
+from kneewatch.diagnose.fleet.inventory import HOUR_S, USUAL_SIGNALS, WEEK_S, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
-from kneewatch.rules.facts import Spelling, Targets, duration, recorded
-from kneewatch.rules.quantities import RECENT
-from kneewatch.rules.rule import WINDOW_S
+from kneewatch.rules.facts import duration
 
 _SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 
@@ -101,12 +98,11 @@ class QueryScope(Struct, frozen=True):
         present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
         return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
 
-    def of_vllm(self, *metrics: str, also: Iterable[str] = ()) -> str:
-        """A selector for vLLM's series of these metrics, under any of the prefixes. `also` are
-        other metric names, complete with prefix."""
+    def of_vllm(self, *metrics: str) -> str:
+        """A selector for vLLM's series of these metrics, under any of the prefixes."""
         names = (prefix + metric for prefix in self.prefixes for metric in metrics)
         own = ENGINES_OWN if EXPORTED_BY_ROUTERS.intersection(metrics) else ""
-        by_name = any_of("__name__", (*names, *also))
+        by_name = any_of("__name__", names)
         return self.series("", f"{by_name},{own}" if own else by_name)
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
@@ -149,8 +145,8 @@ def checked_selector(text: str, origin: str) -> str:
 
 
 def presence(scope: QueryScope) -> str:
-    """A query for all series of running requests: vLLM's own and the recorded ones."""
-    return scope.of_vllm(PRESENCE, also=(recorded("running"),))
+    """A query for all series of running requests."""
+    return scope.of_vllm(PRESENCE)
 
 
 def vanished(scope: QueryScope) -> str:
@@ -165,23 +161,13 @@ def vanished(scope: QueryScope) -> str:
     return scope.either(vanished_series)
 
 
-def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
-    """Queries on vLLM's own series, by signal. Signals that PromQL cannot compute are left out."""
-    exprs = {**_catalogue(covered.signals), **OWN}
-    by_key = {key: scope.either(expr.promql) for key, expr in exprs.items()}
+def hourly_queries(scope: QueryScope) -> dict[str, str]:
+    """Queries, by signal, for what an engine's page does not have: its usual requests (of an hour,
+    because a minute may have too few) and how much prompts compute."""
+    by_key = {key: scope.either(expr.promql) for key, expr in OWN.items()}
     lengths = replace(scope, window_s=HOUR_S)
     by_key |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
-    newest = replace(scope, window_s=scope.window_s / 2)
-    by_key[RECENT[HITS]] = newest.either(_SIGNALS[HITS].expr.promql)
     return {key: query for key, query in by_key.items() if query}
-
-
-def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
-    """Queries for the signals that recording rules store, by signal."""
-    return {
-        key: f"max by ({', '.join(scope.by)}) ({scope.series(recorded(key))})"
-        for key in dict.fromkeys((*covered.signals, *covered.remembered))
-    }
 
 
 SCRAPES_OVER_S = 300.0
@@ -200,49 +186,6 @@ def scrapes(scope: QueryScope) -> str:
     )
 
 
-class _Spelled(Spelling):
-    """Writes conditions as PromQL for all engines of a fleet: on recorded series if `is_recorded`,
-    else on vLLM's own. Conditions are evaluated at every scrape."""
-
-    def __init__(
-        self, dialect: Dialect, targets: Targets, scrape_s: float, *, is_recorded: bool
-    ) -> None:
-        self._is_recorded = is_recorded
-        super().__init__(
-            dialect,
-            targets=targets,
-            scale=dialect.range_s / WINDOW_S,
-            interval_s=scrape_s,
-            scrape_s=scrape_s,
-        )
-
-    def series(self, key: str) -> str | None:
-        """The expression of a signal; None if PromQL has none."""
-        if self._is_recorded:
-            return f"max by ({', '.join(self.dialect.by)}) ({recorded(key)})"
-        signal = _SIGNALS.get(key)
-        expr = None if signal is None else signal.expr.promql(self.dialect)
-        return None if expr is None else f"({expr})"
-
-
-def held(
-    scope: QueryScope, targets: Targets, scrape_interval_s: float, *, recorded_only: bool
-) -> dict[tuple[str, float], str]:
-    """Queries by condition and time in seconds. Each finds the engines on which the condition has
-    held for that time."""
-    by_prefix = [
-        held_queries(_Spelled(dialect, targets, scrape_interval_s, is_recorded=recorded_only))
-        for dialect in scope.dialects
-    ]
-    return {key: " or ".join(f"({queries[key]})" for queries in by_prefix) for key in by_prefix[0]}
-
-
-def findings(scope: QueryScope) -> str:
-    """A query for the severities of findings that the exported rules report now, by engine and
-    rule."""
-    return f"max by ({', '.join((*scope.by, 'rule'))}) ({scope.series('kneewatch:finding')})"
-
-
 def process_queries(scope: QueryScope) -> dict[str, str]:
     """Queries for the age of each process, and for running requests over the last hour."""
     hour = duration(HOUR_S)
@@ -258,11 +201,6 @@ def process_queries(scope: QueryScope) -> dict[str, str]:
         ),
         "age_s": age,
     }
-
-
-def configs(scope: QueryScope) -> str:
-    """A query for the cache configuration; its series has the values as labels."""
-    return scope.either(lambda dialect: dialect.series("cache_config_info"))
 
 
 STARTS_SEEN_S = 6 * HOUR_S
@@ -317,11 +255,10 @@ ANY_SCRAPES = f"count(count_over_time(up[{duration(SCRAPES_OVER_S)}]) >= 3)"
 metrics system that was just restarted has no series yet."""
 
 
-def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
+def running_requests(scope: QueryScope, groups: Iterable[str]) -> str:
     """A query for running requests, summed over the replicas of a group. Queued requests are not
     counted: they are a backlog, for which the load does not need capacity all at once."""
-    series = scope.series(recorded("running")) if recorded_only else scope.of_vllm(PRESENCE)
-    return f"sum by ({', '.join(groups)}) ({series})"
+    return f"sum by ({', '.join(groups)}) ({scope.of_vllm(PRESENCE)})"
 
 
 def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:

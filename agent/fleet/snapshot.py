@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.engines import FleetEngines, verdicts_of
 from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import namespace_of, pod_of, presence_of
 from kneewatch.agent.fleet.queries import (
@@ -24,12 +26,10 @@ from kneewatch.agent.fleet.queries import (
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import (
     WEEK_S,
     Key,
@@ -44,9 +44,8 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import router_queries, routers_of
-from kneewatch.diagnose.values import GpuState, XidSeen
+from kneewatch.diagnose.values import GpuReading, GpuState, XidSeen
 from kneewatch.rules.facts import range_s
-from kneewatch.rules.rule import Severity
 
 MODEL = ("modelName", "model_name")
 NODE = ("Hostname", "hostname", "node")
@@ -154,25 +153,6 @@ def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key,
     return images
 
 
-# --- KV pools -------------------------------------------------------------------------------------
-
-
-def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
-    """The labels of cache_config_info by engine. The number of blocks is that of the engine alone,
-    although some vLLM versions report the sum over all engines of a replica."""
-    by_replica: dict[tuple[str, str, str], list[Key]] = {}
-    for member in members:
-        if member.key in configs:
-            replica = member.pool, member.replica, member.model
-            by_replica.setdefault(replica, []).append(member.key)
-    pools = dict(configs)
-    for keys in by_replica.values():
-        blocks = own_blocks([configs[key] for key in keys])
-        if blocks is not None:
-            pools |= {key: {**configs[key], BLOCKS: blocks} for key in keys}
-    return pools
-
-
 # --- The snapshot ---------------------------------------------------------------------------------
 
 
@@ -180,7 +160,29 @@ SKEW_SHOWN_S = 1.0
 DEFAULT_SCRAPES_S = 15.0
 """Assumed seconds between scrapes if they cannot be measured."""
 
-RECORDED = "kneewatch:running"
+
+class Shard(Struct, frozen=True):
+    """The pools of one of several daemons that share a fleet: those whose hash, modulo `count`, is
+    `index`."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, shape: Shape) -> Shape:
+        """The members that this daemon judges."""
+        if self.count == 1:
+            return shape
+        return replace(
+            shape,
+            members=tuple(
+                member
+                for member in shape.members
+                if crc32(member.pool.encode()) % self.count == self.index
+            ),
+        )
+
+
+WHOLE = Shard()
 
 
 class FleetConfig(Struct, frozen=True):
@@ -188,7 +190,7 @@ class FleetConfig(Struct, frozen=True):
 
     `selector` are label matchers, `names` maps labels to roles, `at_s` is the moment (None: now),
     `lookback_s` is the time in which peaks are searched. If `past` is given, no queries for the
-    past are sent. `profile` selects the rules, and thereby the queries.
+    past are sent. `profile` has the rules and targets to judge by. `shard` selects pools.
     """
 
     selector: str
@@ -198,43 +200,36 @@ class FleetConfig(Struct, frozen=True):
     lookback_s: float = WEEK_S
     past: Past | None = None
     profile: Profile = field(default_factory=Profile)
-
-    @property
-    def covered(self) -> Coverage:
-        """The rules to evaluate, and the signals that they need."""
-        return coverage(self.profile)
+    shard: Shard = WHOLE
 
 
-def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
+def observe(
+    source: PrometheusSource, config: FleetConfig, engines: FleetEngines | None = None
+) -> Observed:
     """The state of the fleet at the configured moment. For "now" the clock of the metrics system is
     used.
+
+    `engines` are the engines as judged so far; without them their last half hour is judged first.
 
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
     """
     started_s, queries_before, retried_before = time.monotonic(), source.asked, source.retried
+    engines = engines or FleetEngines(config.profile)
     clock, log = source.clock(), AnswerLog()
     at_s = clock.server_s if config.at_s is None else config.at_s
     scope = QueryScope(config.selector, config.window_s)
     running = log.samples("presence", source.instant(queries.presence(scope), at_s))
-    raw = [s.labels for s in running if s.labels.get("__name__") != RECORDED]
-    recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
-    shape = shape_of(raw or recorded, config.names)
-    scope = scope.for_engines(shape.by, raw)
+    shape = config.shard.of(shape_of([sample.labels for sample in running], config.names))
+    scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)
     presence = presence_of(moment, scope, config.names, shape)
     shape, interval_s = presence.shape, presence.interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
-    if not shape.members and not presence.gone:
+    if not running and not presence.gone:
         raise _no_series_error(source, config)
-    keys = {shape.key(labels) for labels in recorded}
-    all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
-    use_recorded = all_recorded and bool(shape.members)
-    values, sources = _signals(moment, scope, shape, config, recorded=use_recorded)
-    findings = _findings(moment, scope, shape) if use_recorded else {}
-    streaks_s = _streaks(moment, scope, shape, config, interval_s=interval_s, recorded=not raw)
-    of_pods = _of_pods(moment, scope, shape, values)
+    of_pods = _of_pods(moment, scope, shape)
     answers = moment.instants(router_queries())
     shape = of_pods.shape
     past = config.past
@@ -246,28 +241,37 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
             config.names.grouping(member.labels for member in shape.members),
             at_s=at_s,
             lookback_s=config.lookback_s,
-            recorded_only=not raw,
         )
+    usual = {group: {"prefix_hit_ratio": values.hit_ratio} for group, values in past.usual.items()}
+    judged = engines.cycle(
+        source,
+        log,
+        scope,
+        shape.members,
+        {key: _gpu_reading(of_pods, key) for key in of_pods.faulty_gpus},
+        usual,
+        at_s=at_s,
+        interval_s=interval_s or DEFAULT_SCRAPES_S,
+    )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
     return Observed(
         t_s=at_s,
         source=source.url,
         window_s=scope.window_s,
         shape=shape,
-        values=values,
+        verdicts=verdicts_of(judged),
+        values=of_pods.values,
+        scrapes=engines.scrapes,
         gpus=of_pods.gpus,
         faulty_gpus=of_pods.faulty_gpus,
-        configs=of_pods.configs,
+        configs={key: engine.config for key, engine in judged.items()},
         images=of_pods.images,
-        alerts=findings,
         past=past,
         gone=presence.gone,
         loading=presence.loading,
         scaled_to_zero=presence.scaled_to_zero,
         renamed=presence.renamed,
         is_scraping=presence.is_scraping,
-        recorded=sources[0],
-        raw=sources[1],
         failed=log.failed,
         warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
@@ -276,7 +280,6 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
             source.retried - retried_before,
             time.monotonic() - started_s,
         ),
-        streaks_s=streaks_s,
         scrape_interval_s=interval_s,
         routers=routers_of(
             {key: [(s.labels, s.value) for s in samples] for key, samples in answers.items()}
@@ -284,100 +287,44 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     )
 
 
+def _gpu_reading(of_pods: _OfPods, key: Key) -> GpuReading:
+    """The GPUs of an engine that report an XID. If DCGM does not name the pod, they may be
+    another's."""
+    guess = queries.COUNTED not in of_pods.gpus[key]
+    return GpuReading(unknown=(), guess=guess, states=of_pods.faulty_gpus[key])
+
+
 Values = dict[Key, dict[str, float]]
 
 
-def _signals(
-    moment: QueryMoment, scope: QueryScope, shape: Shape, config: FleetConfig, *, recorded: bool
-) -> tuple[Values, tuple[list[str], list[str]]]:
-    """The signals by engine; then the keys of the signals read from recording rules, and the keys
-    of those read from raw series."""
-    values: Values = {member.key: {} for member in shape.members}
-    raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
-    if recorded:
-        answers = moment.instants(queries.recorded_queries(scope, config.covered))
-        for key, samples in answers.items():
-            if samples:
-                recorded_keys.append(key)
-                raw.pop(key, None)
-            _spread(values, shape, key, samples)
-    for key, samples in moment.instants(raw).items():
-        _spread(values, shape, key, samples)
-    return values, (recorded_keys, list(raw))
-
-
-def _streaks(
-    moment: QueryMoment,
-    scope: QueryScope,
-    shape: Shape,
-    config: FleetConfig,
-    *,
-    interval_s: float | None,
-    recorded: bool,
-) -> dict[Key, dict[str, float]]:
-    """By engine and condition: the minimum seconds for which the condition has held. A condition
-    that does not hold is left out."""
-    held = queries.held(
-        scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
-    )
-    by_text = {f"{name} for {for_s:g} s": (name, for_s) for name, for_s in held}
-    answers = moment.instants({text: held[key] for text, key in by_text.items()})
-    streaks_s: dict[Key, dict[str, float]] = {}
-    for text, samples in answers.items():
-        name, for_s = by_text[text]
-        for sample in samples:
-            by_name = streaks_s.setdefault(shape.key(sample.labels), {})
-            by_name[name] = max(by_name.get(name, 0.0), for_s)
-    return streaks_s
-
-
-def _findings(
-    moment: QueryMoment, scope: QueryScope, shape: Shape
-) -> dict[Key, dict[str, Severity]]:
-    """The severities of findings that the exported rules report now, by engine and rule."""
-    severities: dict[Key, dict[str, Severity]] = {}
-    answers = moment.instants({"findings": queries.findings(scope)})
-    for sample in answers["findings"]:
-        by_rule = severities.setdefault(shape.key(sample.labels), {})
-        by_rule[sample.labels.get("rule", "")] = Severity(int(sample.value))
-    return severities
-
-
 class _OfPods(NamedTuple):
-    """The results of queries by pod, process and GPU: the shape with tiers and, by engine, GPU
-    signals, GPUs with an XID, cache configurations and vLLM images."""
+    """The results of queries by pod, process and GPU: the shape with tiers and, by engine, hourly
+    signals and process ages, GPU figures, GPUs with an XID, and vLLM images."""
 
     shape: Shape
+    values: Values
     gpus: Values
     faulty_gpus: dict[Key, tuple[GpuState, ...]]
-    configs: dict[Key, Labels]
     images: dict[Key, str]
 
 
-def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape, values: Values) -> _OfPods:
-    """Query the data of pods, processes and GPUs.
-
-    Adds process ages, hourly signals and KV capacities to `values`.
-    """
+def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape) -> _OfPods:
+    """Query the data of hours, pods, processes and GPUs."""
+    values: Values = {member.key: {} for member in shape.members}
+    hourly = queries.hourly_queries(scope)
     extra_queries = {
+        **hourly,
         **queries.process_queries(scope),
-        "kv_capacity_tokens": queries.configs(scope),
         **queries.gpu_queries(scope),
         "images": queries.IMAGES,
     }
     answers = moment.instants(extra_queries)
-    for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
-        _spread(values, shape, hour, answers[hour])
+    for key in (*hourly, "running_hour_avg", "running_hour_max", "running_hour_ago"):
+        _spread(values, shape, key, answers[key])
     _by_process(values, shape, "age_s", answers["age_s"])
-    configs = _configs(shape, answers["kv_capacity_tokens"])
-    for key, labels in configs.items():
-        tokens = capacity_tokens(labels)
-        if tokens is not None:
-            values[key]["kv_capacity_tokens"] = tokens
     of_gpus = {key: answers[key] for key in (*queries.GPUS, queries.COUNTED, *XIDS)}
     shape, gpus, faulty_gpus = with_gpus(shape, of_gpus)
-    images = images_of(shape.members, answers["images"])
-    return _OfPods(shape, gpus, faulty_gpus, configs, images)
+    return _OfPods(shape, values, gpus, faulty_gpus, images_of(shape.members, answers["images"]))
 
 
 def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
@@ -395,30 +342,6 @@ def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample
         value = value_by_labels.get(tuple(member.labels.get(name, "") for name in names))
         if value is not None:
             values[member.key][key] = value
-
-
-def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
-    """The labels of cache_config_info by engine; its series have no model label."""
-    names = [name for name in shape.by if name != "model_name"]
-    labels_by_engine = {tuple(s.labels.get(name, "") for name in names): s.labels for s in samples}
-    configs = {
-        member.key: labels_by_engine.get(tuple(member.labels.get(name, "") for name in names))
-        for member in shape.members
-    }
-    return kv_pools({key: labels for key, labels in configs.items() if labels}, shape.members)
-
-
-def capacity_tokens(labels: Mapping[str, str]) -> float | None:
-    """The number of tokens that fit a KV cache, from the labels of cache_config_info. None if
-    unknown."""
-    for names in (("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size")):
-        texts = [labels.get(name, "") for name in names]
-        if all(text.isdecimal() for text in texts):
-            product = 1
-            for text in texts:
-                product *= int(text)
-            return float(product) if product else None
-    return None
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:
@@ -456,7 +379,7 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
         settings["window_s"],
         at_s,
         settings["fleet.lookback_s"],
-        profile=settings.profile(),
+        profile=settings.profile(stated=stated(settings)),
     )
 
 
@@ -468,7 +391,6 @@ def diagnose_fleet(
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
     """
-    profile = settings.profile(stated=stated(settings))
     config = fleet_config(settings, selector, at_s=at_s)
     with PrometheusSource(url, source_settings(settings)) as source:
-        return diagnose(observe(source, config), profile)
+        return diagnose(observe(source, config), config.profile)

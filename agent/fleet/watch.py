@@ -6,23 +6,24 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.fleet.comparisons import Comparisons
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.engine_state import stage_severity
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
 from kneewatch.rules.cascade import NAMES, Stage
@@ -95,7 +96,9 @@ class FleetWatch(Job):
         self.names: frozenset[str] = frozenset()
         self._notifier: Notifier | None = None
         self._on_names: Callable[[], None] = lambda: None
-        self.adopt(settings)
+        self._config = fleet_config(settings, selector)
+        self._engines = FleetEngines(self._config.profile)
+        self._comparisons = Comparisons(scale=self._config.profile.scale)
 
     def notify_through(self, notifier: Notifier, on_names: Callable[[], None]) -> None:
         """Notify the receivers of `notifier` from now on. `on_names` is called when `names`
@@ -112,9 +115,10 @@ class FleetWatch(Job):
         Raises:
             SettingsError: a setting is wrong; then nothing changes.
         """
-        profile = settings.profile(stated=stated(settings))
-        profile.rules()
-        self._config, self._profile = fleet_config(settings, self.url_and_selector[1]), profile
+        config = fleet_config(settings, self.url_and_selector[1])
+        self._engines.adopt(config.profile)
+        self._comparisons = Comparisons(scale=config.profile.scale)
+        self._config = config
 
     def cycle(self) -> float | None:
         """Run one cycle and notify receivers. Returns None, or after a failure the seconds until
@@ -135,8 +139,8 @@ class FleetWatch(Job):
         is_past_fresh = before.diagnosis is not None and now_s - before.past_s < PAST_S
         past = before.diagnosis.observed.past if is_past_fresh and before.diagnosis else None
         try:
-            observed = observe(self._source, replace(self._config, past=past))
-            diagnosis = diagnose(observed, self._profile)
+            observed = observe(self._source, replace(self._config, past=past), self._engines)
+            diagnosis = diagnose(observed, self._config.profile, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
@@ -166,7 +170,7 @@ class FleetWatch(Job):
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM then.
         """
-        return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._profile)
+        return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._config.profile)
 
     def close(self) -> None:
         """Close the connections."""
@@ -240,14 +244,18 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
         tier_diagnosis = _diagnosis_of(
             diagnosis,
             name,
-            # Dated now: the receiver's alert state keeps when a cause began.
-            causes=[replace(c.cause, since_s=diagnosis.observed.t_s) for c in shown],
+            causes=[_dated(c.cause, diagnosis.observed.t_s) for c in shown],
             cascade=_cascade(diagnosis, pool, tier, shown),
             is_unknown=diagnosis.partial,
         )
         labels = {"pool": pool, "tier": tier}
         states.append(_state(name, labels, diagnosis, [tier_diagnosis], interval_s))
     return states
+
+
+def _dated(cause: Cause, t_s: float) -> Cause:
+    """The cause with its start time; `t_s` if that is unknown."""
+    return cause if isfinite(cause.since_s) else replace(cause, since_s=t_s)
 
 
 def names_of(
@@ -300,13 +308,13 @@ def _cascade(
             if (engine.member.pool, engine.member.tier) == (pool, tier)
             and engine.member.name not in explained
         ),
-        key=lambda engine: (stage_severity(engine.values), engine.stage or 0),
+        key=lambda engine: (engine.stage_severity, engine.stage or 0),
         default=None,
     )
     if worst is None or not worst.stage:
         return Stage(0, diagnosis.observed.t_s, Severity.OK, None, ())
     reasons = (f"{worst.member.name}: {NAMES[worst.stage]}",)
-    severity = stage_severity(worst.values)
+    severity = worst.stage_severity
     # A snapshot has no history: the receiver's alert state keeps when a stage began.
     return Stage(worst.stage, diagnosis.observed.t_s, severity, None, reasons)
 

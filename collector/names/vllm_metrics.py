@@ -129,7 +129,7 @@ _OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info
 
 A prefix that is not in `PREFIXES` is accepted only with one of these names.
 """
-_UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
+OF_THE_PAGE = ("lmcache:", "http_requests", "process_resident_memory_bytes")
 """Beginnings of metric names without vLLM's prefix. Their series have no label for the engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,
@@ -213,7 +213,7 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
 
 
 def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
-    if name.startswith(_UNOWNED):
+    if name.startswith(OF_THE_PAGE):
         return table.samples.get(name)
     return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
 
@@ -302,7 +302,7 @@ class _KeyReader:
 
 def is_unowned(series: PageSeries) -> bool:
     """Whether the series has no label for its engine, as LMCache's and the HTTP server's series."""
-    return series.sample.spelling.startswith(_UNOWNED)
+    return series.sample.spelling.startswith(OF_THE_PAGE)
 
 
 def _anchors(page_series: Sequence[PageSeries]) -> list[tuple[Labels, Labels]]:

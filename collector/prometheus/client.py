@@ -5,13 +5,14 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
+import msgspec
 import orjson
 import requests
 import urllib3
@@ -31,7 +32,9 @@ from kneewatch.collector.prometheus.responses import (
     Answer,
     BusyError,
     Document,
+    MatrixAnswer,
     Piece,
+    RawSeries,
     bad_status_error,
     halves,
     incomplete_error,
@@ -54,13 +57,14 @@ from kneewatch.collector.prometheus.responses import (
 # long queries into the URL.
 
 CHUNK_BYTES = 1 << 16
+_read_matrix = msgspec.json.Decoder(MatrixAnswer).decode
 RETRY_AFTER_MOST_S = 5.0
 
 
 class Answered(requests.Response):
     """A response with a fully read and parsed body."""
 
-    document: Document
+    document: Document | MatrixAnswer
 
     def json(self, **_kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
         """The parsed body."""
@@ -103,6 +107,7 @@ class TimedSession(requests.Session):
             CollectError: the query failed.
         """
         shown, form = str(url), dict(kwargs.pop("params", None) or {})
+        matrix = bool(kwargs.pop("matrix", False))
         query = str(form.get("query", ""))
         deadline_s = time.monotonic() + self._timeout_s
         kwargs |= {
@@ -116,7 +121,7 @@ class TimedSession(requests.Session):
             response = super().request(str(method), url, **kwargs)
             with response:
                 body = self._body(response, shown, query, deadline_s)
-                return self._answered(response, shown, query, body)
+                return self._answered(response, shown, query, body, matrix=matrix)
         except requests.exceptions.ConnectTimeout as exc:
             raise refused_error(shown, "no connection within the timeout") from exc
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as exc:
@@ -143,10 +148,34 @@ class TimedSession(requests.Session):
                 raise slow_error(url, self._timeout_s, query)
         return body
 
+    def matrix(self, url: str, form: Mapping[str, str]) -> Sequence[RawSeries]:
+        """The series of a matrix answer, with their labels still encoded.
+
+        Raises:
+            BusyError: the server is busy; a repeated query may succeed.
+            CollectError: the query failed, or the answer is no matrix.
+        """
+        answered = cast("Answered", self.request("POST", url, params=form, matrix=True))
+        if not isinstance(answered.document, MatrixAnswer):
+            raise not_prometheus_error(url, "the answer is not a matrix of series")
+        return answered.document.data.result
+
     def _answered(
-        self, response: requests.Response, url: str, query: str, body: bytearray
+        self,
+        response: requests.Response,
+        url: str,
+        query: str,
+        body: bytearray,
+        *,
+        matrix: bool,
     ) -> Answered:
         status = response.status_code
+        if matrix and status == HTTPStatus.OK:
+            # Typed decoding of 100,000 series takes a tenth of the time and memory.
+            with suppress(msgspec.DecodeError):
+                decoded = _read_matrix(body)
+                if decoded.status == "success":
+                    return self._success(decoded, decoded.all_warnings)
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError as exc:
@@ -159,10 +188,7 @@ class TimedSession(requests.Session):
             raise not_prometheus_error(url, NOT_ITS_JSON)
         answer = cast("Document", document)
         if status == HTTPStatus.OK and answer.get("status") == "success":
-            self._told.warnings = warnings_of(answer)
-            answered = Answered()
-            answered.status_code, answered.document = status, answer
-            return answered
+            return self._success(answer, warnings_of(answer))
         if answer.get("errorType") == "timeout":
             raise slow_error(url, self._timeout_s, query)
         raise bad_status_error(
@@ -172,6 +198,12 @@ class TimedSession(requests.Session):
             query=query,
             after_s=_retry_after_s(response),
         )
+
+    def _success(self, document: Document | MatrixAnswer, warnings: tuple[str, ...]) -> Answered:
+        self._told.warnings = warnings
+        answered = Answered()
+        answered.status_code, answered.document = HTTPStatus.OK, document
+        return answered
 
 
 def _retry_after_s(response: requests.Response) -> float:
@@ -294,6 +326,7 @@ class PrometheusSource:
         """
         address = parse_target(url)
         self.url = _base(address)
+        self._query_url = f"{self.url}/api/v1/query"
         self._settings, self._wall, self._sleep = settings, wall, sleep
         self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
         self._counting = threading.Lock()
@@ -369,6 +402,17 @@ class PrometheusSource:
         params = {"time": f"{at_s:.3f}"}
         result, warnings = self._asked(lambda: self._client.custom_query(selector, params=params))
         return Piece(at_s, at_s, self._read(tracks_of, result), warnings)
+
+    def series(self, selector: str, at_s: float) -> tuple[Sequence[RawSeries], tuple[str, ...]]:
+        """The raw samples of a range selector with their labels still encoded, and the server's
+        warnings: for answers with very many series.
+
+        Raises:
+            CollectError: the query failed.
+        """
+        form = {"query": selector, "time": f"{at_s:.3f}"}
+        result, warnings = self._asked(lambda: self._session.matrix(self._query_url, form))
+        return cast("Sequence[RawSeries]", result), warnings
 
     def clock(self) -> Clock:
         """The server's clock compared with the local clock, measured with a query.

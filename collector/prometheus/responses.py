@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Raw, Struct, field
 
 from kneewatch.collector.errors import CollectError
 
@@ -81,6 +81,31 @@ class Track(Struct, frozen=True):
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
+
+
+class RawSeries(Struct):
+    """One series of a matrix. Its labels are decoded by the reader, and only when they are new."""
+
+    metric: Raw
+    values: list[tuple[float, str]]
+
+
+class _Matrix(Struct):
+    result: list[RawSeries]
+
+
+class MatrixAnswer(Struct):
+    """A matrix result with its envelope."""
+
+    status: str
+    data: _Matrix
+    warnings: list[str] = field(default_factory=list[str])
+    is_partial: bool = field(default=False, name="isPartial")
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the response."""
+        return warnings_of({"warnings": self.warnings, "isPartial": self.is_partial})
 
 
 class Answer(Struct, frozen=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import CauseTracker, Diagnosis, health, worst_of
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
@@ -63,8 +63,7 @@ def _member(diagnosis: Diagnosis) -> Member:
 
 def _engine(diagnosis: Diagnosis) -> Engine:
     values = {key: value for key, value in diagnosis.values.items() if value is not None}
-    stage = None if diagnosis.stage is None else diagnosis.stage.number
-    return Engine(_member(diagnosis), values, {}, {}, stage, diagnosis.severity, ())
+    return Engine(_member(diagnosis), diagnosis, values)
 
 
 def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:

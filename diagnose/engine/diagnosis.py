@@ -217,6 +217,10 @@ class CauseTracker:
         self._scale, self._records = scale, records
         self._tracked: dict[str, TrackedCause] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any cause was concluded and has not ended."""
+        return bool(self._tracked)
+
     def forget(self) -> None:
         """Drop all causes after a restart: they belong to the old process."""
         self._tracked.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
-from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
-from kneewatch.diagnose.fleet.engine_state import LEFT_OUT, Engine, coverage, engines_of
-from kneewatch.diagnose.fleet.inventory import Group, Observed
+from kneewatch.diagnose.fleet.comparisons import Comparisons
+from kneewatch.diagnose.fleet.engine import Engine, engines_of
+from kneewatch.diagnose.fleet.inventory import Group, Observed, Past, Usual
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     Split,
@@ -35,7 +35,6 @@ from kneewatch.diagnose.ranking import CAUSES, is_under, with_explained
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
@@ -227,8 +226,8 @@ def advice_of(
     sizes: Sequence[TierSize],
     causes: Sequence[FleetCause],
     splits: Sequence[Split],
-    stated: Stated,
-    targets: Targets,
+    profile: Profile,
+    past: Past,
 ) -> list[FleetAdvice]:
     """All recommended changes: the most urgent first, those that save money last."""
     resizes = [
@@ -242,16 +241,18 @@ def advice_of(
         advice
         for tier in tiers
         if ("routing_dilution", tier.pool, tier.tier) in diluted
-        and (advice := _routing(tier, stated, targets)) is not None
+        and (advice := _routing(tier, profile, past.usual.get(tier.group))) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
     return [*more, *routing, *splitting, *(advice for advice in resizes if advice not in more)]
 
 
-def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:
+def _routing(tier: Tier, profile: Profile, usual: Usual | None) -> FleetAdvice | None:
     """Prefix-aware routing, with the hit ratio that it would reach; None if it would not help."""
-    context = average_engine(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
-    sticky, possible = sticky_routing(context), middle(map(reuse_possible, tier.engines))
+    server = server_of(tier, profile.stated)
+    context = average_engine(tier, server, profile.targets, "routing_dilution", peak=None)
+    sticky = sticky_routing(context)
+    possible = middle(reuse_possible(engine, usual) for engine in tier.engines)
     hits = context.facts.values.get("prefix_hit_ratio")
     if sticky is None or possible is None or hits is None or not hits < possible:
         return None
@@ -370,31 +371,41 @@ class FleetDiagnosis(Struct, frozen=True):
         return self.severity.word
 
 
-def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
-    """The verdict on a fleet."""
-    covered = coverage(profile, observed.recorded)
-    engines = engines_of(observed, profile, covered)
+def diagnose(
+    observed: Observed, profile: Profile, comparisons: Comparisons | None = None
+) -> FleetDiagnosis:
+    """The verdict on a fleet.
+
+    `comparisons` are the causes of earlier verdicts on it; without them, what is concluded now is
+    reported at once.
+    """
+    engines = engines_of(observed)
     tiers = tiers_of(engines)
-    causes = absence_causes(observed)
-    causes += router_faults(observed.routers, engines)
-    for tier in tiers:
-        diluted = routing_dilution(tier, observed.past, profile.targets)
-        causes += [diluted] if diluted else []
-        per_tier = (replica_imbalance, cold_replicas, underused)
-        causes += [cause for examine in per_tier if (cause := examine(tier)) is not None]
-        causes += bad_nodes(tier)
-        causes += engine_causes(tier)
-        drifted = workload_drift(tier, observed.past, profile.stated, tiers)
-        causes += [drifted] if drifted else []
-    causes += tp_overhead(tiers, profile)
+    compared = [cause for tier in tiers for cause in _compared(tier, tiers, observed, profile)]
+    compared += tp_overhead(tiers, profile)
     for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
-        causes += [mixed] if mixed else []
+        compared += [mixed] if mixed else []
+    if comparisons is not None:
+        compared = comparisons.update(observed.t_s, compared)
+    # What replicas show together says more than what each says for itself.
+    together = {(cause.cause.id, cause.pool, cause.tier) for cause in compared}
+    causes = [
+        *absence_causes(observed),
+        *router_faults(observed.routers, engines),
+        *compared,
+        *(
+            cause
+            for tier in tiers
+            for cause in engine_causes(tier)
+            if (cause.cause.id, cause.pool, cause.tier) not in together
+        ),
+    ]
     ranked = sorted(
         folded(causes), key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id)
     )
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
-    notes = _notes(observed, engines, covered.left_out)
+    notes = _notes(observed, engines)
     notes += split_notes(tiers, profile)
     notes += unprofiled(tiers, profile.stated)
     stated, targets = profile.stated, profile.targets
@@ -407,7 +418,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     blind = bool(observed.warnings or observed.failed)
     sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
     splits = splits_of(tiers, stated, targets)
-    advice = () if blind else advice_of(tiers, sizes, ranked, splits, stated, targets)
+    advice = () if blind else advice_of(tiers, sizes, ranked, splits, profile, observed.past)
     return FleetDiagnosis(
         observed,
         tuple(tiers),
@@ -419,6 +430,20 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         tuple(advice),
         tuple(splits),
     )
+
+
+def _compared(
+    tier: Tier, tiers: Sequence[Tier], observed: Observed, profile: Profile
+) -> list[FleetCause]:
+    """The causes that comparing the replicas of a tier, or its requests with the past,
+    concludes."""
+    causes = [
+        routing_dilution(tier, observed.past, profile.targets),
+        *(examine(tier) for examine in (replica_imbalance, cold_replicas, underused)),
+        *bad_nodes(tier),
+        workload_drift(tier, observed.past, profile.stated, tiers),
+    ]
+    return [cause for cause in causes if cause is not None]
 
 
 def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
@@ -464,7 +489,7 @@ def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
     ]
 
 
-def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str, str]) -> list[str]:
+def _notes(observed: Observed, engines: Sequence[Engine]) -> list[str]:
     notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
     if observed.past.missing:
         notes.append(f"past load and lengths (for sizes and drift): {observed.past.missing}")
@@ -479,12 +504,4 @@ def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str,
         notes.append("tier: unknown, no label and no DCGM series names the replicas' GPUs")
     if not observed.gpus:
         notes.append("gpu_*: no DCGM series match the replicas")
-    if not observed.recorded:
-        notes.append(
-            "stage 4 needs history: load the recording rules (kneewatch export prometheus-rules)"
-        )
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in (*unjudged.items(), *LEFT_OUT.items()):
-        by_reason.setdefault(reason, []).append(name)
-    notes += [f"not judged ({reason}): {', '.join(names)}" for reason, names in by_reason.items()]
     return notes

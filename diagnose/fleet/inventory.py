@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import GpuState, Histogram
-from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:
+    from kneewatch.diagnose.engine.diagnosis import Diagnosis
     from kneewatch.diagnose.fleet.routers import RouterState
 
 
@@ -355,18 +355,16 @@ class Load(Struct, frozen=True):
 class Observed(Struct, frozen=True):
     """A fleet at one moment, by engine key.
 
-    - `values`: signals.
+    - `verdicts`: the newest verdict on each engine; absent if no page could be rebuilt.
+    - `values`: signals that the pages do not have: of the last hour and of the process.
     - `gpus`: figures of the GPUs of an engine's replica.
     - `faulty_gpus`: those of these GPUs that report an XID; the node's GPUs if DCGM names no pod.
-    - `recorded`: signals that came from recording rules.
-    - `raw`: signals computed from raw series.
+    - `scrapes`: number of pages that were rebuilt and judged in this cycle.
     - `failed`: signals whose query failed, with the reason.
     - `skew_s`: seconds that the server's clock is ahead; None if that is within the measuring
       error.
     - `configs`: labels of cache_config_info.
     - `images`: container images, from kube-state-metrics.
-    - `alerts`: severities of rules whose recorded alerts fire, by rule id.
-    - `streaks_s`: seconds for which named conditions have held, at least.
     - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
     - `routers`: routers whose metrics are scraped, one per namespace.
     - `scaled_to_zero`: pools without a running replica whose workload wanted none within the last
@@ -380,30 +378,24 @@ class Observed(Struct, frozen=True):
     source: str
     window_s: float
     shape: Shape
-    values: Mapping[Key, Values]
+    verdicts: Mapping[Key, Diagnosis] = field(default_factory=dict[Key, "Diagnosis"])
+    values: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     faulty_gpus: Mapping[Key, Sequence[GpuState]] = field(
         default_factory=dict[Key, Sequence[GpuState]]
     )
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
     images: Mapping[Key, str] = field(default_factory=dict[Key, str])
-    alerts: Mapping[Key, Mapping[str, Severity]] = field(
-        default_factory=dict[Key, Mapping[str, Severity]]
-    )
     past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
     loading: Sequence[Loading] = ()
     scaled_to_zero: frozenset[str] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     is_scraping: bool = True
-    recorded: Sequence[str] = ()
-    raw: Sequence[str] = ()
+    scrapes: int = 0
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     warnings: Sequence[str] = ()
     skew_s: float | None = None
     load: Load = field(default_factory=Load)
-    streaks_s: Mapping[Key, Mapping[str, float]] = field(
-        default_factory=dict[Key, Mapping[str, float]]
-    )
     scrape_interval_s: float | None = None
     routers: Sequence[RouterState] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import Term, Terms, term
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, may_explain
 from kneewatch.rules.formatting import percent, span

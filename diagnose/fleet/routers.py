@@ -14,7 +14,7 @@ from msgspec import Struct
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.rules.facts import duration

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf, isfinite
 
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
@@ -145,17 +145,16 @@ def computed_more(hits: float, usual: Usual) -> float:
     return (1 - hits) / max(1 - usual.hit_ratio, 0.01)
 
 
-def reuse_possible(engine: Engine) -> float | None:
+def reuse_possible(engine: Engine, usual: Usual | None = None) -> float | None:
     """The hit ratio of an engine if every repeated prefix hit; None if no prompt repeats.
 
-    If known, it is the hit ratio of quiet times (`prefix_hit_quiet_ratio`). Otherwise it is an
-    upper estimate: the tokens that the best tenth of prompts computes are assumed to be new in
-    every prompt, and all others to be repeated.
+    If known, it is the pool's usual one. Otherwise it is an upper estimate: the tokens that the
+    best tenth of prompts computes are assumed to be new in every prompt, and all others to be
+    repeated.
     """
+    if usual is not None:
+        return usual.hit_ratio
     fewest, prompt = engine.get("prefill_tokens_p10"), engine.get("prompt_tokens_p50")
-    reached = engine.get("prefix_hit_quiet_ratio")
-    if reached is not None:
-        return reached
     if fewest is None or not prompt or fewest > HIT_WHOLE * prompt:
         return None
     return 1 - fewest / prompt

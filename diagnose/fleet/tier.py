@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Case, Cause
-from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Group
 
 

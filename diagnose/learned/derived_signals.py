@@ -58,9 +58,8 @@ slower."""
 class DerivedSignal(Struct, frozen=True):
     """A quantity computed from signals. Its key ends with the unit; plain counts have none.
 
-    `of` is its expression. At each scrape `derive` evaluates it. In a fleet it is evaluated on the
-    values of one moment. It is also compiled to a recording rule. `of` is None if a module follows
-    the quantity from scrape to scrape, or reads it elsewhere than on vLLM's page.
+    `of` is its expression, evaluated at each scrape and compiled to a recording rule. It is None if
+    a module follows the quantity from scrape to scrape, or reads it elsewhere than on vLLM's page.
     """
 
     key: str

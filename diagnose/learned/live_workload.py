@@ -110,7 +110,7 @@ def _quantile(
 ) -> float | None:
     """A quantile of the counted lengths; None if beyond the last finite bound."""
     value = Buckets.of(bounds, counts).quantile(quantile)
-    return None if value == bounds[-2] else value
+    return None if value is None or value == bounds[-2] else value
 
 
 def _peak_per_s(stated: Stated) -> float | None:

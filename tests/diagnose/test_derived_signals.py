@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.engine_state import coverage
 from kneewatch.diagnose.learned.derived_signals import (
     DERIVED,
-    MOMENTARY,
     against_baseline,
-    momentary,
 )
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Moment, Targets
-from kneewatch.rules.quantities import BaselineValue, signals_of
+from kneewatch.rules.quantities import BaselineValue
 
 TARGETS = Targets(ttft_p99_s=2.0)
 EXPRESSIONS = {signal.key: signal.of for signal in DERIVED if signal.of is not None}
@@ -50,13 +46,3 @@ def test_a_drift_is_held_against_the_usual_hour_where_that_is_worse() -> None:
     baseline.season = {"ttft_p99_s": 1.6}
     values = against_baseline(Moment({"ttft_p99_s": 8.0}, TARGETS, baseline=baseline))
     assert values["ttft_p99_drift_ratio"] == 5.0
-
-
-def test_what_one_moment_gives_a_fleet_has_too() -> None:
-    inputs = {key for of in MOMENTARY.values() for key in signals_of(of)}
-    values = momentary(Moment(dict.fromkeys(inputs, 3.0), TARGETS, window_s=60.0))
-    assert {key for key, value in values.items() if value is not None} == MOMENTARY.keys()
-    left_out = coverage(Profile(targets=TARGETS)).left_out
-    reasons = [left_out.get(rule.id, "") for rule in Profile().rules() if rule.signal in MOMENTARY]
-    assert len(reasons) >= 3
-    assert all(not reason or reason.startswith("must hold for") for reason in reasons)

@@ -4,8 +4,9 @@ notes on the data. I/O edge."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.snapshot import (
     FleetConfig,
-    capacity_tokens,
     fleet_config,
     source_settings,
 )
@@ -133,6 +133,16 @@ METHODS: tuple[Method, ...] = (
 
 
 PROBLEMS_SHOWN_MAX = 4
+
+
+def capacity_tokens(labels: Mapping[str, str]) -> float | None:
+    """The number of tokens that fit a KV cache, from the labels of cache_config_info. None if
+    unknown."""
+    for names in (("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size")):
+        texts = [labels.get(name, "") for name in names]
+        if all(text.isdecimal() for text in texts):
+            return prod(map(int, texts)) or None
+    return None
 
 
 def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:

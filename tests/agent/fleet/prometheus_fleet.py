@@ -22,8 +22,9 @@ def watched(
     """The diagnosis of what a server has."""
     url = server if isinstance(server, str) else f"http://{LOOPBACK}:{server.port}"
     with PrometheusSource(url, QUICK) as source:
-        wanted = FleetConfig(selector, label_map({}, "default"), window_s, at_s)
-        return diagnose(observe(source, wanted), Profile(window_s=window_s))
+        profile = Profile(window_s=window_s)
+        wanted = FleetConfig(selector, label_map({}, "default"), window_s, at_s, profile=profile)
+        return diagnose(observe(source, wanted), profile)
 
 
 def told(fleet_diagnosis: FleetDiagnosis) -> dict[str, tuple[str, ...]]:

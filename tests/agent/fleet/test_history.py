@@ -42,12 +42,14 @@ PER_S = {
     "num_preemptions_total": 0.0,
     "prefix_cache_queries_total": 1000.0,
     "prefix_cache_hits_total": 640.0,
+    "request_success_total": 1.0,
 }
+LABELS = {"request_success_total": tuple(sorted((*NAMES, ("finished_reason", "stop"))))}
 
 
 def series() -> tuple[Series, ...]:
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    own = [Series(f"vllm:{name}", NAMES) for name in (*gauges, *PER_S)]
+    own = [Series(f"vllm:{name}", LABELS.get(name, NAMES)) for name in (*gauges, *PER_S)]
     buckets = [Series("vllm:request_prompt_tokens_bucket", tuple(sorted((*NAMES, ("le", le)))))
                for le in ("1000.0", "+Inf")]  # fmt: skip
     return (
@@ -84,6 +86,7 @@ def sized(main: Main, prometheus: Prometheus, *more: object) -> dict[str, Any]:
     url = f"http://{LOOPBACK}:{prometheus.port}"
     ended = main("diagnose", "--prometheus", url, "--at", END_S, "--format", "json",
                  "--fleet-queries-per-s", "1000", *more)  # fmt: skip
+    assert ended.documents, ended.err
     document = ended.documents[0]
     (tier,) = document["tiers"]
     parts = {key: document[key] for key in ("recommendations", "causes")}

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import names_of, states_of
 from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.comparisons import Comparisons
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import label_map
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
@@ -24,6 +26,7 @@ from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, operated, w
 from tests.programs import require
 
 CYCLE_S = 60.0
+PROFILE = Profile(window_s=60.0)
 HOLD_S = 120.0
 HOOK = f'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\nhold_s = {HOLD_S}'
 
@@ -44,6 +47,8 @@ class Player:
     def __init__(self, fleet: LivingFleet, server: Prometheus, folder: Path) -> None:
         self._fleet, self._port = fleet, server.port
         self._ledger = AlertState(receiver(folder, HOOK))
+        self._engines = FleetEngines(PROFILE)
+        self._comparisons = Comparisons(scale=PROFILE.scale)
         self.newest: FleetDiagnosis | None = None
 
     def play(self, from_s: float, to_s: float) -> list[Told]:
@@ -56,7 +61,8 @@ class Player:
                 at_s = self._fleet.epoch_s + t_s
                 past = self.newest.observed.past if self.newest else None
                 config = FleetConfig("", label_map({}, "default"), 60.0, at_s, past=past)
-                self.newest = diagnose(observe(source, config), Profile(window_s=60.0))
+                observed = observe(source, config, self._engines)
+                self.newest = diagnose(observed, PROFILE, self._comparisons)
                 states = states_of(self.newest, interval_s=CYCLE_S)
                 new_names = names_of(states, self.newest, names)
                 events = [

@@ -64,7 +64,7 @@ def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
     pages = queries.pages(asking, {"job": ""}, WINDOW_S)
     asked = {
         "presence": queries.presence(asking, WINDOW_S),
-        "running": running_requests(asking, ("instance",), recorded_only=False),
+        "running": running_requests(asking, ("instance",)),
         **{key: queries.gauges(asking, key, WINDOW_S) for key in queries.GAUGES},
         "preempted": queries.watched(asking, queries.PREEMPTED, None, WINDOW_S),
         "late": queries.watched(asking, queries.LATE, 1.0, WINDOW_S),

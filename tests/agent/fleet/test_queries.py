@@ -8,16 +8,12 @@ from kneewatch.agent.fleet.queries import (
     QueryScope,
     checked_selector,
     gpu_queries,
+    hourly_queries,
     presence,
-    raw_queries,
 )
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.engine_state import coverage
 
 ASKING = QueryScope('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
-
-COVERED = coverage(Profile())
 
 
 @pytest.mark.parametrize(
@@ -56,8 +52,7 @@ def test_what_is_no_list_of_matchers_is_refused(text: str) -> None:
 
 
 def test_each_signal_has_one_query_and_each_is_restricted() -> None:
-    queries = raw_queries(ASKING, COVERED)
-    assert set(COVERED.signals) <= set(queries)
+    queries = hourly_queries(ASKING)
     for key, query in queries.items():
         assert query.count('namespace="a"') == query.count("vllm:"), key
         assert "instance, engine" in query, key
@@ -65,10 +60,10 @@ def test_each_signal_has_one_query_and_each_is_restricted() -> None:
 
 
 def test_two_spellings_in_one_fleet_are_one_query() -> None:
-    both = raw_queries(QueryScope("", 60.0, ("instance",), ("vllm:", "ray_vllm_")), COVERED)
-    assert "ray_vllm_num_requests_running" in both["running"]
-    assert "vllm:num_requests_running" in both["running"]
-    assert both["running"].count(" or ") == 1
+    both = hourly_queries(QueryScope("", 60.0, ("instance",), ("vllm:", "ray_vllm_")))
+    assert "ray_vllm_request_prompt_tokens" in both["prompt_tokens_mean"]
+    assert "(vllm:request_prompt_tokens" in both["prompt_tokens_mean"]
+    assert both["prompt_tokens_mean"].count(" or ") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis, health, worst_of
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import (
     Gone,
     Group,
+    Key,
     Labels,
     Observed,
     Past,
@@ -19,7 +23,14 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import RouterState
+from kneewatch.diagnose.ranking import conclude, ranked
 from kneewatch.diagnose.values import GpuState, Histogram
+from kneewatch.rules.cascade import Cascade
+from kneewatch.rules.cascade import lacking as lacking_for
+from kneewatch.rules.facts import Baselines
+
+T = TypeVar("T")
+T_S = 1_795_257_000.0
 
 USUAL: Mapping[str, float] = {
     "running": 8.0,
@@ -90,47 +101,99 @@ def verdict(
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, faulty
     ones, streaks and images by pod."""
     shape = shaped([labels for labels, _ in engines])
+    profile = profile or Profile()
+
+    def of_pods(by_pod: Mapping[str, T] | None) -> dict[Key, T]:
+        return {
+            member.key: by_pod[member.labels["pod"]]
+            for member in shape.members
+            if by_pod and member.labels["pod"] in by_pod
+        }
+
+    faulty, streaks = of_pods(faulty_gpus), of_pods(streaks_s)
+    gpu_figures, usuals = of_pods(gpus), usual or {}
+    members = {member.key: member for member in shape.members}
+    verdicts: dict[Key, Diagnosis] = {}
+    for labels, own in engines:
+        key = shape.key(labels)
+        values = {name: v for name, v in {**USUAL, **own}.items() if name not in lacking}
+        pool = usuals.get(members[key].group)
+        if pool is not None:
+            values["prefix_hit_quiet_ratio"] = pool.hit_ratio
+        verdicts[key] = judged(
+            members[key].replica,
+            values,
+            profile,
+            streaks_s=streaks.get(key, {}),
+            gpus=faulty.get(key, ()),
+            gpus_guessed="gpus" not in gpu_figures.get(key, {}),
+        )
     return diagnose(
         Observed(
-            t_s=1_795_257_000.0,
+            t_s=T_S,
             source="http://prometheus:9090",
             window_s=60.0,
             shape=shape,
-            values={
-                shape.key(labels): {
-                    key: value for key, value in {**USUAL, **own}.items() if key not in lacking
-                }
-                for labels, own in engines
-            },
-            gpus={
-                member.key: gpus[member.labels["pod"]]
-                for member in shape.members
-                if gpus and member.labels["pod"] in gpus
-            },
-            images={
-                member.key: images[member.labels["pod"]]
-                for member in shape.members
-                if images and member.labels["pod"] in images
-            },
-            faulty_gpus={
-                member.key: faulty_gpus[member.labels["pod"]]
-                for member in shape.members
-                if faulty_gpus and member.labels["pod"] in faulty_gpus
-            },
-            past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usual or {}),
+            verdicts=verdicts,
+            gpus=gpu_figures,
+            images=of_pods(images),
+            faulty_gpus=faulty,
+            past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usuals),
             gone=gone,
             routers=routers,
-            raw=tuple(USUAL),
             warnings=warnings,
             failed=failed or {},
-            streaks_s={
-                member.key: streaks_s[member.labels["pod"]]
-                for member in shape.members
-                if streaks_s and member.labels["pod"] in streaks_s
-            },
         ),
-        profile or Profile(),
+        profile,
     )
+
+
+class Quiet(Baselines):
+    """An engine's baselines: what its signals say of quiet times."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
+
+    def get(self, key: str) -> float | None:
+        name = "prefix_hit_quiet_ratio" if key == "prefix_hit_ratio" else f"{key}:baseline"
+        return self._values.get(name)
+
+
+def judged(
+    target: str,
+    values: Mapping[str, float],
+    profile: Profile,
+    *,
+    streaks_s: Mapping[str, float],
+    gpus: Sequence[GpuState],
+    gpus_guessed: bool,
+) -> Diagnosis:
+    """The verdict on an engine with these signals, as if its conditions had held so long."""
+    evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
+    cascade = Cascade(scale=1.0, targets=profile.targets, evicting=evicting)
+    stage = cascade.judge(T_S, values, preempted=values.get("preemption_per_s", 0.0))
+    known = None if lacking_for(stage, values) else stage
+    severity = float(stage.severity)
+    values = {**values, "cascade_stage": float(stage.number), "cascade_severity": severity}
+    facts = Facts(
+        values,
+        profile.targets,
+        streaks_s,
+        {},
+        {},
+        Quiet(values),
+        60.0,
+        values.get("age_s", 0.0),
+        stage=stage,
+        gpus=gpus,
+        gpus_guessed=gpus_guessed,
+        now_s=T_S,
+    )
+    causes = ranked(conclude(facts))
+    return Diagnosis(
+        T_S, target, "", "", None, health(worst_of(causes, known, ()), readable=known is not None),
+        known, causes, (), (), values, (), 60.0, "nothing",
+    )  # fmt: skip
 
 
 def fleet(count: int, **more: str) -> list[Row]:

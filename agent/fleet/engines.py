@@ -1,0 +1,242 @@
+"""Judges the engines of a fleet, scrape by scrape, by the samples of a metrics system. I/O edge.
+
+The samples are rebuilt to the pages that were scraped, and judged as the sidecar judges pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from kneewatch.agent.fleet.queries import AnswerLog, QueryScope
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.responses import RawSeries
+from kneewatch.collector.prometheus.scraped_pages import (
+    TARGET_LABELS,
+    ScrapedPages,
+    Target,
+    page_names,
+    target_of,
+)
+from kneewatch.collector.signals.expr import any_of, quoted
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.engine.reader import METRICS_READ
+from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.fleet.inventory import Group, Key, Member
+from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.rules.facts import duration
+from kneewatch.rules.rule import LONG_WINDOWS
+
+HISTORY_S = 1800.0
+"""Seconds of the past that are judged first when an engine is new to us: its usual values are
+learned from them, and conditions that have held since then are known."""
+
+THINNED_S = 60.0
+"""Before the last LONG_WINDOWS windows of that history, one page in so many seconds is enough."""
+
+SAMPLES_AT_ONCE = 200_000
+"""Most samples in one answer: about 5 MB of JSON, 25 MB decoded."""
+
+SERIES_EXPECTED = 300
+"""Series of one engine that are read."""
+
+OVERLAP_S = 0.5
+"""Ranges of Prometheus 3 leave out their first moment."""
+
+INSTANCE = TARGET_LABELS.index("instance")
+
+
+class FleetEngines:
+    """The engines of a fleet over time. `cycle` is called by one thread at a time."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile, self._catalogue = profile, Catalogue.of(profile)
+        self._pages = ScrapedPages()
+        self._monitors: dict[Target, TargetMonitor] = {}
+        self._adding = threading.Lock()
+        self.scrapes = 0
+        """Number of scrapes that the last cycle judged."""
+
+    def adopt(self, profile: Profile) -> None:
+        """Judge by this profile from now on. A profile that differs begins with the history."""
+        if profile != self._profile:
+            self._profile, self._catalogue = profile, Catalogue.of(profile)
+            self._pages = ScrapedPages()
+            self._monitors = {}
+
+    def cycle(
+        self,
+        source: PrometheusSource,
+        log: AnswerLog,
+        scope: QueryScope,
+        members: Sequence[Member],
+        gpus: Mapping[Key, GpuReading],
+        usual: Mapping[Group, Mapping[str, float]],
+        *,
+        at_s: float,
+        interval_s: float,
+    ) -> dict[Key, EngineMonitor]:
+        """Judge the pages since the last cycle. Returns the monitor of each engine that has one.
+
+        `usual` are usual values of signals by group, from past hours. `interval_s` is the time
+        between scrapes. Errors of queries are added to `log`.
+        """
+        by_target: dict[Target, list[Member]] = {}
+        for member in members:
+            by_target.setdefault(target_of(member.labels), []).append(member)
+        self._pages.keep(by_target)
+        self._monitors = {
+            target: self._monitors.get(target) or self._monitor(of)
+            for target, of in by_target.items()
+        }
+        self.scrapes = 0
+        for targets in self._read(source, log, scope, by_target, at_s, interval_s):
+            for target in targets:
+                member = by_target[target][0]
+                reading = gpus.get(member.key, NO_GPUS)
+                self._judge(target, reading, usual.get(member.group, {}), at_s)
+        return {
+            member.key: engine
+            for target, of in by_target.items()
+            for member in of
+            if (engine := engine_of(self._monitors[target], member)) is not None
+        }
+
+    def _monitor(self, members: Sequence[Member]) -> TargetMonitor:
+        return TargetMonitor(members[0].replica, self._profile, self._catalogue)
+
+    def _judge(
+        self, target: Target, gpus: GpuReading, usual: Mapping[str, float], at_s: float
+    ) -> None:
+        monitor = self._monitors[target]
+        for engine in monitor.engines:
+            engine.judge.set_usual(usual)
+        is_new, due_s = not monitor.engines, float("-inf")
+        dense_from_s = at_s - LONG_WINDOWS * self._profile.window_s
+        for t_s, page in self._pages.pages(target):
+            if page is None:
+                if not is_new:
+                    monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
+                continue
+            if is_new and t_s < dense_from_s:
+                if t_s < due_s:
+                    continue
+                due_s = t_s + THINNED_S
+            self.scrapes += 1
+            known = len(monitor.engines)
+            monitor.page(t_s, page, gpus)
+            if len(monitor.engines) > known:
+                for engine in monitor.engines:
+                    engine.judge.set_usual(usual)
+
+    def _read(
+        self,
+        source: PrometheusSource,
+        log: AnswerLog,
+        scope: QueryScope,
+        by_target: Mapping[Target, Sequence[Member]],
+        at_s: float,
+        interval_s: float,
+    ) -> Iterator[Sequence[Target]]:
+        """Yields groups of targets whose samples were read."""
+        names = page_names(METRICS_READ, scope.prefixes)
+        queries = [
+            (targets, _query(scope, names, targets, span_s))
+            for targets, span_s in self._groups(by_target, at_s, interval_s)
+        ]
+        answered: list[Future[Sequence[Target]]] = []
+        with ThreadPoolExecutor(source.pace.at_once) as pool:
+            for targets, query in queries:
+                # At most so many answers are in memory at a time.
+                if len(answered) == source.pace.at_once:
+                    yield answered.pop(0).result()
+                answered.append(
+                    pool.submit(partial(self._answer, source, log, targets, query, at_s))
+                )
+            for answer in answered:
+                yield answer.result()
+
+    def _answer(
+        self,
+        source: PrometheusSource,
+        log: AnswerLog,
+        targets: Sequence[Target],
+        query: str,
+        at_s: float,
+    ) -> Sequence[Target]:
+        """Read the samples of some targets. Returns these targets; none if the query failed."""
+        try:
+            series, warnings = source.series(query, at_s)
+            self._add(series)
+        except CollectError as exc:
+            log.failed["samples"] = str(exc)
+            return ()
+        except (msgspec.DecodeError, ValueError) as exc:
+            log.failed["samples"] = f"{source.url}: the answer is no matrix of samples: {exc}"
+            return ()
+        log.warnings.update(dict.fromkeys(warnings))
+        return targets
+
+    def _add(self, series: Sequence[RawSeries]) -> None:
+        with self._adding:
+            self._pages.add(series)
+
+    def _groups(
+        self, by_target: Mapping[Target, Sequence[Member]], at_s: float, interval_s: float
+    ) -> Iterator[tuple[Sequence[Target], float]]:
+        """Yields groups of targets to read in one query, and the seconds to read.
+
+        The targets of a group have one scrape configuration, so that few matchers select them.
+        """
+        groups: dict[tuple[Target, float], list[Target]] = {}
+        for target in by_target:
+            span_s = min(at_s - self._pages.read_until_s(target), HISTORY_S)
+            whole_s = HISTORY_S if span_s == HISTORY_S else -(-span_s // interval_s) * interval_s
+            groups.setdefault((target[:INSTANCE], whole_s), []).append(target)
+        for (_, span_s), targets in groups.items():
+            samples_each = SERIES_EXPECTED * max(1.0, span_s / interval_s)
+            most = max(1, int(SAMPLES_AT_ONCE / samples_each))
+            for first in range(0, len(targets), most):
+                yield targets[first : first + most], span_s + OVERLAP_S
+
+
+def _query(scope: QueryScope, names: str, targets: Sequence[Target], span_s: float) -> str:
+    """A query for the samples of targets that differ only by their instance."""
+    alike = [
+        f'{label}="{quoted(value)}"'
+        for label, value in zip(TARGET_LABELS[:INSTANCE], targets[0][:INSTANCE], strict=True)
+        if value
+    ]
+    instances = any_of("instance", [target[INSTANCE] for target in targets])
+    matchers = ",".join((f'__name__=~"{quoted(names)}"', *alike, instances))
+    return f"{scope.series('', matchers)}[{duration(span_s)}]"
+
+
+def engine_of(monitor: TargetMonitor, member: Member) -> EngineMonitor | None:
+    """The engine of a page that a member is; None if the page did not have it.
+
+    A page with several replicas (Ray) names the replica in a label that only its series have.
+    """
+    labels = member.labels
+    for engine in monitor.engines:
+        key = engine.key
+        if (
+            key.model == labels.get("model_name", key.model)
+            and key.engine == labels.get("engine", key.engine)
+            and (not key.replica or key.replica in labels.values())
+        ):
+            return engine
+    return None
+
+
+def verdicts_of(engines: Mapping[Key, EngineMonitor]) -> dict[Key, Diagnosis]:
+    """The newest verdict on each engine."""
+    return {key: engine.newest for key, engine in engines.items() if engine.newest is not None}

@@ -1,0 +1,211 @@
+"""Rebuilds the scraped pages of targets from the samples that a metrics system stores. Pure.
+
+A metrics system stores each sample with the time of its scrape, so all samples of a target with one
+time are the page that was scraped then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from kneewatch.collector.names.vllm_metrics import OF_THE_PAGE, metric_table
+from kneewatch.collector.prometheus.responses import RawSeries
+from kneewatch.collector.samples import Layout, Page, Series
+
+TARGET_LABELS = ("cluster", "namespace", "job", "pod", "instance")
+"""Labels that identify a scraped target. All series of its page have the same values for them."""
+
+UP, PROCESS_START = "up", "process_start_time_seconds"
+OF_ENGINES = frozenset({"model_name", "engine", "le"})
+"""Labels that vLLM's page has itself, also where all of its series have the same value."""
+
+LAYOUTS_KEPT = 4
+"""Layouts remembered per target: a page may gain a series and lose it again."""
+
+Target = tuple[str, ...]
+"""The values of TARGET_LABELS; empty for labels that the target lacks."""
+
+
+def target_of(labels: Mapping[str, str]) -> Target:
+    """The target whose page a series is on."""
+    return tuple(labels.get(name, "") for name in TARGET_LABELS)
+
+
+@cache
+def page_names(metrics: frozenset[str], prefixes: tuple[str, ...]) -> str:
+    """A regular expression for the names of these metrics' series, under each of the prefixes, in
+    every version of vLLM; also for the start of the process and the result of the scrape."""
+    own: list[str] = []
+    shared = [UP, PROCESS_START]
+    for name, sample in metric_table().samples.items():
+        if sample.metric.name in metrics and sample.part != "created":
+            (shared if name.startswith(OF_THE_PAGE) else own).append(re.escape(name))
+    begins = "|".join(map(re.escape, prefixes))
+    return f"({begins})({'|'.join(own)})|{'|'.join(shared)}"
+
+
+_layouts: WeakValueDictionary[tuple[Series, ...], Layout] = WeakValueDictionary()
+"""Layouts in use. Replicas with equal pages share one, and with it everything bound to it."""
+
+
+class _TargetPages:
+    """The series of one target, and its samples that were not rebuilt to pages yet."""
+
+    def __init__(self) -> None:
+        self.series: list[Series] = []
+        self.numbers: dict[Series, int] = {}
+        self.scrapes: dict[float, dict[int, float]] = {}
+        self.failures_s: set[float] = set()
+        self.last_s = float("-inf")
+        self._layouts: dict[tuple[int, ...], tuple[tuple[int, ...], Layout]] = {}
+        self._newest: tuple[tuple[int, ...], Layout] | None = None
+        self._held_back_s = float("-inf")
+
+    def number_of(self, series: Series) -> int:
+        """The number of a series of this target."""
+        number = self.numbers.get(series)
+        if number is None:
+            number = self.numbers[series] = len(self.series)
+            self.series.append(series)
+        return number
+
+    def pages(self) -> Iterator[tuple[float, Page | None]]:
+        """Yields the scrapes since the last call, oldest first; None for a failed scrape.
+
+        Some systems show the samples of a scrape one after the other. So the newest page waits for
+        the next call, once, if it has fewer series than the page before it.
+        """
+        scrapes, self.scrapes = self.scrapes, {}
+        failures_s, self.failures_s = self.failures_s, set()
+        times = sorted(scrapes.keys() | failures_s)
+        for t_s in times:
+            samples = scrapes.get(t_s)
+            if samples is None:
+                self.last_s = t_s
+                yield t_s, None
+                continue
+            complete = self._newest is None or len(samples) >= len(self._newest[0])
+            if not complete and t_s == times[-1] and t_s != self._held_back_s:
+                self._held_back_s = t_s
+                return
+            self.last_s = t_s
+            yield t_s, self._page(samples)
+
+    def _page(self, samples: Mapping[int, float]) -> Page:
+        newest = self._newest
+        if newest is not None and len(newest[0]) == len(samples):
+            try:
+                return Page(newest[1], [samples[number] for number in newest[0]])
+            except KeyError:
+                pass  # one series left and another came
+        numbers = tuple(sorted(samples))
+        newest = self._layouts.get(numbers)
+        if newest is None:
+            if len(self._layouts) >= LAYOUTS_KEPT:
+                del self._layouts[next(iter(self._layouts))]
+            newest = self._layouts[numbers] = self._laid_out(numbers)
+        self._newest = newest
+        return Page(newest[1], [samples[number] for number in newest[0]])
+
+    def _laid_out(self, numbers: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
+        """A layout of these series, and the series' numbers in its order.
+
+        Labels that all series have with one value come from the scrape: they are left out, so that
+        replicas share layouts.
+        """
+        everywhere = set(self.series[numbers[0]].labels)
+        for number in numbers:
+            everywhere.intersection_update(self.series[number].labels)
+        scraped = {pair for pair in everywhere if pair[0] not in OF_ENGINES}
+        rows = sorted(
+            (
+                Series(series.name, tuple(pair for pair in series.labels if pair not in scraped)),
+                number,
+            )
+            for number in numbers
+            if (series := self.series[number])
+        )
+        key = tuple(series for series, _ in rows)
+        layout = _layouts.get(key)
+        if layout is None:
+            layout = _layouts[key] = Layout(key, {})
+        return tuple(number for _, number in rows), layout
+
+
+class ScrapedPages:
+    """The pages of all targets of a metrics system, rebuilt from answer after answer."""
+
+    def __init__(self) -> None:
+        self._targets: dict[Target, _TargetPages] = {}
+        self._places: dict[bytes, tuple[_TargetPages, int]] = {}
+
+    def read_until_s(self, target: Target) -> float:
+        """Time of the target's last page or failed scrape; -inf if none was read."""
+        pages = self._targets.get(target)
+        return float("-inf") if pages is None else pages.last_s
+
+    def keep(self, targets: Iterable[Target]) -> None:
+        """Forget all other targets."""
+        kept = {target: self._targets[target] for target in targets if target in self._targets}
+        if len(kept) < len(self._targets):
+            alive = {id(pages) for pages in kept.values()}
+            self._targets = kept
+            self._places = {
+                metric: place for metric, place in self._places.items() if id(place[0]) in alive
+            }
+
+    def add(self, answer: Iterable[RawSeries]) -> None:
+        """Add samples. Samples that were added before, or are older than the last page, are
+        ignored.
+
+        Raises:
+            msgspec.DecodeError: the labels of a series are no JSON object of texts.
+            ValueError: a value is no number.
+        """
+        places = self._places
+        for row in answer:
+            metric = bytes(row.metric)
+            place = places.get(metric)
+            if place is None:
+                place = places[metric] = self._place_of(metric)
+            pages, number = place
+            last_s = pages.last_s
+            if number < 0:
+                pages.failures_s.update(
+                    t_s for t_s, value in row.values if t_s > last_s and value == "0"
+                )
+                continue
+            scrapes = pages.scrapes
+            for t_s, value in row.values:
+                if t_s > last_s:
+                    scrape = scrapes.get(t_s)
+                    if scrape is None:
+                        scrape = scrapes[t_s] = {}
+                    scrape[number] = float(value)
+
+    def pages(self, target: Target) -> Iterator[tuple[float, Page | None]]:
+        """Yields the target's scrapes that were not yielded before, oldest first.
+
+        A failed scrape has None instead of a page.
+        """
+        pages = self._targets.get(target)
+        if pages is not None:
+            yield from pages.pages()
+
+    def _place_of(self, metric: bytes) -> tuple[_TargetPages, int]:
+        """The target of a series and its number there; the number of `up` is -1."""
+        labels = _read_labels(metric)
+        pages = self._targets.setdefault(target_of(labels), _TargetPages())
+        name = labels.pop("__name__", "")
+        if name == UP:
+            return pages, -1
+        own = (pair for pair in labels.items() if pair[0] not in TARGET_LABELS)
+        return pages, pages.number_of(Series(name, tuple(sorted(own))))
+
+
+_read_labels = msgspec.json.Decoder(dict[str, str]).decode

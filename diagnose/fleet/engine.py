@@ -1,0 +1,99 @@
+"""One engine of a fleet: its verdict, and what a metrics system knows about it besides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
+from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.rule import Finding, Severity
+
+
+class Engine(Struct, frozen=True):
+    """One engine of a fleet.
+
+    - `verdict`: the judge's newest verdict; None if no page of the engine could be rebuilt.
+    - `values`: the verdict's known signals, and those of the last hour and of the process.
+    - `gpus`: figures of the GPUs of its replica.
+    - `config`: the labels of cache_config_info.
+    - `image`: its container's image; empty if unknown.
+    """
+
+    member: Member
+    verdict: Diagnosis | None
+    values: Values
+    gpus: Values = field(default_factory=dict[str, float])
+    config: Labels = field(default_factory=dict[str, str])
+    image: str = ""
+
+    @property
+    def stage(self) -> int | None:
+        """The number of the cascade's stage; None if unknown."""
+        stage = None if self.verdict is None else self.verdict.stage
+        return None if stage is None else stage.number
+
+    @property
+    def stage_name(self) -> str:
+        """The stage's name; `unknown` if the stage is unknown."""
+        return "unknown" if self.stage is None else NAMES[self.stage]
+
+    @property
+    def stage_severity(self) -> Severity:
+        """The severity of the stage; ok if the stage is unknown."""
+        stage = None if self.verdict is None else self.verdict.stage
+        return Severity.OK if stage is None else stage.severity
+
+    @property
+    def causes(self) -> Sequence[Cause]:
+        """The engine's own causes, ranked."""
+        return () if self.verdict is None else self.verdict.causes
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The findings whose threshold is crossed."""
+        found = () if self.verdict is None else self.verdict.findings
+        return [finding for finding in found if finding.severity]
+
+    @property
+    def severity(self) -> Severity:
+        """The worst severity of causes, stage and findings; ok without a verdict."""
+        return Severity.OK if self.verdict is None else self.verdict.severity
+
+    @property
+    def health(self) -> str:
+        """ok, info, warning, critical or unknown."""
+        return "unknown" if self.verdict is None else self.verdict.health
+
+    def get(self, signal: str) -> float | None:
+        """A signal's value; None if it has none."""
+        return self.values.get(signal)
+
+    @property
+    def in_flight(self) -> float | None:
+        """Requests running (the window's mean if known) plus queued; None if running is unknown."""
+        running = self.values.get("running_avg", self.values.get("running"))
+        return None if running is None else running + self.values.get("waiting", 0.0)
+
+
+def engines_of(observed: Observed) -> list[Engine]:
+    """All engines of a fleet, with their verdicts."""
+    return [_engine(member, observed) for member in observed.shape.members]
+
+
+def _engine(member: Member, observed: Observed) -> Engine:
+    verdict = observed.verdicts.get(member.key)
+    values = dict[str, float]()
+    if verdict is not None:
+        values |= {key: value for key, value in verdict.values.items() if value is not None}
+    return Engine(
+        member,
+        verdict,
+        {**values, **observed.values.get(member.key, {})},
+        observed.gpus.get(member.key, {}),
+        observed.configs.get(member.key, {}),
+        observed.images.get(member.key, ""),
+    )
