@@ -30,8 +30,6 @@ from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
 
-OF_REPLICAS = "compares replicas: run `kneewatch diagnose --prometheus`"
-
 FLEET_ONLY_CAUSES = (
     CauseRecord(
         id="routing_dilution",
@@ -40,7 +38,6 @@ FLEET_ONLY_CAUSES = (
         explains=("prefix_reuse_lost", "prefix_churn", *prefix.EXPLAINED),
         levers=("sticky_routing",),
         fleet=True,
-        sidecar=OF_REPLICAS,
     ),
     CauseRecord(
         id="replica_imbalance",
@@ -48,7 +45,6 @@ FLEET_ONLY_CAUSES = (
         means="Replicas of one tier, or engines of one server, carry very different load.",
         explains=("kv_pressure", *QUEUES),
         fleet=True,
-        sidecar=OF_REPLICAS,
     ),
     CauseRecord(
         id="router_fault",
@@ -56,15 +52,12 @@ FLEET_ONLY_CAUSES = (
         means="The router in front of a pool has no endpoint, queues requests before idle engines, "
         "picks one engine far too often, or picks by stale data.",
         fleet=True,
-        sidecar="in Prometheus the alerts KneewatchRouterUnready, KneewatchRouterHolds and "
-        "KneewatchRouterStale cover it, without uneven picks",
     ),
     CauseRecord(
         id="mixed_tiers",
         title="Mixed GPU types behind one load balancer",
         means="A pool mixes GPU types, and the load balancer treats them alike.",
         fleet=True,
-        sidecar=OF_REPLICAS,
     ),
     CauseRecord(
         id="bad_node",
@@ -78,7 +71,6 @@ FLEET_ONLY_CAUSES = (
         title="Replica warming up",
         means="A replica started recently and its caches are cold.",
         fleet=True,
-        sidecar=OF_REPLICAS,
     ),
 )
 

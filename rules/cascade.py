@@ -12,7 +12,7 @@ from msgspec import Struct
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.formatting import span
-from kneewatch.rules.quantities import Held, LastStep, Signal, Target
+from kneewatch.rules.quantities import Held, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
 
 FALLS_TO = 0.7
@@ -142,7 +142,7 @@ STAGE = Signal("cascade_stage")
 SEVERITY = Signal("cascade_severity")
 KV_USAGE, WAITING = Signal("kv_usage_ratio"), Signal("waiting")
 QUEUE = Signal("waiting_by_capacity")
-PREEMPTED = LastStep("num_preemptions", "preempted_since_scrape") > 0.0
+PREEMPTED = Signal("preempted_since_scrape") > 0.0
 
 STUCK = (KV_USAGE >= FULL_FROM_RATIO) & (QUEUE >= 1.0) & (STAGE >= 2.0)
 """Preempted requests may be stuck in the queue behind a full cache. vLLM does not count them."""

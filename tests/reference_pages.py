@@ -18,12 +18,12 @@ from kneewatch.diagnose.causes import availability
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
+    Computed,
     Finds,
     Form,
     Say,
-    Sidecar,
-    SidecarHolds,
     Term,
+    Tested,
 )
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.fleet import outliers, routers, routing
@@ -56,9 +56,7 @@ from kneewatch.rules.quantities import (
     Exposed,
     FirstOf,
     Held,
-    LastStep,
     Minimum,
-    Named,
     Recent,
     Signal,
     SquareRoot,
@@ -418,7 +416,7 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             return f"the engine was observed for {'at least' if side else 'less than'} {time}"
         case Finds(rule):
             return f"rule {rule_link(rule)} is {'active' if side else 'not active'}"
-        case SidecarHolds():
+        case Tested():
             return condition.means if side else f"not ({condition.means})"
         case availability.Stalled(whole):
             least = "" if whole else f" ({availability.STALL_NOTED_S:g} s with a short window)"
@@ -437,7 +435,7 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
     match value:
         case Number(number):
             return f"{number:g}"
-        case Signal(key) | LastStep(_, key):
+        case Signal(key):
             return f"`{key}`"
         case Recent(key):
             return f"recent `{key}`"
@@ -447,8 +445,6 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
             return f"the target `slo.{name}`"
         case WindowSeconds(share):
             return "the window (s)" if share == 1 else f"{share:g} x the window (s)"
-        case Named(_, of):
-            return quantity(of, inside=inside)
         case WithDefault(of, default):
             # An unknown value that counts as 0 is what a reader expects.
             inner = quantity(of, inside=inside)
@@ -468,7 +464,7 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
         case FirstOf(options):
             first, *others = (quantity(option) for option in options)
             return first + "".join(f", if unknown {other}" for other in others)
-        case Sidecar():
+        case Computed():
             return value.means
         case _:
             raise TypeError(f"no words for {type(value).__name__}")

@@ -7,16 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
-from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN, LONGEST_PREFILL_S
 from kneewatch.diagnose.values import PREFILL_SILENCE
 from kneewatch.rules.baseline import FAMILIES
-from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
-from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
 from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import Severity
@@ -62,7 +59,7 @@ HEALTHY_WITHOUT_PAGE = (
 IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
 
-class Stalled(Leaf, Struct, frozen=True):
+class Stalled(Condition, Struct, frozen=True):
     """Whether requests have been in flight for 30 s without progress.
 
     No progress means: no token generated, no request finished, and no prefill that gets further
@@ -73,61 +70,17 @@ class Stalled(Leaf, Struct, frozen=True):
     With `whole`, the full 30 s are required, or this engine's longest possible prefill if that is
     longer. After 30 s a queue is always an effect of the stall: more replicas or a larger batch
     would not help.
-
-    In PromQL, the range covers at least four scrapes. It also covers `LONGEST_PREFILL_S`, after
-    which a prefill no longer explains a silence, and `WIDE_RANGE_S`, for servers that are scraped
-    less often than the rules expect. A prefill explains a silence as long as the longest prefill in
-    the histogram.
     """
 
     whole: bool = False
 
-    def source(self, scope: Scope, *, side: bool) -> str:
+    def source(self, scope: Scope, *, side: bool = True) -> str:
         noted_s = f"max({STALL_NOTED_S}, {STALLED_S} * facts.scale)"
         explained_s = f"({scope.signal(PREFILL_SILENCE)} or 0.0)"
         from_s = f"min({STALLED_S}, max({noted_s}, {explained_s}))"
         if self.whole:
             from_s = f"max({STALLED_S}, {explained_s})"
         return f"((facts.streaks_s.get('stalled', -1.0) >= {from_s}) is {side})"
-
-    def promql(self, to: Spelling, *, side: bool) -> Clause:
-        near_s = self.lasts_s(to)[1]
-        spans_s = dict.fromkeys(
-            max(near_s, span_s) for span_s in (near_s, LONGEST_PREFILL_S, WIDE_RANGE_S)
-        )
-        clause = Clause(tuple(self._over(to, span_s) for span_s in spans_s))
-        return clause if side else clause.negated
-
-    def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Required seconds without progress: for the sidecar, and for PromQL (at least four
-        scrapes)."""
-        return STALLED_S, range_s(STALLED_S, to.scrape_s)
-
-    def _over(self, to: Spelling, span_s: float) -> str:
-        """PromQL for a range without progress, while requests are in flight throughout.
-
-        No token, no finished request, and KV usage not above the maximum of the range before.
-        """
-        span, step = duration(span_s), duration(to.interval_s)
-        tokens = to.dialect.sum(f"increase({to.raw('generation_tokens', '_total')}[{span}])")
-        finished = to.raw("request_success", "_total", f'{ABORTED[0]}!="{ABORTED[1]}"')
-        answered = to.dialect.sum(f"increase({finished}[{span}])")
-        usage = to.raw("kv_cache_usage_perc")
-        filled, before = (
-            to.dialect.sum(f"max_over_time({usage}[{span}]{offset})")
-            for offset in ("", f" offset {span}")
-        )
-        in_flight = IN_FLIGHT.promql(to)
-        prefills = to.dialect.sum(to.raw(PREFILL, "_bucket"), "le")
-        running = f"({RUNNING.promql(to)} >= 1)"
-        in_prefill = (
-            f" unless ((histogram_quantile(1, {prefills}) > {number(span_s)}) and {running})"
-        )
-        return (
-            f"(((min_over_time({in_flight}[{span}:{step}]) >= 1) and ({tokens} == 0)"
-            f" and ({filled} < {before} + {number(FILLED_MIN)})) unless ({answered} > 0)"
-            f"{in_prefill if span_s < LONGEST_PREFILL_S else ''})"
-        )
 
 
 def stalled_from_s(values: Mapping[str, float | None]) -> float:
@@ -170,9 +123,8 @@ def _stalled_s(facts: Facts) -> float:
     return facts.streaks_s.get("stalled", 0.0)
 
 
-STALLED_FOR_S = Sidecar(
+STALLED_FOR_S = Computed(
     lambda facts: facts.streaks_s.get("stalled"),
-    "PromQL sees it as no increase over the range",
     "seconds without progress",
 )
 
@@ -215,7 +167,6 @@ ENGINE_STALLED = CauseRecord(
             say=((ALWAYS, _stalled),),
             summary="Engine stalled: requests are in flight and no token is generated",
             lever=_stalled_lever,
-            action=STALLED_LEVER,
             guide=("9.4",),
         ),
     ),
@@ -493,7 +444,6 @@ ENGINE_RESTARTED = CauseRecord(
     judge=engine_restarted,
     onset_s=Number(0.0),
     clear_s=Number(0.0),
-    sidecar="restarts are read from the process's own page; in Prometheus use changes()",
 )
 TARGET_DOWN = CauseRecord(
     id="target_down",
@@ -510,6 +460,5 @@ METRICS_MISSING = CauseRecord(
     "cannot be judged.",
     moves=FAMILIES,
     onset_s=Number(0.0),
-    sidecar="in Prometheus the alert KneewatchMetricsVanished covers it",
 )
 """Concluded where the page is fetched (by `unreadable` and `metrics_missing`), not from `Facts`."""

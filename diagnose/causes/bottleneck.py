@@ -22,11 +22,11 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
+    Computed,
     Form,
     Level,
-    Sidecar,
-    SidecarHolds,
     Term,
+    Tested,
     term,
 )
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
@@ -78,7 +78,6 @@ SHARES = (
     ("mbu_ratio", "MBU"),
     ("mfu_ratio", "MFU"),
 )
-WHY = "no label says which GPUs an engine uses"
 
 
 class Bound(NamedTuple):
@@ -132,21 +131,20 @@ def has_spare_compute(facts: Facts) -> bool:
 
 def is_bound(kind: Kind) -> Condition:
     """The condition that the GPUs have this kind of limit; false if unknown."""
-    return SidecarHolds(lambda facts: _is(facts, kind), WHY, f"the GPUs are {WORDS[kind]}")
+    return Tested(lambda facts: _is(facts, kind), f"the GPUs are {WORDS[kind]}")
 
 
 def bound_terms(kind: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
     """The GPU's limit as evidence: for the cause if the limit is of this `kind`, otherwise against
     it."""
-    value = Sidecar(
-        lambda facts: _get(facts, "value"), WHY, "the GPU activity that identifies the limit"
+    value = Computed(
+        lambda facts: _get(facts, "value"), "the GPU activity that identifies the limit"
     )
-    bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY, "its threshold")
+    bound = Computed(lambda facts: _get(facts, "threshold"), "its threshold")
     host = is_bound("host")
 
     def limit_term(weight: float, when: Condition, *, below: bool = False) -> Term:
-        return term(value, bound, weight, _text, when=when, below=below, signal=_signal,
-                    sidecar=WHY)  # fmt: skip
+        return term(value, bound, weight, _text, when=when, below=below, signal=_signal)
 
     return (
         limit_term(weight, is_bound(kind)),
@@ -189,7 +187,6 @@ PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 `PRESSED_FROM`: tasks wait for a CPU. `STOLEN_FROM`: the hypervisor withholds CPU time (steal).
 """
 
-ON_THE_NODE = "pressure and steal are read on the server's node"
 
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
 P50_DRIFT = Signal("itl_p50_drift_ratio")
@@ -326,13 +323,11 @@ HOST_CONTENTION = CauseRecord(
             "templates, images and videos, and detokenizing run there. Add API servers "
             "(--api-server-count) and cores, or prepare the media elsewhere.",
             guide=("8.4",),
-            name="api",
         ),
     ),
     explains=("slow_steps", "decode_bound", "past_knee"),
     moves=(ITL, LOAD),
     clear_s=Number(45.0),
-    sidecar=ON_THE_NODE,
 )
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------
@@ -390,7 +385,6 @@ SLOW_STEPS = CauseRecord(
                     0.6,
                     "other processes hold {value:%} of the GPUs' memory: they share the GPUs",
                     when=NEIGHBOURS > 0.0,
-                    sidecar="DCGM lists no processes",
                 ),
                 *bound_terms("host")[:1],
             ),

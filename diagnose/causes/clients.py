@@ -20,7 +20,6 @@ ACCEPTED, GIVEN_UP = Signal("accepted_per_s"), Signal("given_up_per_s")
 GIVEN_UP_SHARE = Signal("given_up_ratio")
 WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
 
-NO_ENGINE = "http_requests_total names no engine: only the sidecar knows that a page has one"
 
 MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
@@ -76,7 +75,6 @@ CLIENTS_GIVE_UP = CauseRecord(
     moves=(LOAD,),
     levers=("more_replicas", "queue_limit"),
     capacity=True,
-    sidecar=NO_ENGINE,
 )
 
 CLIENT_ERRORS = CauseRecord(
@@ -109,5 +107,4 @@ CLIENT_ERRORS = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    sidecar=NO_ENGINE,
 )

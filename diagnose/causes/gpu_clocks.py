@@ -299,6 +299,4 @@ GPU_THROTTLED = CauseRecord(
     judge=gpu_throttled,
     explains=(*SLOW_GPU, "bad_node"),
     moves=(TTFT, ITL, LOAD),
-    sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
-    "alert of its own",
 )

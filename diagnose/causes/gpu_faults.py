@@ -265,7 +265,5 @@ GPU_FAULT = CauseRecord(
     means="A GPU reports a hardware fault or no longer answers.",
     judge=gpu_fault,
     explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled", "bad_node"),
-    sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
-    "alert of its own",
 )
 """Disturbs no baseline: a fault may last for weeks, and its effects are causes of their own."""

@@ -136,7 +136,6 @@ KV_PRESSURE = CauseRecord(
                     3.5,
                     "the longest 1% of prompts take {value:%} of the KV cache each",
                     when=GIANT >= GIANT_FROM,
-                    sidecar="the cache's tokens are a label of cache_config_info",
                 ),
                 term(
                     HELD_EACH,
@@ -265,7 +264,6 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
     enough="preemption_per_s",
     clear_s=Number(45.0),
     capacity=True,
-    sidecar="a forecast needs minutes of KV demand, whose capacity is a label",
 )
 
 RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
@@ -410,7 +408,6 @@ def _queue(
         say=((ALWAYS, say),),
         summary=summary,
         lever=lever,
-        action=action,
         guide=("9.3", "8.1"),
     )
 

@@ -12,7 +12,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUES,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
+from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, Tested, term
 from kneewatch.rules.baseline import TRANSFER, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
@@ -66,15 +66,12 @@ KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
 EXPIRED = Signal("kv_expired_per_s")
 GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
 
-OF_LMCACHE = "LMCache's metrics have no engine label"
-RETRIEVED = SidecarHolds(
+RETRIEVED = Tested(
     lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
-    OF_LMCACHE,
     "the transfers are LMCache's",
 )
-LOST = (FAILED > 0.0) & SidecarHolds(
+LOST = (FAILED > 0.0) & Tested(
     lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"),
-    OF_LMCACHE,
     "the failures are LMCache's",
 )
 BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
@@ -171,7 +168,6 @@ KV_TRANSFER_SLOW = CauseRecord(
                     0.0,
                     "a retrieve moves {value} tokens/s on each GPU",
                     when=BY_LMCACHE,
-                    sidecar=OF_LMCACHE,
                 ),
                 term(
                     Signal("lmcache_healthy"),
@@ -179,7 +175,6 @@ KV_TRANSFER_SLOW = CauseRecord(
                     0.6,
                     "LMCache reports itself unhealthy",
                     when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
-                    sidecar=OF_LMCACHE,
                 ),
                 term(
                     Signal("kv_transfer_bytes_per_s"),
@@ -188,16 +183,14 @@ KV_TRANSFER_SLOW = CauseRecord(
                     "a KV transfer moves {gb_per_s:.1f} GB/s",
                 ),
                 term(
-                    Sidecar(
+                    Computed(
                         _decode_pool_share,
-                        "the pool of a server is inferred from its load",
                         "the share of prompt tokens computed elsewhere, on a decode server",
                     ),
                     None,
                     0.0,
                     "a decode pool: {value:%} of prompt tokens were computed elsewhere",
                     signal="kv_external_share_ratio",
-                    sidecar="the pool of a server is inferred from its load",
                 ),
                 term(
                     EXPIRED,
@@ -216,7 +209,6 @@ KV_TRANSFER_SLOW = CauseRecord(
             words=(("expired_per_min", 60.0 * EXPIRED), ("gb_per_s", GB_PER_S)),
             summary="KV transfers from another node or cache tier are slow or fail",
             lever=_lever,
-            action=PATH,
             guide=("6.5", "7.7"),
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.bottleneck import LEVERS, WHY, bound_of, bound_terms, is_bound
+from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
@@ -21,7 +21,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration
@@ -277,7 +277,6 @@ PREFILL_BOUND = CauseRecord(
             say=((ALWAYS, _prefill_delays),),
             summary="TTFT is over its target because of prefill",
             lever=_prefill_lever,
-            action=_PREFILL_ACTION,
             guide=("8.5", "9.3"),
         ),
     ),
@@ -323,7 +322,6 @@ _DECODE = Form(
     words=(("target_s", ITL_TARGET_S),),
     summary="Decode is slow at every percentile",
     lever=_decode_lever,
-    action=_DECODE_ACTION,
     guide=("3.3", "9.3"),
 )
 _IDLE_GPUS = replace(
@@ -332,8 +330,6 @@ _IDLE_GPUS = replace(
     terms=(*_DECODE.terms[:2], *bound_terms("host")[:1]),
     root=True,
     summary="Decode is slow at every percentile, and the GPUs idle meanwhile",
-    name="idle",
-    sidecar=WHY,
 )
 """GPUs that idle while requests run are not the bottleneck.
 
@@ -358,18 +354,13 @@ OVER = TTFT_P99_S > TTFT_TARGET_S
 QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)
 LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (OVER | QUEUE_SHOWS)
 IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
-OF_KNEE = "the knee learned from an engine's history is not a series"
-KNEE = Sidecar(
-    lambda facts: facts.knee.c_max.expected if facts.knee else None, OF_KNEE, "the learned knee"
-)
-PAST_KNEE_FROM = Sidecar(
+KNEE = Computed(lambda facts: facts.knee.c_max.expected if facts.knee else None, "the learned knee")
+PAST_KNEE_FROM = Computed(
     lambda facts: facts.knee.past_from if facts.knee else None,
-    OF_KNEE,
     "the upper bound of the learned knee",
 )
-BEFORE_KNEE_TO = Sidecar(
+BEFORE_KNEE_TO = Computed(
     lambda facts: facts.knee.before_to if facts.knee else None,
-    OF_KNEE,
     "the lower bound of the learned knee",
 )
 PAST = (IN_FLIGHT > PAST_KNEE_FROM).assume(unknown=False)
@@ -421,7 +412,6 @@ PAST_KNEE = CauseRecord(
                     _knee,
                     when=PAST,
                     signal="running_avg",
-                    sidecar=OF_KNEE,
                 ),
                 term(
                     IN_FLIGHT,
@@ -430,7 +420,6 @@ PAST_KNEE = CauseRecord(
                     _knee,
                     when=IN_FLIGHT <= BEFORE_KNEE_TO,
                     signal="running_avg",
-                    sidecar=OF_KNEE,
                 ),
             ),
             levels=(Level(Severity.WARNING, OVER), Level(Severity.INFO)),

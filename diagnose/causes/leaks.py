@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Held, Named, Signal
+from kneewatch.rules.quantities import Held, Signal
 from kneewatch.rules.rule import Severity
 
 GIB = 2**30
@@ -27,7 +27,7 @@ DAY_S = 86_400.0
 # --- KV blocks that are never given back ----------------------------------------------------------
 
 LEAK_FROM, LEAK_MATTERS_FROM = 0.02, 0.1
-LEAKED = Named("kv_unowned_ratio", Signal("kv_usage_ratio") - RUNNING - WAITING)
+LEAKED = Signal("kv_usage_ratio") - RUNNING - WAITING
 """KV usage while no request runs or waits; negative if there is any request."""
 
 CONNECTED = Signal("kv_expired_per_s").known | Signal("kv_transfer_mean_s").known
@@ -112,7 +112,6 @@ KV_LEAK = CauseRecord(
             guide=("7.4",),
         ),
         Form(
-            name="climbing",
             gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
             & SAME_WORK_KNOWN
             & (UNEXPLAINED >= UNEXPLAINED_FROM),
@@ -209,7 +208,6 @@ HOST_MEMORY_LEAK = CauseRecord(
                     when=FULL_IN_S <= DAY_S,
                     below=True,
                     signal="host_memory_limit_bytes",
-                    sidecar="the limit is read on the node",
                 ),
             ),
             levels=(

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
-from kneewatch.diagnose.causes.bottleneck import WHY, bound_of, bound_terms, is_bound
+from kneewatch.diagnose.causes.bottleneck import bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUES,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.diagnose.speculation import break_even_acceptance_ratio, per_token_acceptance_ratio
 from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
@@ -144,9 +144,8 @@ DRAFTED_PER_S = Signal("spec_draft_tokens_per_s")
 LARGE_BATCH = 32.0
 SPEC_AIM = 0.6
 LOADED = is_bound("compute")
-AIM = Sidecar(
+AIM = Computed(
     lambda facts: SPEC_AIM if _loaded(facts) else None,
-    WHY,
     f"{SPEC_AIM:g} while the GPUs are compute-bound",
 )
 """Acceptance that the guide aims at (9.3) if compute is the limit: rejected tokens cost compute."""
@@ -292,16 +291,14 @@ SPEC_DECODE_POOR = CauseRecord(
                 ),
                 term(PER_DRAFT, None, -0.8, _per_draft, when=PAYS),
                 term(
-                    Sidecar(
+                    Computed(
                         _first_position,
-                        "acceptance by position is not recorded",
                         "the acceptance of the first draft token",
                     ),
                     None,
                     0.0,
                     _by_position,
                     signal="spec_acceptance_pos0_ratio",
-                    sidecar="acceptance by position is not recorded",
                 ),
                 bound_terms("compute", 0.4)[0],
                 term(
@@ -339,7 +336,6 @@ SPEC_DECODE_POOR = CauseRecord(
             words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
             summary="Speculative decoding: draft acceptance is low",
             lever=_lever,
-            action="Disable speculation, draft fewer tokens, or retune the draft.",
             guide=("6.6", "9.3"),
         ),
     ),
@@ -406,19 +402,16 @@ ADAPTER_THRASH = CauseRecord(
                     0.6,
                     "all adapter slots are taken",
                     when=TAKEN >= SLOTS,
-                    sidecar="the number of slots is a label's value",
                 ),
                 term(
-                    Sidecar(
+                    Computed(
                         lambda facts: _turns(facts),
-                        "adapter turns follow from labels over time",
                         "the number of adapter turns",
                     ),
                     None,
                     0.0,
                     lambda facts: _turns_text(facts.adapters),
                     signal="lora_turns",
-                    sidecar="adapter turns follow from labels over time",
                 ),
                 term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
             ),

@@ -20,7 +20,6 @@ from kneewatch.rules.quantities import (
     Configured,
     FirstOf,
     Minimum,
-    Named,
     Recent,
     Signal,
     Watched,
@@ -55,14 +54,11 @@ engine's time.
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)
 HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), BaselineValue("prefix_hit_ratio")
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
-HITS = Named("prefix_hit_fewest_ratio", Minimum(HIT_RATIO, RECENT_HIT_RATIO))
+HITS = Minimum(HIT_RATIO, RECENT_HIT_RATIO)
 """The lower hit ratio of the whole window and its newest part, which shows a loss first."""
 FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True, signal="prefix_hit_ratio")
 
-HIT_TOKENS = Named(
-    "prefix_hit_fewest_tokens_mean",
-    Minimum(Signal("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean")),
-)
+HIT_TOKENS = Minimum(Signal("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean"))
 QUIET_HIT_TOKENS = BaselineValue("prefix_hit_tokens_mean")
 SHARED = QUIET_HIT_RATIO >= WAS_SHARED_FROM
 
@@ -173,7 +169,6 @@ NEAR_EVICTION_S = 0.4 * IDLE_S
 vLLM reports no gap for blocks that were evicted before their reuse.
 """
 
-OF_EACH_REQUEST = "how requests share the hits is not recorded"
 
 HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
@@ -333,15 +328,12 @@ PREFIX_BLOCK_TOO_LARGE = CauseRecord(
             words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
             summary="Prefix cache blocks are longer than prompts",
             lever=_smaller_block,
-            action="Make the cache's blocks smaller (--block-size, --mamba-ssm-cache-dtype), or "
-            "plan prefill without a prefix cache.",
             guide=("7.2",),
             apart=~IN_A_BLOCK,
         ),
     ),
     explains=SLOW_PROMPTS,
     covers=("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
-    sidecar="the block size is a label's value in cache_config_info",
 )
 
 PREFIX_REUSE_LOST = CauseRecord(
@@ -386,7 +378,6 @@ PREFIX_REUSE_LOST = CauseRecord(
                     "some prefixes still hit: the others may be evicted, not missing",
                     when=(HITS > 0.08) & ~PROMPTS_DIFFER,
                     signal="prefix_hit_ratio",
-                    sidecar=OF_EACH_REQUEST,
                 ),
                 term(
                     HIT_TOKENS,
@@ -396,7 +387,6 @@ PREFIX_REUSE_LOST = CauseRecord(
                     "behind them",
                     when=PROMPTS_DIFFER,
                     signal="prefix_hit_tokens_mean",
-                    sidecar=OF_EACH_REQUEST,
                 ),
                 *_prefill_terms(0.8),
                 ANOTHER_TIER,
@@ -438,10 +428,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             words=(("hit_tokens", HIT_TOKENS),),
             summary="Prompts share no prefixes so far, and prefill is heavy",
             lever=_first_difference,
-            action="Compare two prompts from their first token: what is unique (a date, an id) "
-            "belongs behind the part that they share.",
             guide=("7.2",),
-            name="never",
             apart=ALWAYS,
         ),
     ),
@@ -585,6 +572,4 @@ PREFIX_CHURN = CauseRecord(
     moves=(PREFIX, TTFT, ITL),
     slows_tokens=True,
     levers=("kv_blocks", "kv_memory_bytes", "kv_fp8", "gpu_memory_utilization", "sticky_routing"),
-    sidecar="the lifetime of a cached block follows from the KV capacity, which is a label's value "
-    "in cache_config_info",
 )

@@ -1,4 +1,4 @@
-"""Cause records: a cause is defined once, as data, and compiled to Python and to PromQL. Pure.
+"""Cause records: a cause is defined once, as data, and compiled to Python. Pure.
 
 A cause is concluded if the gate of one of its forms is true and its confidence is high enough.
 Confidence is a sum of log-odds: each term adds its weight times its strength, which says how far a
@@ -17,16 +17,14 @@ from msgspec import Struct, field
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
 from kneewatch.rules.conditions import (
     ALWAYS,
-    Clause,
     Condition,
-    Leaf,
     Number,
     Quantity,
     Scope,
     Some,
     first_of,
 )
-from kneewatch.rules.facts import Holds, Read, Spelling
+from kneewatch.rules.facts import Holds, Read
 from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -44,46 +42,35 @@ Say = str | Callable[[Facts], str]
 """A sentence: a function, or a template whose fields are signals or the record's `words`."""
 
 
-class Sidecar(Quantity, Struct, frozen=True, eq=False):
-    """A quantity that only the sidecar can compute, and why PromQL cannot."""
+class Computed(Quantity, Struct, frozen=True, eq=False):
+    """A quantity that a function of the facts computes."""
 
     of: Callable[[Facts], float | None]
-    why: str
     means: str
     """The quantity in words, for the documentation."""
 
     def source(self, scope: Scope) -> str:
         return f"{scope.name_of(self.of)}(facts)"
 
-    def promql(self, to: Spelling) -> str | None:
-        return None
 
-
-class SidecarHolds(Leaf, Struct, frozen=True, eq=False):
-    """A condition that only the sidecar can compute, and why PromQL cannot; false if unknown."""
+class Tested(Condition, Struct, frozen=True, eq=False):
+    """A condition that a function of the facts tests; false if unknown."""
 
     of: Callable[[Facts], bool]
-    why: str
     means: str
     """The condition in words, for the documentation."""
 
-    def source(self, scope: Scope, *, side: bool) -> str:
+    def source(self, scope: Scope, *, side: bool = True) -> str:
         return f"({'' if side else 'not '}{scope.name_of(self.of)}(facts))"
 
-    def promql(self, to: Spelling, *, side: bool) -> Clause:
-        return Clause() if side else Clause(everywhere=True)
 
-
-class Finds(Leaf, Struct, frozen=True):
+class Finds(Condition, Struct, frozen=True):
     """Whether a rule's finding is active, including its clear time; false if unknown."""
 
     rule: str
 
-    def source(self, scope: Scope, *, side: bool) -> str:
+    def source(self, scope: Scope, *, side: bool = True) -> str:
         return f"((facts.severity({self.rule!r}) > {int(Severity.OK)}) is {side})"
-
-    def promql(self, to: Spelling, *, side: bool) -> Clause:
-        return Clause() if side else Clause(everywhere=True)
 
 
 class Term(Struct, frozen=True):
@@ -102,8 +89,6 @@ class Term(Struct, frozen=True):
     when: Condition = ALWAYS
     below: bool = False
     signal: str | Callable[[Facts], str] = ""
-    sidecar: str = ""
-    """Why PromQL cannot compute this term; empty if it can."""
 
     def key(self, facts: Facts) -> str:
         """The signal that the evidence is listed under."""
@@ -121,11 +106,10 @@ def term(
     when: Condition = ALWAYS,
     below: bool = False,
     signal: str | Callable[[Facts], str] = "",
-    sidecar: str = "",
 ) -> Term:
     """A term from quantities or plain numbers."""
     bound = Number(float(threshold)) if isinstance(threshold, float | int) else threshold
-    return Term(value, bound, Number(weight), say, when, below, signal, sidecar)
+    return Term(value, bound, Number(weight), say, when, below, signal)
 
 
 class Level(Struct, frozen=True):
@@ -142,8 +126,7 @@ class Form(Struct, frozen=True):
     - `levels`: the first level whose condition is true gives the severity; the last one is always
       true.
     - `words`: quantities that the texts may use, by name.
-    - `summary`: the alert's text.
-    - `name`: part of the names of the recorded series.
+    - `summary`: what the form means, in one sentence.
     - `apart`: while this is true, the cause explains no other cause.
     - `root`: this form explains the causes in the record's `heads`.
     """
@@ -156,14 +139,9 @@ class Form(Struct, frozen=True):
     summary: str
     lever: Say
     guide: tuple[str, ...]
-    action: str = ""
-    """The alert's advice, if the lever is more than one plain sentence."""
-    name: str = ""
     words: tuple[tuple[str, Quantity], ...] = ()
     apart: Condition | None = None
     root: bool = False
-    sidecar: str = ""
-    """Why PromQL cannot conclude this form; empty if it can."""
 
 
 class CauseRecord(Struct, frozen=True, dict=True):
@@ -178,7 +156,6 @@ class CauseRecord(Struct, frozen=True, dict=True):
     - `symptoms`: symptoms of the guide's list that show while the cause lasts.
     - `levers`: ids of changes (diagnose/recommend), best first.
     - `enough`: a change must be predicted to bring this signal to 0.
-    - `sidecar`: why PromQL cannot conclude the cause.
     """
 
     id: str
@@ -213,7 +190,6 @@ class CauseRecord(Struct, frozen=True, dict=True):
 
     With such a cause, a replica is a `bad_node` only if its GPU runs at a low clock.
     """
-    sidecar: str = ""
 
     @property
     def gate(self) -> Condition:

@@ -14,9 +14,6 @@ from kneewatch.rules.rule import Severity
 CONFIDENCE = 0.95
 """Below 1, because the log may be from an earlier start than the one in question."""
 
-READ_FROM_LOG = (
-    "read from the server's log (`--log`, `server_log`), which no metrics system scrapes"
-)
 
 REASONS: Mapping[str, tuple[str, str]] = {
     log.KV_NONE: (
@@ -89,7 +86,6 @@ STARTUP_FAILED = CauseRecord(
     explains=("target_down", "metrics_missing", "engine_restarted"),
     onset_s=Number(0.0),
     clear_s=Number(0.0),
-    sidecar=READ_FROM_LOG,
 )
 ENGINE_DIED = CauseRecord(
     id="engine_died",
@@ -98,7 +94,6 @@ ENGINE_DIED = CauseRecord(
     explains=("target_down", "metrics_missing", "engine_stalled", "engine_restarted"),
     onset_s=Number(0.0),
     clear_s=Number(0.0),
-    sidecar=READ_FROM_LOG,
 )
 """Concluded where the log is read (`failed`), not from `Facts`."""
 

@@ -122,5 +122,4 @@ TP_OVERHEAD = CauseRecord(
     fleet=True,
     symptoms=("S5",),
     levers=("lower_tensor_parallel",),
-    sidecar="benchmark sweeps are files, not series",
 )

@@ -22,11 +22,11 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
+    Computed,
     Finds,
     Form,
     Level,
-    Sidecar,
-    SidecarHolds,
+    Tested,
     term,
 )
 from kneewatch.diagnose.lengths import (
@@ -141,7 +141,6 @@ WORKLOAD_DRIFT = CauseRecord(
     means="Prompt or answer lengths, or the arrival rate, differ from the stated profile.",
     judge=workload_drift,
     fleet=True,
-    sidecar="the stated workload_profile is not a series",
 )
 
 
@@ -158,33 +157,26 @@ RAMBLING = MORE_AT_LIMIT >= LENGTH_POINTS
 CAPPED = AT_LIMIT >= LENGTH_POINTS
 """Many outputs end at their limit, either now or always."""
 
-OF_LENGTHS = "lengths are compared as whole histograms over time"
-OF_PROFILE = "the stated workload_profile is not a series"
-SHIFT = Sidecar(
+SHIFT = Computed(
     lambda facts: facts.lengths.shift_ratio if facts.lengths else None,
-    OF_LENGTHS,
     "the share of outputs that got longer",
 )
-SHIFT_CHANCE = Sidecar(
+SHIFT_CHANCE = Computed(
     lambda facts: facts.lengths.chance_ratio if facts.lengths else None,
-    OF_LENGTHS,
     "the share that chance explains",
 )
-UNSHIFTED = SidecarHolds(
+UNSHIFTED = Tested(
     lambda facts: (
         facts.lengths is not None and not (facts.lengths.real and facts.lengths.shift_ratio > 0)
     ),
-    OF_LENGTHS,
     "the distribution of output lengths is known and has not moved up",
 )
-BEYOND = Sidecar(
+BEYOND = Computed(
     lambda facts: facts.endless.shift_ratio if facts.endless else None,
-    OF_PROFILE,
     "the share of outputs far beyond the stated profile",
 )
-BEYOND_CHANCE = Sidecar(
+BEYOND_CHANCE = Computed(
     lambda facts: facts.endless.chance_ratio if facts.endless else None,
-    OF_PROFILE,
     "the share that chance explains",
 )
 LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
@@ -262,8 +254,6 @@ RUNAWAY_GENERATION = CauseRecord(
             summary="Answers are far longer than stated, and many hit their output limit",
             lever=LEVER,
             guide=("9.4",),
-            name="stated",
-            sidecar=OF_PROFILE,
             apart=ALWAYS_SO,
         ),
         Form(
@@ -284,7 +274,6 @@ RUNAWAY_GENERATION = CauseRecord(
                     0.6,
                     _longer,
                     signal="output_tokens_mean",
-                    sidecar=OF_LENGTHS,
                 ),
                 term(
                     LONGER,
@@ -334,7 +323,6 @@ RUNAWAY_GENERATION = CauseRecord(
     levers=("output_cap",),
 )
 
-OF_HOURS = "it takes hours to show: see the rules' alerts and the weekly report"
 
 # --- Unused capacity ------------------------------------------------------------------------------
 
@@ -373,7 +361,6 @@ UNDERUSED = CauseRecord(
     ),
     levers=("fewer_replicas",),
     fleet=True,
-    sidecar=OF_HOURS,
 )
 
 KV_OVERPROVISIONED = CauseRecord(
@@ -406,7 +393,6 @@ KV_OVERPROVISIONED = CauseRecord(
         ),
     ),
     levers=("fewer_replicas",),
-    sidecar=OF_HOURS,
 )
 
 

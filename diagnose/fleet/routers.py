@@ -11,7 +11,6 @@ from statistics import median
 
 from msgspec import Struct
 
-from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
@@ -85,20 +84,6 @@ def router_queries() -> dict[str, str]:
         )
         for question in QUESTIONS
     }
-
-
-def any_router(question: str, prefix: str) -> str:
-    """The query for one question about whichever router a namespace has.
-
-    The production-stack router exports metrics under vLLM's own prefix. It is left out if the
-    engines use another `prefix`.
-    """
-    queries = (
-        router_query(router, question)
-        for router in ROUTERS
-        if prefix == VLLM_PREFIX or not getattr(router, question).startswith(VLLM_PREFIX)
-    )
-    return f"({' or '.join(query for query in queries if query)})"
 
 
 def router_query(router: Router, question: str) -> str:

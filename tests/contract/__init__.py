@@ -1,1 +1,1 @@
-"""Every record against itself: Python and PromQL conclude alike, and each number matters."""
+"""Every record against its stored verdicts; and each of its numbers matters."""
