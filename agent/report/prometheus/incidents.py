@@ -32,8 +32,8 @@ from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import EngineCycle, engine_cycle
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.prometheus.responses import Piece, Track
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.prometheus.responses import RawSeries
+from kneewatch.collector.prometheus.scraped_pages import TARGET_LABELS, ScrapedPages, target_of
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -44,12 +44,9 @@ from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
 from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.rules.rule import Severity
 
-OWN = frozenset({"model_name", "engine"})
-"""Labels that come from the metrics page, not from the scrape configuration."""
-
 
 def replay_samples(
-    tracks: Sequence[Track],
+    samples: Sequence[RawSeries],
     member: Member,
     monitor: TargetMonitor,
     lived_s: tuple[float, float],
@@ -58,7 +55,9 @@ def replay_samples(
 
     Failed scrapes outside `lived_s` are left out: the pod was loading or terminating then.
     """
-    for t_s, page in _pages(tracks, member):
+    rebuilt = ScrapedPages()
+    rebuilt.add(samples)
+    for t_s, page in rebuilt.pages(target_of(member.labels)):
         if page is None and not lived_s[0] <= t_s <= lived_s[1]:
             continue
         diagnoses = (
@@ -78,40 +77,6 @@ def _is(diagnosis: Diagnosis, member: Member) -> bool:
         model or diagnosis.model,
         "",
     )
-
-
-def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | None]]:
-    """The rebuilt pages in order of time; None for a failed scrape. They include the series of
-    other engines on the page."""
-    target = {name for name in member.labels if name not in OWN and name != "__name__"}
-    series: list[Series] = []
-    scraped: dict[float, dict[int, float]] = {}
-    works: dict[float, float] = {}
-    for track in tracks:
-        name = track.labels.get("__name__", "")
-        if name == "up":
-            works.update(track.points)
-            continue
-        labels = sorted(
-            (key, value)
-            for key, value in track.labels.items()
-            if key != "__name__" and (key not in target or key == "le")
-        )
-        place = len(series)
-        series.append(Series(name, tuple(labels)))
-        for t_s, value in track.points:
-            scraped.setdefault(t_s, {})[place] = value
-    layouts: dict[frozenset[int], tuple[list[int], Layout]] = {}
-    pages: list[tuple[float, Page | None]] = []
-    for t_s, row in scraped.items():
-        key = frozenset(row)
-        if key not in layouts:
-            places = sorted(key)
-            layouts[key] = places, Layout(tuple(series[place] for place in places), {})
-        places, layout = layouts[key]
-        pages.append((t_s, Page(layout, [row[place] for place in places])))
-    pages += [(t_s, None) for t_s, worked in works.items() if worked == 0 and t_s not in scraped]
-    return sorted(pages, key=lambda pair: pair[0])
 
 
 # --- The search: replays the worst suspect spans --------------------------------------------------
@@ -136,8 +101,6 @@ READ_AHEAD = 3
 """Maximum number of spans whose samples are in memory."""
 
 RESTART_NOTED_S = 60.0
-TARGET = ("cluster", "namespace", "job", "pod", "instance")
-"""Labels of a target. All series of a scrape have them."""
 
 
 class QueryProgress:
@@ -253,16 +216,18 @@ class IncidentSearch:
         now = self._now
         return Timeline(fill, name, known, end_s=now.grid.to_s, step_s=now.at.step_s)
 
-    def _replay(self, timeline: Timeline, window: ReplayWindow, piece: Piece | None) -> None:
+    def _replay(
+        self, timeline: Timeline, window: ReplayWindow, samples: Sequence[RawSeries] | None
+    ) -> None:
         """Replay a window. If its samples cannot be read, only what its sign proves is written."""
         engine = window.engine
         cycles: Iterable[EngineCycle] = ()
-        if piece is not None:
+        if samples is not None:
             profile, catalogue = self._profile_of(engine)
             monitor = TargetMonitor(engine.target, profile, catalogue)
             scrapes = self._now.scrapes_of(engine.member.labels)
             lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
-            cycles = replay_samples(piece.tracks, engine.member, monitor, lived)
+            cycles = replay_samples(samples, engine.member, monitor, lived)
         if timeline.replay(window, cycles):
             self.replayed += 1
             self.windows.setdefault(engine.key, []).append(window)
@@ -287,14 +252,14 @@ class IncidentSearch:
             for span in suspect_spans(values, self._now.at, scrapes)
         ]
 
-    def _samples(self, window: ReplayWindow, progress: QueryProgress) -> Piece | None:
+    def _samples(self, window: ReplayWindow, progress: QueryProgress) -> Sequence[RawSeries] | None:
         member, problems = window.engine.member, self._ranges.problems
-        labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
+        labels = {name: member.labels[name] for name in TARGET_LABELS if member.labels.get(name)}
         text = queries.pages(
             self._fleet.asking, labels or member.labels, window.to_s - window.from_s
         )
         try:
-            piece = self._ranges.source.samples(text, window.to_s)
+            samples, warnings = self._ranges.source.series(text, window.to_s)
         except CollectError as exc:
             with problems.lock:
                 problems.failed[f"samples of {window.engine.target}"] = exc
@@ -302,8 +267,8 @@ class IncidentSearch:
         finally:
             progress("samples")
         with problems.lock:
-            problems.warnings.update(dict.fromkeys(piece.warnings))
-        return piece
+            problems.warnings.update(dict.fromkeys(warnings))
+        return samples
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
         if engine.tier not in self._catalogues:
@@ -329,11 +294,11 @@ def _apart(windows: Sequence[ReplayWindow]) -> list[ReplayWindow]:
 
 def _ahead(
     pool: ThreadPoolExecutor,
-    read: Callable[[ReplayWindow], Piece | None],
+    read: Callable[[ReplayWindow], Sequence[RawSeries] | None],
     windows: Sequence[ReplayWindow],
-) -> Iterator[Piece | None]:
+) -> Iterator[Sequence[RawSeries] | None]:
     """Yields what `read` returns for each window. At most READ_AHEAD results are in memory."""
-    waiting: deque[Future[Piece | None]] = deque()
+    waiting: deque[Future[Sequence[RawSeries] | None]] = deque()
     for window in windows:
         waiting.append(pool.submit(read, window))
         if len(waiting) >= READ_AHEAD:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from kneewatch.agent.captures import capture_name
 from kneewatch.agent.report.history import History
@@ -21,7 +22,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.prometheus.responses import Track
+from kneewatch.collector.prometheus.responses import RawSeries, Track
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -52,6 +53,17 @@ def tracks_of(name: str) -> list[Track]:
                 points.setdefault(tuple(sorted(labels.items())), []).append((entry.t_s, value))
     read = [Track(dict(labels), values) for labels, values in points.items()]
     return [*read, Track({**TARGET, "__name__": "up"}, up)]
+
+
+def raw(tracks: Sequence[Track]) -> list[RawSeries]:
+    """The tracks as a metrics system answers."""
+    return [
+        RawSeries(
+            Raw(json.dumps(dict(track.labels)).encode()),
+            [(t_s, "0" if value == 0 else repr(value)) for t_s, value in track.points],
+        )
+        for track in tracks
+    ]
 
 
 def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
@@ -86,7 +98,7 @@ def judged(tmp_path: Path) -> Judge:
         path = tmp_path / f"{next(numbers)}.db"
         monitor = TargetMonitor("chat-0", PROFILE, Catalogue.of(PROFILE))
         fill, scrapes = StoreFill(path), 0
-        for cycle in replay_samples(tracks, member, monitor, lived_s):
+        for cycle in replay_samples(raw(tracks), member, monitor, lived_s):
             fill.write(NAME, cycle)
             scrapes += 1
         fill.close()
