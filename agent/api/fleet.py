@@ -154,6 +154,10 @@ TIERS: Described = {
         "1 while a cause is concluded, else 0; the tier is empty for a cause of a whole pool.",
         ("pool", "tier", "cause"),
     ),
+    "fleet_cause_severity": (
+        "Severity of a concluded cause: 1 info, 2 warning, 3 critical; no series for the others.",
+        ("pool", "tier", "cause"),
+    ),
 }
 
 
@@ -188,7 +192,10 @@ def fleet_families(state: FleetState, now_s: float) -> Families:
 
 
 def _add_tiers(families: Families, diagnosis: FleetDiagnosis) -> None:
-    active = {(cause.pool, cause.tier, cause.cause.id) for cause in diagnosis.causes}
+    active: dict[tuple[str, str, str], int] = {}
+    for cause in diagnosis.causes:
+        row = cause.pool, cause.tier, cause.cause.id
+        active[row] = max(active.get(row, 0), int(cause.cause.severity))
     causes = set(active)
     for tier in diagnosis.tiers:
         labels = _labels(tier)
@@ -200,10 +207,11 @@ def _add_tiers(families: Families, diagnosis: FleetDiagnosis) -> None:
             families.add("fleet_stage_engines", stages[stage], *labels, str(stage))
         families.add("fleet_replicas", tier.replicas, *labels)
         # A partial answer does not prove that a cause is absent.
-        for cause in () if diagnosis.partial else FLEET_CAUSES:
-            causes.add((tier.pool, "" if cause == OF_A_POOL else tier.tier, cause))
+        for name in () if diagnosis.partial else FLEET_CAUSES:
+            causes.add((tier.pool, "" if name == OF_A_POOL else tier.tier, name))
     for row in sorted(causes):
         families.add("fleet_cause", row in active, *row)
+        families.add("fleet_cause_severity", active.get(row), *row)
 
 
 def _labels(tier: Tier) -> tuple[str, str, str]:

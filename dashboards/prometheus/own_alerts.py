@@ -14,6 +14,10 @@ SILENT_S = 300.0
 ENGINE = "{{ $labels.target }} ({{ $labels.model }}, engine {{ $labels.engine }})"
 
 
+SUBJECT = f"{{{{ if $labels.pool }}}}{{{{ $labels.pool }}}}{{{{ else }}}}{ENGINE}{{{{ end }}}}"
+"""A template for a pool of a fleet, or for one engine."""
+
+
 def own_group(plan: Plan) -> Group:
     """Alerts on the causes and stages that kneewatch concludes, and on kneewatch itself."""
     return Group("kneewatch-own", tuple(_alerts(plan)))
@@ -23,9 +27,12 @@ def _alerts(plan: Plan) -> Iterator[Alert]:
     own_alert = partial(alert, plan, kneewatch="own")
     for severity in (WARNING, CRITICAL):
         yield own_alert(
-            "KneewatchCause", severity, f"kneewatch_cause_severity == {int(severity)}", 0.0,
-            f"{{{{ $labels.cause }}}} on {ENGINE}",
-            f"kneewatch concludes the cause {{{{ $labels.cause }}}} for {ENGINE}.",
+            "KneewatchCause", severity,
+            f"kneewatch_cause_severity == {int(severity)}"
+            f" or kneewatch_fleet_cause_severity == {int(severity)}",
+            0.0,
+            f"{{{{ $labels.cause }}}} on {SUBJECT}",
+            f"kneewatch concludes the cause {{{{ $labels.cause }}}} for {SUBJECT}.",
             "Open the triage page: it has the evidence and what to change.",
             page="causes/{{ $labels.cause }}",
         )  # fmt: skip

@@ -333,6 +333,9 @@ def _own(plan: Plan) -> Iterator[Scenario]:
     for name, series, fires in (
         ("kneewatch concludes a cause", 'cause_severity{cause="kv_pressure",%s} 3',
          ("KneewatchCause", "critical")),
+        ("a fleet's daemon concludes a cause",
+         'fleet_cause_severity{cause="bad_node",pool="p",%s} 2',
+         ("KneewatchCause", "warning")),
         ("kneewatch sees a queue", "stage{%s} 3", ("KneewatchCascadeQueueing", "warning")),
         ("kneewatch has no fresh page", "late{%s} 1", ("KneewatchStale", "warning")),
     ):  # fmt: skip

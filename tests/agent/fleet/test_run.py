@@ -125,6 +125,8 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
                 labels["cause"] for labels, number in series["kneewatch_fleet_cause"] if number
             }
             assert active == causes.keys()
+            severities = series["kneewatch_fleet_cause_severity"]
+            assert {labels["cause"] for labels, _ in severities} == active
             queries = check_the_past(daemon, server)
             until(lambda: told(daemon)["watch"]["cycles"] >= 3)
             asked = told(daemon)["load"]["queries"]
@@ -140,7 +142,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
         assert shown["watch"]["failing"] >= 1
         assert value(series, "kneewatch_fleet_up") == 0
         assert "kneewatch_recommended_replicas" not in series
-        assert "kneewatch_fleet_cause" not in series
+        assert not {"kneewatch_fleet_cause", "kneewatch_fleet_cause_severity"} & set(series)
         assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
         assert "Connection refused" in daemon.get("/readyz")
         with pytest.raises(urllib.error.HTTPError, match="503"):
