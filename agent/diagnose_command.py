@@ -21,9 +21,10 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
 from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
-from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, log_diagnosis
+from kneewatch.diagnose.deployment.startup_log import StartupLog
+from kneewatch.diagnose.engine.diagnosis import log_diagnosis
 from kneewatch.diagnose.values import STALL
+from kneewatch.diagnose.verdict import LogFact, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
 
 GPU_INTERVAL_S = 10.0
@@ -140,7 +141,7 @@ def diagnose_capture(path: str, settings: Settings, *, form: str) -> int:
     )
     watch = page_watch(path, settings) if settings["server_log"] else None
     stream.server, log = watch, _log_of(watch)
-    last: list[Diagnosis] = []
+    last: list[Verdict] = []
     worst = WorstState()
     for _, entry in Captures([path]):
         last = stream.replay(entry) or last
@@ -159,10 +160,10 @@ def _watch(
     first: Scrape,
     gpus: GpuStream | None,
     settings: Settings,
-) -> tuple[list[Diagnosis], str]:
+) -> tuple[list[Verdict], str]:
     """Scrape a server for the watch time. Returns the last diagnoses, and a sentence about an
     earlier, worse state; "" if no earlier state was worse."""
-    last: list[Diagnosis] = []
+    last: list[Verdict] = []
     worst = WorstState()
     try:
         for last, elapsed_s in _watch_scrapes(stream, fetcher, first, gpus, settings):
@@ -182,12 +183,12 @@ def _watch_scrapes(
     first: Scrape,
     gpus: GpuStream | None,
     settings: Settings,
-) -> Iterator[tuple[list[Diagnosis], float]]:
+) -> Iterator[tuple[list[Verdict], float]]:
     """Yields the diagnoses after each scrape, and the seconds since the first one."""
     was_read, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
 
     def is_stall_undecided() -> bool:
         """Whether an engine has stalled, but so briefly that it may only be slow."""

@@ -6,18 +6,17 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import click
-import orjson
+from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, columns, say, text_width
 from kneewatch.collector.errors import CaptureError
 from kneewatch.diagnose.deployment.log_failure import Value
-from kneewatch.diagnose.deployment.startup_log import LogFact, title
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.deployment.startup_log import title
+from kneewatch.diagnose.doc_links import linked
+from kneewatch.diagnose.verdict import LogFact, Verdict, encode
 from kneewatch.reports import diagnosis_timeline as timeline
-from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
 from kneewatch.rules.formatting import wrapped
 from kneewatch.rules.rule import Severity
@@ -33,7 +32,7 @@ def style(docs_url: str = "") -> Style:
     return Style(colour=terminal and not plain, width=text_width(), docs_url=docs_url)
 
 
-def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
+def progress(diagnoses: Sequence[Verdict], elapsed_s: float, watch_s: float) -> None:
     """Overwrite the progress line on stderr, if stderr is a terminal. Empty `diagnoses` clear the
     line."""
     if not sys.stderr.isatty():
@@ -45,7 +44,7 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
 
 
 def print_diagnoses(
-    diagnoses: Sequence[Diagnosis],
+    diagnoses: Sequence[Verdict],
     form: str,
     docs_url: str,
     *,
@@ -68,10 +67,8 @@ def print_diagnoses(
         click.echo("\n".join(wrapped(introduction, width=text_width(), more=0)) + "\n")
     if form == "json":
         for diagnosis in diagnoses:
-            fields = document(diagnosis, docs_url=docs_url)
-            if log:
-                fields["log"] = log_document(log)
-            click.echo(orjson.dumps(fields).decode())
+            shown = linked(replace(diagnosis, log=log or None), docs_url)
+            click.echo(encode(shown).decode())
     elif form == "markdown":
         click.echo(markdown(diagnoses, docs_url=docs_url))
     else:
@@ -84,7 +81,7 @@ def print_diagnoses(
 
 
 def print_timeline(
-    diagnoses_over_time: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
+    diagnoses_over_time: Iterable[list[Verdict]], form: str, docs_url: str, *, named: bool
 ) -> int:
     """Print the diagnoses of successive moments. Returns the exit status. `named`: include the
     names of targets.
@@ -111,22 +108,21 @@ def print_timeline(
     return status(view.worst, view.last.values())
 
 
-def _print_json_lines(diagnoses_over_time: Iterable[list[Diagnosis]], docs_url: str) -> int:
+def _print_json_lines(diagnoses_over_time: Iterable[list[Verdict]], docs_url: str) -> int:
     worst, out = Severity.OK, sys.stdout.buffer
-    last: dict[tuple[str, str, str], Diagnosis] = {}
+    last: dict[tuple[str, str, str], Verdict] = {}
     for diagnoses in diagnoses_over_time:
         for diagnosis in diagnoses:
             last[diagnosis.target, diagnosis.model, diagnosis.engine] = diagnosis
             worst = max(worst, diagnosis.severity)
-            line = document(diagnosis, docs_url=docs_url)
-            out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            out.write(encode(linked(diagnosis, docs_url)) + b"\n")
     out.flush()
     if not last:
         raise CaptureError(NO_SCRAPE)
     return status(worst, last.values())
 
 
-def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
+def status(worst: Severity, last: Iterable[Verdict]) -> int:
     """The exit status: FOUND if `worst` is at warning or worse; else NO_DATA if the state of an
     engine in `last` is unknown; else OK."""
     if worst >= Severity.WARNING:
@@ -138,11 +134,6 @@ def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
 
 
 _UNITS = {"_gib": " GiB", "_s": " s", "concurrency_tokens": " tokens"}
-
-
-def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
-    """The facts of a log as JSON: the value of each fact, and the log line that contains it."""
-    return {name: {"value": fact.value, "line": fact.line} for name, fact in facts.items()}
 
 
 def log_words(facts: Mapping[str, LogFact]) -> str:

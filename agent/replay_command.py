@@ -17,7 +17,7 @@ from kneewatch.rules.formatting import span, wrapped
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.diagnosis_config import Profile
-    from kneewatch.diagnose.engine.diagnosis import Diagnosis
+    from kneewatch.diagnose.verdict import Verdict
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
@@ -53,7 +53,7 @@ def replay(
 
 def _replayed(
     pages: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
-) -> Iterator[list[Diagnosis]]:
+) -> Iterator[list[Verdict]]:
     """Yields the diagnoses of each scrape. Raises SettingsError for a wrong threshold before the
     first scrape."""
     from kneewatch.agent.stream import TargetStream

@@ -18,11 +18,11 @@ from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
+from kneewatch.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch
@@ -59,11 +59,11 @@ class TargetStream:
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
-    ) -> list[Diagnosis]:
+    ) -> list[Verdict]:
         """The diagnoses after a page. An unreadable page counts as a failed scrape."""
         return self.judge(t_s, self._pages.page(t_s, body, content_type, status))
 
-    def replay(self, entry: Entry) -> list[Diagnosis]:
+    def replay(self, entry: Entry) -> list[Verdict]:
         """The diagnoses after a recorded scrape."""
         return self.judge(entry.t_s, self.read(entry))
 
@@ -72,7 +72,7 @@ class TargetStream:
         order."""
         return self._pages.read(entry)
 
-    def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
+    def judge(self, t_s: float, page: Page | CollectError) -> list[Verdict]:
         """The diagnoses after a parsed page or, if `page` is an error, after a failed scrape."""
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
@@ -91,11 +91,11 @@ class TargetStream:
             self.server.update(t_s, self.monitor, gpus)
         return diagnoses
 
-    def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
+    def scrape(self, fetcher: Fetcher) -> list[Verdict]:
         """Scrape a live page once. Returns the diagnoses after that."""
         return self.scraped(fetcher.scrape(time.time()))
 
-    def scraped(self, scrape: Scrape) -> list[Diagnosis]:
+    def scraped(self, scrape: Scrape) -> list[Verdict]:
         """The diagnoses after a scrape that was fetched earlier."""
         return self.judge(scrape.t_s, self._served(scrape.t_s, scrape.answer))
 

@@ -5,13 +5,15 @@ Cycles write the states; the API, the notifier and reports read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
+from kneewatch.rules.wire import Figure, UnixTime, to_ms
 
 
 class SourceState(Struct, frozen=True):
@@ -22,7 +24,7 @@ class SourceState(Struct, frozen=True):
     """
 
     name: str
-    t_s: float
+    t_s: float = field(name="t")
     success: bool
     duration_s: float
     error: str = ""
@@ -39,7 +41,7 @@ class TargetState(Struct, frozen=True):
     url: str
     labels: Mapping[str, str]
     t_s: float
-    diagnoses: tuple[Diagnosis, ...]
+    diagnoses: tuple[Verdict, ...]
     cycle_s: float
     interval_s: float
     cycles: int
@@ -52,6 +54,42 @@ class TargetState(Struct, frozen=True):
     def severity(self) -> Severity:
         """The worst severity of the target's engines."""
         return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.OK)
+
+
+class Watching(Struct, frozen=True, kw_only=True):
+    """The scrape state of a target, as documents contain it."""
+
+    target: str
+    url: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    t_s: UnixTime = field(default=0.0, name="t")
+    late: bool = False
+    interval_s: Figure = 0.0
+    cycle_s: Figure = 0.0
+    cycles: int = 0
+    failures: int = 0
+    failing: int = 0
+    sources: Sequence[SourceState] = ()
+
+
+def watching(state: TargetState, *, late: bool) -> Watching:
+    """The scrape state of a target."""
+    return Watching(
+        target=state.name,
+        url=state.url,
+        labels=state.labels,
+        t_s=to_ms(state.t_s),
+        late=late,
+        interval_s=state.interval_s,
+        cycle_s=round(state.cycle_s, 6),
+        cycles=state.cycles,
+        failures=state.failures,
+        failing=state.failing,
+        sources=[
+            replace(source, t_s=to_ms(source.t_s), duration_s=round(source.duration_s, 6))
+            for source in state.sources
+        ],
+    )
 
 
 class Board:

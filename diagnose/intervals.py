@@ -25,8 +25,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.rules.rule import Severity
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import OK, Severity
 
 BRIDGED_S = 900.0
 """Longest pause, in seconds, after which an interval may continue."""
@@ -83,7 +83,7 @@ class Interval(Struct, frozen=True):
         return self.last_s if self.end_s is None else self.end_s
 
 
-class Verdict(Struct, frozen=True):
+class Conditions(Struct, frozen=True):
     """The parts of a diagnosis that intervals are made from.
 
     `stage` is None if unknown. `read`: whether the page could be read.
@@ -136,16 +136,16 @@ def away_s(times: Iterable[float]) -> float:
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
-def verdict_of(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
+def conditions_of(diagnosis: Verdict, *, restarted: bool) -> Conditions:
     """The parts of a diagnosis that intervals are made from."""
     t_s, stage = diagnosis.t_s, diagnosis.stage
-    return Verdict(
+    return Conditions(
         t_s,
         Condition("health", diagnosis.health, diagnosis.severity, t_s),
         None
-        if stage is None
-        else Condition("stage", str(stage.number), stage.severity, stage.since_s),
-        tuple(Condition("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
+        if stage.number is None
+        else Condition("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s),
+        tuple(Condition("cause", c.id, c.severity, c.since_s or t_s) for c in diagnosis.causes),
         restarted,
         diagnosis.was_read,
     )
@@ -182,7 +182,7 @@ class IntervalBook:
         """End everything when it was last seen, because the engine is gone. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
-    def take(self, verdict: Verdict) -> list[Change]:
+    def take(self, verdict: Conditions) -> list[Change]:
         """Update the intervals with a diagnosis. Returns the changes."""
         changes = self._notice_gap(verdict.t_s)
         if verdict.warming and any(condition.paused for condition in self._open.values()):
@@ -205,7 +205,7 @@ class IntervalBook:
         self._seen.append(t_s)
         return changes
 
-    def _end_missing(self, verdict: Verdict, missing: list[Open]) -> list[Change]:
+    def _end_missing(self, verdict: Conditions, missing: list[Open]) -> list[Change]:
         changes: list[Change] = []
         readable = verdict.read
         if readable and self._readable_s is None:
@@ -226,7 +226,7 @@ class IntervalBook:
                 changes += self._pause([interval])
         return changes
 
-    def _given_up(self, verdict: Verdict, interval: Open) -> bool:
+    def _given_up(self, verdict: Conditions, interval: Open) -> bool:
         """Whether a paused interval, whose condition the verdict lacks, has ended.
 
         It has ended if the pause was too long. It has also ended if the target is readable again:
@@ -238,7 +238,7 @@ class IntervalBook:
             return False
         return interval.id == TARGET_DOWN or verdict.t_s - self._readable_s >= GRACE_S
 
-    def _observe(self, verdict: Verdict, condition: Condition) -> list[Change]:
+    def _observe(self, verdict: Conditions, condition: Condition) -> list[Change]:
         interval = self._open.get((condition.kind, condition.id))
         changes: list[Change] = []
         if interval is not None and interval.paused and verdict.t_s - interval.last_s > BRIDGED_S:
@@ -260,7 +260,7 @@ class IntervalBook:
             changes.append(Change(interval))
         return changes
 
-    def _start_s(self, verdict: Verdict, condition: Condition) -> float:
+    def _start_s(self, verdict: Conditions, condition: Condition) -> float:
         """Start of the condition's new interval in unix seconds.
 
         That is the condition's own start, but not before its last interval ended, not before the

@@ -25,8 +25,9 @@ from kneewatch.diagnose.causes import prefix_cache as prefix
 from kneewatch.diagnose.causes import tensor_parallel as parallelism
 from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
-from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Facts
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
 

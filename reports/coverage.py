@@ -8,7 +8,7 @@ from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import HOST, ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import NO_STAGE, Diagnosis
+from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 
 SHOWN = 6
 
@@ -45,7 +45,7 @@ UNSTATED = Profile().unstated()
 SETTING = re.compile(r"\((\S+)\)$")
 
 
-def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
+def gaps(diagnosis: Verdict, *, shown: int = SHOWN) -> list[str]:
     """Lines that say what could not be judged, and why. At most `shown` lines about signals come
     first, then lines about rules, settings and unused features."""
     if not diagnosis.was_read:
@@ -75,7 +75,7 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     return lines
 
 
-def not_in_use(diagnosis: Diagnosis) -> list[str]:
+def not_in_use(diagnosis: Verdict) -> list[str]:
     """Names of optional features that the server apparently does not use: none of their signals has
     a value."""
     missing = {line.partition(": ")[0] for line in diagnosis.unknown}
@@ -97,7 +97,7 @@ def feature(signal: Signal) -> str:
     return FEATURES.get(signal.needs, signal.needs)
 
 
-def _rules(diagnosis: Diagnosis) -> list[str]:
+def _rules(diagnosis: Verdict) -> list[str]:
     """Lines about rules that could not be judged although their metric exists, grouped by
     reason."""
     absent = {line.partition(": ")[0] for line in diagnosis.unknown}
@@ -105,8 +105,8 @@ def _rules(diagnosis: Diagnosis) -> list[str]:
     for finding in diagnosis.findings:
         if finding.state != "unknown" or finding.missing:
             continue
-        if FOLLOWS.get(finding.rule.signal) not in absent:
-            reasons.setdefault(finding.note or "no value", []).append(finding.rule.id)
+        if FOLLOWS.get(finding.signal) not in absent:
+            reasons.setdefault(finding.note or "no value", []).append(finding.rule)
     return [
         f"rule{'s' if len(rules) > 1 else ''} {', '.join(rules)}: {why}"
         for why, rules in reasons.items()

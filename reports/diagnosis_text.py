@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from math import isfinite
 
 from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.causes.evidence import Cause, Counterfactual
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,
     MAX_MODEL_LEN,
@@ -20,12 +18,11 @@ from kneewatch.diagnose.deployment.server_facts import (
     SETTING,
     TENSOR_PARALLEL,
     VERSION,
-    ServerFacts,
 )
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import BASIS as LOG_BASIS
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.verdict import SYMPTOMS, Cause, Counterfactual, Server, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.rules.formatting import (
@@ -42,6 +39,7 @@ from kneewatch.rules.formatting import (
     span,
     wrapped,
 )
+from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
 
 EVIDENCE_SHOWN = 3
@@ -100,7 +98,7 @@ class Style(Struct, frozen=True):
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
 
-def text(diagnoses: Sequence[Diagnosis], style: Style, *, footers: bool = True) -> str:
+def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) -> str:
     """The diagnoses of one moment as text, the worst engine first. If the footers of all engines
     are equal, the footer is printed once.
 
@@ -116,7 +114,7 @@ def text(diagnoses: Sequence[Diagnosis], style: Style, *, footers: bool = True) 
     return "\n\n".join(part for pair in zip(blocks, ends, strict=True) for part in pair)
 
 
-def who(diagnosis: Diagnosis) -> str:
+def who(diagnosis: Verdict) -> str:
     """The target, model and engine of a diagnosis."""
     if not diagnosis.model and not diagnosis.engine:
         return printable(diagnosis.target)
@@ -124,19 +122,19 @@ def who(diagnosis: Diagnosis) -> str:
     return printable(f"{diagnosis.target} ({engine})")
 
 
-def stage_words(diagnosis: Diagnosis) -> str:
+def stage_words(diagnosis: Verdict) -> str:
     """The stage of the KV cascade, since when the stage has lasted, and its forecasts."""
     stage = diagnosis.stage
-    if stage is None:
+    if stage.number is None:
         return f"KV cascade: unknown, {diagnosis.stage_unknown}"
     line = f"KV cascade: stage {stage.number} ({stage.name})"
-    line += f" {lasting(stage.since_s, diagnosis.t_s)}"
+    line += f" {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
         line += f"; KV cache full in about {span(stage.forecast_s)} at this trend"
     return line + slo_words(diagnosis)
 
 
-def slo_words(diagnosis: Diagnosis) -> str:
+def slo_words(diagnosis: Verdict) -> str:
     """The forecast of when TTFT P99 exceeds its target, as text to append to a line. Empty without
     a forecast."""
     left_s, soonest_s, latest_s = (
@@ -153,7 +151,7 @@ def slo_words(diagnosis: Diagnosis) -> str:
     return f"; TTFT P99 passes its target in about {span(left_s)}{between} at this trend"
 
 
-def figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+def figures(diagnosis: Verdict) -> list[tuple[str, str]]:
     """The numbers that show a cascade, in two parts: ("now", numbers of the newest scrape) and
     ("last 60 s", numbers measured over the window). A part without numbers is left out."""
     quiet = quiet_notes(diagnosis)
@@ -165,16 +163,16 @@ def figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return [(when, ", ".join(numbers)) for when, numbers in parts if numbers]
 
 
-def _figures_line(diagnosis: Diagnosis) -> str:
+def _figures_line(diagnosis: Verdict) -> str:
     return "; ".join(f"{when}: {numbers}" for when, numbers in figures(diagnosis))
 
 
-def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
+def quiet_notes(diagnosis: Verdict) -> dict[str, str]:
     """The reasons why a rule is ok although its signal is out of bounds, by signal."""
-    return {f.rule.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
+    return {f.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
 
 
-def brief_words(diagnosis: Diagnosis, width: int) -> str:
+def brief_words(diagnosis: Verdict, width: int) -> str:
     """The numbers of `figures` in a short form. Numbers that exceed the width are left out."""
     line = ""
     for _, words in _numbers(diagnosis, BRIEF_NUMBERS):
@@ -185,7 +183,7 @@ def brief_words(diagnosis: Diagnosis, width: int) -> str:
     return line
 
 
-def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
+def notable(diagnosis: Verdict, *states: str) -> list[Finding]:
     """The findings whose state is one of `states` and that no cause covers."""
     signals = {item.signal for cause in diagnosis.causes for item in cause.evidence}
     cause_ids = [cause_id for cause in diagnosis.causes for cause_id in (cause.id, *cause.explains)]
@@ -194,35 +192,33 @@ def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
     return [
         finding
         for finding in diagnosis.findings
-        if finding.state in states
-        and finding.rule.signal not in signals
-        and finding.rule.id not in rules
+        if finding.state in states and finding.signal not in signals and finding.rule not in rules
     ]
 
 
-def finding_words(finding: Finding, diagnosis: Diagnosis) -> str:
+def finding_words(finding: Finding, diagnosis: Verdict) -> str:
     """A finding of a diagnosis in one line: the rule's id, the summary and the value."""
-    rule = finding.rule
-    if finding.clearing is not None:
+    rule = rule_of(finding)
+    if finding.clearing_since_s is not None:
         return f"{rule.id}: {clearing_words(finding, diagnosis)}"
     return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
 
 
-def clearing_words(finding: Finding, diagnosis: Diagnosis) -> str:
+def clearing_words(finding: Finding, diagnosis: Verdict) -> str:
     """For a finding that is clearing: the last value out of bounds, and since when the value is
     back in bounds. Empty for other findings."""
-    rule, clearing, t_s = finding.rule, finding.clearing, diagnosis.t_s
-    if clearing is None:
+    rule, t_s = rule_of(finding), diagnosis.t_s
+    if finding.clearing_since_s is None:
         return ""
-    was = f"{rule.signal} was {quantity(rule.signal, clearing.was)}"
-    was += f" until {moment(clearing.since_s, t_s)}"
+    was = f"{rule.signal} was {quantity(rule.signal, finding.was)}"
+    was += f" until {moment(finding.clearing_since_s, t_s)}"
     if finding.value is None and not finding.note:
         return f"{was}, no value since"
     newest = "now" if rule.signal in GAUGES else f"in the last {span(diagnosis.window_s)}"
     value = f"{quantity(rule.signal, finding.value)} {newest}"
     if finding.note:
         return f"{was}, {value} and {finding.note}"
-    side, lasted_s = "above" if rule.below else "below", t_s - clearing.since_s
+    side, lasted_s = "above" if rule.below else "below", t_s - finding.clearing_since_s
     how_long = f" for {span(lasted_s)}" if lasted_s >= 1 else ""
     return f"{was}, back {side} its threshold{how_long} ({value})"
 
@@ -238,7 +234,12 @@ def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
     return supporting[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]
 
 
-def latency_basis(diagnosis: Diagnosis) -> str:
+def symptom_lines(diagnosis: Verdict) -> list[tuple[str, str]]:
+    """The symptoms that show and that this version knows: each id, and its words."""
+    return [(s, str(SYMPTOMS[s])) for s in diagnosis.symptoms if s in SYMPTOMS]
+
+
+def latency_basis(diagnosis: Verdict) -> str:
     """A text on what latencies were judged against: SLO targets, the engine's baseline, or nothing
     yet."""
     nothing, _, reason = diagnosis.judged_against.partition("nothing: ")
@@ -247,7 +248,7 @@ def latency_basis(diagnosis: Diagnosis) -> str:
     return f"latency judged against {diagnosis.judged_against}"
 
 
-def server_words(server: ServerFacts | None) -> str:
+def server_words(server: Server | None) -> str:
     """Version, model, GPUs and limits of a server, with the sources of these facts. Empty if
     nothing was read from the server."""
     if server is None:
@@ -264,7 +265,7 @@ def server_words(server: ServerFacts | None) -> str:
     return f"{', '.join(words for words, _ in shown)}; from: {', '.join(sources)}"
 
 
-def _numbers(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[tuple[str, str]]:
+def _numbers(diagnosis: Verdict, numbers: Sequence[Number]) -> list[tuple[str, str]]:
     values = diagnosis.values
     return [
         (key, words.format(formatted(value)))
@@ -274,14 +275,14 @@ def _numbers(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[tuple[str,
     ]
 
 
-def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
+def _body(diagnosis: Verdict, style: Style) -> list[str]:
     def fold(line: str, *, indent: int = 0) -> list[str]:
         return wrapped(line, width=style.width, indent=indent)
 
     lines = [_verdict(diagnosis, style), *fold(stage_words(diagnosis))]
     lines += fold(_figures_line(diagnosis))
-    if diagnosis.symptoms and diagnosis.severity:
-        lines += fold(f"symptoms: {'; '.join(f'{s} {SYMPTOMS[s]}' for s in diagnosis.symptoms)}")
+    if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
+        lines += fold(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
     for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_cause(place, cause, diagnosis, style)]
     worse = notable(diagnosis, "warning", "critical")
@@ -289,7 +290,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
         lines += ["", "also out of bounds:"]
     for finding in worse:
         line = finding_words(finding, diagnosis)
-        lines += fold(f"{line}; {finding.state}. {finding.rule.advice}", indent=3)
+        lines += fold(f"{line}; {finding.state}. {rule_of(finding).advice}", indent=3)
     notes = notable(diagnosis, "info")
     if notes:
         lines += ["", "notes:"]
@@ -298,7 +299,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
     return lines
 
 
-def _verdict(diagnosis: Diagnosis, style: Style) -> str:
+def _verdict(diagnosis: Verdict, style: Style) -> str:
     verdict = style.paint(diagnosis.health.upper(), diagnosis.health)
     first = f"  {style.bold(diagnosis.headline)}" if diagnosis.headline else ""
     # A failing target is scraped ever more rarely: durations end at its newest scrape.
@@ -307,7 +308,7 @@ def _verdict(diagnosis: Diagnosis, style: Style) -> str:
     return f"{verdict}{first}  {who(diagnosis)}{as_of}"
 
 
-def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list[str]:
+def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[str]:
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     evidence, against = evidence_lines(cause)
     recommendations = advice.advised(diagnosis, cause)
@@ -322,7 +323,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
         (f"{do_first}: {cause.lever}" if not recommendations else "", 2),
         (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
     ]
-    lasted = lasting(cause.since_s, diagnosis.t_s) if isfinite(cause.since_s) else ""
+    lasted = "" if cause.since_s is None else lasting(cause.since_s, diagnosis.t_s)
     lines = wrapped(f"{head} {lasted}".rstrip(), width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row, more in rows:
@@ -351,13 +352,13 @@ def unless_words(cause: Cause) -> str:
 def summary_words(cause: Cause, t_s: float) -> str:
     """The summary of a cause. If the cause is ending: its last summary, and how long ago it was
     last detected."""
-    ago_s = t_s - cause.seen_s
+    ago_s = 0.0 if cause.seen_s is None else t_s - cause.seen_s
     if ago_s > 0:
         return f"Ending: last detected {span(ago_s)} ago. It was: {cause.summary}"
     return cause.summary
 
 
-def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
+def _footer(diagnosis: Verdict, style: Style) -> list[str]:
     lines: list[str] = []
     if diagnosis.was_read:
         lines = wrapped(
@@ -379,7 +380,7 @@ def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
 SPECIAL = re.compile(r"([\\`*\[\]<>|])")
 
 
-def markdown(diagnoses: Sequence[Diagnosis], *, footers: bool = True, docs_url: str = "") -> str:
+def markdown(diagnoses: Sequence[Verdict], *, footers: bool = True, docs_url: str = "") -> str:
     """The diagnoses of one moment as Markdown, the worst engine first. `footers` as in `text`."""
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
     return "\n\n".join(_markdown(diagnosis, docs_url, footers=footers) for diagnosis in ordered)
@@ -390,7 +391,7 @@ def escaped(line: str) -> str:
     return SPECIAL.sub(r"\\\1", printable(line))
 
 
-def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
+def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
     lines = [
         f"## {diagnosis.health.upper()}: {escaped(who(diagnosis))}",
         "",
@@ -398,15 +399,15 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     ]
     if line := _figures_line(diagnosis):
         lines.append(f"{line[0].upper()}{line[1:]}.")
-    if diagnosis.symptoms and diagnosis.severity:
-        lines += ["", *(f"- {symptom}: {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)]
+    if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
+        lines += ["", *(f"- {symptom}: {words}" for symptom, words in symptoms)]
     for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_markdown_cause(place, cause, diagnosis, docs_url)]
     findings = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if findings:
         lines += ["", "### Also out of bounds", ""]
     for finding in findings:
-        advised = "" if finding.clearing else f" {finding.rule.advice}"
+        advised = f" {rule_of(finding).advice}" if finding.clearing_since_s is None else ""
         words = escaped(finding_words(finding, diagnosis))
         lines.append(f"- {words}; {finding.state}.{advised}")
     if not footers:
@@ -420,12 +421,14 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     return "\n".join(lines)
 
 
-def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: str) -> list[str]:
-    summary, dated = escaped(summary_words(cause, diagnosis.t_s)), isfinite(cause.since_s)
+def _markdown_cause(place: int, cause: Cause, diagnosis: Verdict, docs_url: str) -> list[str]:
+    summary = escaped(summary_words(cause, diagnosis.t_s))
+    if cause.since_s is not None:
+        summary += f" Since {moment(cause.since_s, diagnosis.t_s)}."
     lines = [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
         "",
-        f"{summary} Since {moment(cause.since_s, diagnosis.t_s)}." if dated else summary,
+        summary,
         "",
         "| evidence | signal | value | threshold |",
         "| --- | --- | --- | --- |",

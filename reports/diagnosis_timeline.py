@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import Style, brief_words, who
 from kneewatch.rules.formatting import clock, cut, date, span
 from kneewatch.rules.rule import Severity
@@ -13,10 +13,10 @@ from kneewatch.rules.rule import Severity
 EngineKey = tuple[str, str, str]
 """Target, model and engine."""
 
-Verdict = tuple[str, int | None, tuple[str, ...]]
+Gist = tuple[str, int | None, tuple[str, ...]]
 """Health, stage and cause ids. When one of them changes, the timeline gets a new line."""
 
-Render = Callable[[Sequence[Diagnosis], bool], str]
+Render = Callable[[Sequence[Verdict], bool], str]
 """A function that renders the diagnoses of one moment. Its second argument asks for the footers."""
 
 
@@ -24,7 +24,7 @@ class WorstState:
     """The worst diagnosis so far, and the time at which its severity was last observed."""
 
     def __init__(self) -> None:
-        self.diagnosis: Diagnosis | None = None
+        self.diagnosis: Verdict | None = None
         self._last_seen_s = math.nan
 
     @property
@@ -32,7 +32,7 @@ class WorstState:
         """The worst severity so far; ok before the first diagnosis."""
         return Severity.OK if self.diagnosis is None else self.diagnosis.severity
 
-    def add(self, diagnoses: Sequence[Diagnosis]) -> None:
+    def add(self, diagnoses: Sequence[Verdict]) -> None:
         """Add the diagnoses of one moment. If several are equally bad, the latest one is kept."""
         for diagnosis in diagnoses:
             if self.diagnosis is None or _badness(diagnosis) >= _badness(self.diagnosis):
@@ -40,7 +40,7 @@ class WorstState:
             if diagnosis.severity == self.severity:
                 self._last_seen_s = diagnosis.t_s
 
-    def ended_words(self, last: Sequence[Diagnosis]) -> str:
+    def ended_words(self, last: Sequence[Verdict]) -> str:
         """The worst state and its time, if that state is worse than all diagnoses in `last`. Empty
         if the last state is as bad, or if there was no warning."""
         worst = self.diagnosis
@@ -61,9 +61,9 @@ class Timeline:
 
     def __init__(self, style: Style, *, named: bool) -> None:
         self._style, self._named = style, named
-        self._verdicts: dict[EngineKey, Verdict] = {}
+        self._verdicts: dict[EngineKey, Gist] = {}
         self._day = ""
-        self.last: dict[EngineKey, Diagnosis] = {}
+        self.last: dict[EngineKey, Verdict] = {}
         self._worst = WorstState()
 
     @property
@@ -71,7 +71,7 @@ class Timeline:
         """The worst severity so far."""
         return self._worst.severity
 
-    def lines(self, diagnoses: Sequence[Diagnosis]) -> list[str]:
+    def lines(self, diagnoses: Sequence[Verdict]) -> list[str]:
         """Lines for the verdicts that these diagnoses change. A new day gets its own line."""
         lines: list[str] = []
         self._named = self._named or len(diagnoses) > 1
@@ -108,17 +108,17 @@ class Timeline:
         ]
         return "\n".join(parts)
 
-    def _day_line(self, diagnosis: Diagnosis) -> list[str]:
+    def _day_line(self, diagnosis: Verdict) -> list[str]:
         day = date(diagnosis.t_s)
         if day == self._day:
             return []
         self._day = day
         return [f"--- {day}, times are UTC"]
 
-    def _lines(self, diagnosis: Diagnosis) -> list[str]:
+    def _lines(self, diagnosis: Verdict) -> list[str]:
         width = self._style.width
         verdict = f"{diagnosis.health.upper():8}"
-        stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
+        stage = "stage ?" if (number := diagnosis.stage.number) is None else f"stage {number}"
         start = f"{clock(diagnosis.t_s)} {verdict} {stage} {_causes(diagnosis):20}  "
         line = cut(start + _numbers(diagnosis, width - len(start)), width).rstrip()
         name = f"[{cut(diagnosis.target, width // 2)}, engine {diagnosis.engine}]"
@@ -132,7 +132,7 @@ class Timeline:
 
 
 def progress(
-    diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float, width: int = 79
+    diagnoses: Sequence[Verdict], elapsed_s: float, watch_s: float, width: int = 79
 ) -> str:
     """The progress line while a server is watched, cut to `width` characters."""
     worst = max(diagnoses, key=lambda diagnosis: diagnosis.severity)
@@ -145,7 +145,7 @@ def _heading(mark: str, what: str, t_s: float) -> str:
     return f"{mark} {what}, {date(t_s)} {clock(t_s)} UTC"
 
 
-def _causes(diagnosis: Diagnosis) -> str:
+def _causes(diagnosis: Verdict) -> str:
     first = diagnosis.headline
     if not first:
         return "-"
@@ -153,22 +153,25 @@ def _causes(diagnosis: Diagnosis) -> str:
     return first + (f" +{more}" if more else "")
 
 
-def _numbers(diagnosis: Diagnosis, width: int) -> str:
+def _numbers(diagnosis: Verdict, width: int) -> str:
     if not diagnosis.was_read and diagnosis.causes:
         return diagnosis.causes[0].summary
     return brief_words(diagnosis, width)
 
 
-def _key(diagnosis: Diagnosis) -> EngineKey:
+def _key(diagnosis: Verdict) -> EngineKey:
     return diagnosis.target, diagnosis.model, diagnosis.engine
 
 
-def _verdict(diagnosis: Diagnosis) -> Verdict:
-    stage = diagnosis.stage.number if diagnosis.stage else None
-    return diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes)
+def _verdict(diagnosis: Verdict) -> Gist:
+    return diagnosis.health, diagnosis.stage.number, tuple(cause.id for cause in diagnosis.causes)
 
 
-def _badness(diagnosis: Diagnosis) -> tuple[float, ...]:
-    stage = diagnosis.stage.number if diagnosis.stage else 0
+def _badness(diagnosis: Verdict) -> tuple[float, ...]:
     first = diagnosis.causes[0].confidence if diagnosis.causes else 0.0
-    return diagnosis.severity, stage, first, diagnosis.values.get("waiting") or 0.0
+    return (
+        float(diagnosis.severity),
+        diagnosis.stage.level,
+        first,
+        diagnosis.values.get("waiting") or 0.0,
+    )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -15,7 +16,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.reports.diagnosis_json import recommendation_document, rounded, server_document
+from kneewatch.diagnose.recommend.recommendation import in_document
 from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
 from kneewatch.reports.recommendation_text import changes_words, numbers_words
 from kneewatch.rules.formatting import (
@@ -31,6 +32,7 @@ from kneewatch.rules.formatting import (
     wrapped,
 )
 from kneewatch.rules.rule import Severity
+from kneewatch.rules.wire import rounded
 
 SCHEMA = "kneewatch.fleet/1"
 
@@ -54,7 +56,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "replicas": len({engine.member.replica for engine in diagnosis.engines}),
         "engines": len(diagnosis.engines),
         "tiers": [
-            {**_tier_document(tier, size), "server": server_document(server, observed.t_s)}
+            {**_tier_document(tier, size), "server": to_builtins(server.at(observed.t_s))}
             for tier, size, server in zip(
                 diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True
             )
@@ -62,7 +64,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "causes": [_cause_document(cause, docs_url) for cause in diagnosis.causes],
         "recommendations": [
             {
-                **recommendation_document(advice.recommendation),
+                **to_builtins(in_document(advice.recommendation)),
                 "pool": advice.pool,
                 "tier": advice.tier or None,
             }
@@ -178,9 +180,9 @@ def _engine(engine: Engine) -> dict[str, Any]:
         else {"number": engine.stage, "name": engine.stage_name},
         "findings": [
             {
-                "rule": finding.rule.id,
+                "rule": finding.rule,
                 "state": finding.severity.word,
-                "signal": finding.rule.signal,
+                "signal": finding.signal,
                 "value": finding.value,
             }
             for finding in engine.findings
@@ -354,7 +356,7 @@ def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
 
 def engine_words(engine: Engine) -> str:
     """An engine in one line: health, causes, stage, findings, and the main numbers."""
-    rules = ", ".join(f"{finding.rule.id} {finding.severity.word}" for finding in engine.findings)
+    rules = ", ".join(f"{finding.rule} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
         for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
@@ -396,7 +398,7 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
         ):
             in_full += ["", *wrapped(tier_words(tier), width=style.width)]
             in_full += wrapped(size_words(size), width=style.width, indent=3)
-            if words := server_words(server):
+            if words := server_words(server.at(diagnosis.observed.t_s)):
                 in_full += wrapped(f"server: {words}", width=style.width, indent=3)
             for spread in tier.spreads:
                 in_full += wrapped(spread_words(spread), width=style.width, indent=3)
@@ -483,7 +485,7 @@ def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[
 
 
 def _tier(tier: Tier, size: TierSize, server: ServerFacts) -> list[str]:
-    facts = server_words(server)
+    facts = server_words(server.at(0.0))
     return [
         f"### {escaped(tier_words(tier))}",
         "",

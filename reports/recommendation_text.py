@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import (
@@ -17,6 +15,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     Value,
     with_current_values,
 )
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.formatting import duration, number, percent
 
 NUMBERS_SHOWN = 5
@@ -47,7 +46,7 @@ NUMBERS: tuple[Column, ...] = (
 """The signals whose numbers are shown, in this order. The JSON document has all signals."""
 
 
-def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
+def advised(diagnosis: Verdict, cause: Cause) -> list[Recommendation]:
     """The recommendations for a cause, the best first. Their `before` values are taken from this
     diagnosis."""
     return [
@@ -112,10 +111,11 @@ def numbers_words(recommendation: Recommendation) -> str:
 
 def do_first_label(cause: Cause, t_s: float) -> str:
     """The label of the first advice. A cause that is ending needs the advice only if it returns."""
-    return "if it returns, do first" if cause.seen_s < t_s else "do first"
+    ends = cause.seen_s is not None and cause.seen_s < t_s
+    return "if it returns, do first" if ends else "do first"
 
 
-def first_step(diagnosis: Diagnosis, cause: Cause) -> str:
+def first_step(diagnosis: Verdict, cause: Cause) -> str:
     """The first change against a cause, in one line. Without a recommendation: the cause's
     lever."""
     best = next(iter(advised(diagnosis, cause)), None)

@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from statistics import median
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.formatting import span
 from kneewatch.rules.quantities import Held, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
+from kneewatch.rules.wire import Figure, UnixTime, to_ms
 
 FALLS_TO = 0.7
 """Throughput has fallen if tokens/s are below this share of the reference."""
@@ -215,19 +217,34 @@ FORECAST = "kv_exhausted_in_s"
 
 
 class Stage(Struct, frozen=True):
-    """A stage of the cascade. `forecast_s`: seconds until the KV cache is full if the trend
-    continues."""
+    """A stage of the cascade. All is None if the stage is unknown.
 
-    number: int
-    since_s: float
-    severity: Severity
-    forecast_s: float | None
-    reasons: tuple[str, ...]
+    `forecast_s`: seconds until the KV cache is full if the trend continues.
+    """
+
+    number: Annotated[int, Meta(ge=0, lt=len(NAMES))] | None = None
+    name: str = "unknown"
+    since_s: UnixTime | None = field(default=None, name="since")
+    forecast_s: Figure | None = None
+    severity: Severity | None = None
+    reasons: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The stage's name, as in NAMES."""
-        return NAMES[self.number]
+    def level(self) -> int:
+        """The stage's number; 0 if it is unknown."""
+        return self.number or 0
+
+
+def staged(
+    number: int,
+    since_s: float,
+    severity: Severity,
+    left_s: float | None,
+    reasons: tuple[str, ...],
+) -> Stage:
+    """A known stage; `left_s` is its forecast."""
+    forecast = None if left_s is None else round(left_s, 1)
+    return Stage(number, NAMES[number], to_ms(since_s), forecast, severity, reasons)
 
 
 class Cascade:
@@ -275,7 +292,7 @@ class Cascade:
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
         seen["cascade_stage"] = float(number)
-        return Stage(
+        return staged(
             number,
             self._since_s,
             self._held_severity(now_s, self._severity(moment)),
@@ -333,7 +350,7 @@ def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]
 
     Empty from stage 2 on, because observed preemptions prove the stage.
     """
-    if stage.number >= EVICTS:
+    if stage.level >= EVICTS:
         return ()
     return tuple(signal for signal in NEEDED if values.get(signal) is None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRANSFER, TTFT
 from kneewatch.rules.cascade import (
     EVICT_CRITICAL_PER_S,
@@ -9,7 +11,7 @@ from kneewatch.rules.cascade import (
     FILLING_FROM_RATIO,
     PREEMPTIONS_MIN,
 )
-from kneewatch.rules.rule import Bound, Guard, Rule, Severity
+from kneewatch.rules.rule import BY_WORD, Bound, Finding, Guard, Rule, Severity
 
 HOUR_S = 3600.0
 
@@ -267,7 +269,7 @@ def slo_rules(
                 guards=(Guard("running_avg", 1.0),),
             )
         )
-    return tuple(rules)
+    return tuple(replace(rule, stated=True) for rule in rules)
 
 
 # --- Of optional features: speculative decoding, LoRA adapters, KV transfers ----------------------
@@ -505,3 +507,34 @@ RULES: tuple[Rule, ...] = (
     *GUARDRAILS,
     *GPU,
 )
+
+OF_TARGETS = slo_rules(
+    ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=1.0
+)
+RULES_BY_ID = {
+    rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in OF_TARGETS))
+}
+"""Rules by id. Rules for SLO targets have no bounds here: a finding contains the user's bounds."""
+
+FROM_FINDING = "setting"
+"""Source of a bound that a finding contains."""
+
+
+def rule_of(finding: Finding) -> Rule:
+    """The rule of a finding, with the finding's bounds if it contains any.
+
+    A rule of another version is a plain rule without bounds.
+    """
+    rule = RULES_BY_ID.get(finding.rule) or Rule(
+        finding.rule, finding.signal, (), "a rule of another version", "", ()
+    )
+    if finding.signal not in ("", rule.signal):
+        rule = replace(rule, signal=finding.signal, bounds=())
+    if finding.bounds is None:
+        return rule
+    bounds = [
+        Bound(BY_WORD[word], threshold, FROM_FINDING)
+        for word, threshold in finding.bounds.items()
+        if threshold is not None and word in BY_WORD
+    ]
+    return replace(rule, bounds=tuple(bounds))

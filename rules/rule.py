@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from enum import Enum
+from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.formatting import span
+from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written
 
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another window scales them."""
@@ -21,25 +23,55 @@ LONG_WINDOWS = 5.0
 """History kept, in short windows: the guide's second window is 5 minutes."""
 
 
-class Severity(IntEnum):
-    """How bad a state is; `ok` where nothing is wrong."""
+Word = Literal["ok", "info", "warning", "critical"]
+State = Literal["ok", "info", "warning", "critical", "unknown"]
 
-    OK = 0
-    INFO = 1
-    WARNING = 2
-    CRITICAL = 3
 
-    @property
-    def word(self) -> str:
+class Severity(Enum):
+    """How bad a state is; `ok` where nothing is wrong. Severities are ordered, and only `ok` is
+    false; `int`, `float` and `-` take a severity's rank, from 0 for `ok` to 3 for `critical`."""
+
+    OK = "ok"
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    def __init__(self, word: Word) -> None:
+        self.word: Word = word
         """The severity in lower case, as in the JSON."""
-        return _IN_WORDS[self]
+        self.rank = len(type(self).__members__)
+
+    def __bool__(self) -> bool:
+        return self.rank > 0
+
+    def __lt__(self, other: Severity) -> bool:
+        return self.rank < other.rank
+
+    def __le__(self, other: Severity) -> bool:
+        return self.rank <= other.rank
+
+    def __gt__(self, other: Severity) -> bool:
+        return self.rank > other.rank
+
+    def __ge__(self, other: Severity) -> bool:
+        return self.rank >= other.rank
+
+    def __int__(self) -> int:
+        return self.rank
+
+    def __float__(self) -> float:
+        return float(self.rank)
+
+    def __neg__(self) -> int:
+        return -self.rank
 
 
-OK, INFO, WARNING, CRITICAL = Severity
+SEVERITIES: tuple[Severity, ...] = tuple(Severity)
+OK, INFO, WARNING, CRITICAL = SEVERITIES
 """The members by name: in Python 3.11, `Severity.OK` takes ten times as long as `OK`."""
 
-WORDS = {OK: "ok", INFO: "info", WARNING: "warning", CRITICAL: "critical"}
-_IN_WORDS = tuple(WORDS.values())  # a member as a key is hashed in Python, as an index it is not
+WORDS = {severity: severity.word for severity in SEVERITIES}
+BY_WORD: Mapping[str, Severity] = {severity.word: severity for severity in SEVERITIES}
 
 
 class Bound(Struct, frozen=True):
@@ -80,7 +112,7 @@ class Rule(Struct, frozen=True):
     A state begins after its bound has been crossed for `for_s`. It ends after the value has been
     inside the bound for `clear_s`, by a margin of `clear_ratio` of the bound. Both times are scaled
     with the short window. While the rule is at warning or worse, the signals of the families
-    `moves` (rules/baseline) are not normal.
+    `moves` (rules/baseline) are not normal. `stated`: its bounds are the user's.
     """
 
     id: str
@@ -95,6 +127,7 @@ class Rule(Struct, frozen=True):
     clear_ratio: float = 0.1
     guards: tuple[Guard, ...] = ()
     moves: tuple[str, ...] = ()
+    stated: bool = False
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
         """The worst severity whose bound the value crosses.
@@ -156,47 +189,52 @@ def with_thresholds(
 def _with_bounds(rule: Rule, thresholds: Mapping[str, float], origin: str) -> Rule:
     if not thresholds:
         return rule
-    by_word = {word: severity for severity, word in WORDS.items() if severity}
     bounds = {bound.severity: bound for bound in rule.bounds}
     for word, threshold in thresholds.items():
-        bounds[by_word[word]] = Bound(by_word[word], threshold, origin)
-    return replace(rule, bounds=tuple(bounds[severity] for severity in sorted(bounds)))
+        bounds[BY_WORD[word]] = Bound(BY_WORD[word], threshold, origin)
+    return replace(rule, bounds=tuple(bounds[severity] for severity in sorted(bounds)), stated=True)
 
 
 # --- A rule's state over time ---------------------------------------------------------------------
 
 
-UNKNOWN = "unknown"
+UNKNOWN: Literal["unknown"] = "unknown"
 NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
-class Clearing(Struct, frozen=True):
-    """A state in its clear time: since `since_s` the value is inside every bound, or is not judged.
-
-    `was` is the last value out of bounds. `severity` is the state's severity before that.
-    """
-
-    since_s: float
-    was: float | None
-    severity: Severity
+STATES: Mapping[str, Severity] = {**BY_WORD, UNKNOWN: OK}
+"""The severity of each state."""
 
 
-class Finding(Struct, frozen=True):
+class Finding(Struct, frozen=True, omit_defaults=True):
     """A rule's current state, since `since_s`: ok, info, warning, critical or unknown.
 
-    A state in its clear time is reported as info. `missing` names the metrics that an unknown
-    finding lacks. `note` gives another reason why the rule is not judged, or why a value out of
-    bounds is not reported.
+    - `rule`: the rule's id; `library.rule_of` returns the rule.
+    - `missing`: the metrics that an unknown finding lacks.
+    - `note`: another reason why the rule is not judged, or why a value out of bounds is not
+      reported.
+    - `clearing_since_s`: the state is in its clear time and reported as info. Since then the value
+      is inside every bound, or is not judged. `was` is the last value out of bounds, `was_severity`
+      the severity before the clear time.
+    - `bounds`: thresholds by severity, if they are not those of the rule library.
     """
 
-    rule: Rule
-    state: str
-    severity: Severity
-    value: float | None
-    since_s: float | None
-    missing: tuple[str, ...] = ()
+    rule: str
+    state: State
+    signal: str = written("")
+    value: Figure | None = written(None)
+    missing: tuple[str, ...] = written(())
+    since_s: UnixTime | None = field(default=None, name="since")
     note: str = ""
-    clearing: Clearing | None = None
+    clearing_since_s: UnixTime | None = None
+    was: Figure | None = None
+    was_severity: Severity | None = field(default=None, name="held")
+    bounds: Mapping[str, Figure | None] | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of the state; ok if it is unknown."""
+        return STATES[self.state]
 
     @property
     def held(self) -> Severity:
@@ -204,7 +242,7 @@ class Finding(Struct, frozen=True):
 
         An alert with the same hysteresis would show this severity.
         """
-        return self.severity if self.clearing is None else self.clearing.severity
+        return self.severity if self.was_severity is None else self.was_severity
 
 
 def _nearest_threshold(rule: Rule) -> float:
@@ -245,7 +283,11 @@ class RuleState:
         self._calm_s: float | None = None
         self._outside: float | None = None
         self._inside_s: float | None = None
-        self._unjudged = Finding(rule, UNKNOWN, OK, None, None)
+        self._id = rule.id
+        self._bounds: Mapping[str, float | None] | None = None
+        if rule.stated:
+            self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
+        self._unjudged = self._finding(UNKNOWN, None)
 
     def forget(self) -> None:
         """Drop the state: the process was replaced or the clock was set back."""
@@ -261,10 +303,10 @@ class RuleState:
         if lacking is not None or signal not in values:
             return self._unknown(lacking or (signal,), "")
         value = values[signal]
-        if value is not None and not self._active and not self._crossed_s:
+        if value is not None and self._active is OK and not self._crossed_s:
             inside = value >= self._nearest if rule.below else value <= self._nearest
             if inside:  # most rules at most scrapes; the guards would change nothing
-                return Finding(rule, "ok", OK, value, None)
+                return self._finding("ok", value)
         for guard in rule.guards:
             if not guard.holds(values):
                 if guard.ends:
@@ -276,7 +318,7 @@ class RuleState:
             return self._settle(now_s, OK, OK, value)
         level = rule.level(value)
         # The relaxed bounds apply only to an active state.
-        relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level
+        relaxed = level if self._active is OK else rule.level(value, relax=rule.clear_ratio)
         return self._settle(now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
@@ -306,7 +348,7 @@ class RuleState:
         note: str = "",
     ) -> Finding:
         if not (level or self._active or self._crossed_s):
-            return Finding(self.rule, "ok", OK, value, None, (), note)
+            return self._finding("ok", value, note=note)
         for severity in (INFO, WARNING, CRITICAL):
             if level >= severity:
                 self._crossed_s.setdefault(severity, now_s)
@@ -327,9 +369,9 @@ class RuleState:
                 self._since_s = self._since_s if self._active else None
         else:
             self._calm_s = None
-        return self._finding(now_s, level, relaxed, value, note)
+        return self._reported(now_s, level, relaxed, value, note)
 
-    def _finding(
+    def _reported(
         self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
     ) -> Finding:
         active = self._active
@@ -337,14 +379,46 @@ class RuleState:
             self._outside, self._inside_s = None, None
             if level >= WARNING:
                 note = f"reported after {span(self._for_s)} out of bounds"
-            return Finding(self.rule, "ok", OK, value, None, (), note)
+            return self._finding("ok", value, note=note)
         if relaxed:
             self._outside, self._inside_s = value, None
-            return Finding(self.rule, active.word, active, value, self._since_s)
+            return self._finding(active.word, value, since_s=self._since_s)
         if self._inside_s is None:
             self._inside_s = now_s
-        clearing = Clearing(self._inside_s, self._outside, active)
-        return Finding(self.rule, INFO.word, INFO, value, self._since_s, (), note, clearing)
+        return self._finding(
+            "info",
+            value,
+            note=note,
+            since_s=self._since_s,
+            clearing_since_s=self._inside_s,
+            was=rounded(self._outside),
+            was_severity=active,
+        )
+
+    def _finding(
+        self,
+        state: State,
+        value: float | None,
+        *,
+        note: str = "",
+        since_s: float | None = None,
+        clearing_since_s: float | None = None,
+        was: float | None = None,
+        was_severity: Severity | None = None,
+    ) -> Finding:
+        return Finding(
+            self._id,
+            state,
+            self._signal,
+            rounded(value),
+            (),
+            None if since_s is None else to_ms(since_s),
+            note,
+            None if clearing_since_s is None else to_ms(clearing_since_s),
+            was,
+            was_severity,
+            self._bounds,
+        )
 
 
 class RuleBook:

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests import kvtruth, ramps, routing_accuracy, slo_ramps, throughput
@@ -35,11 +35,11 @@ STATED_LEVEL, STATED = "1 s and 60 ms", Targets(ttft_p99_s=1.0, itl_p99_s=0.06)
 ROOT_CAUSES = frozenset(chain.from_iterable(FIRST_CAUSES.values())) - LATENCY_CAUSES
 """Causes that have evidence of their own: a missed target is none for them."""
 
-Said = Mapping[Path, Sequence[Diagnosis]]
+Said = Mapping[Path, Sequence[Verdict]]
 """What was said of each recording."""
 
 
-class Verdict(Struct, frozen=True):
+class PhaseVerdict(Struct, frozen=True):
     """What was said of one phase. `delay_s`: from its start to the first right word.
 
     `missed`: whether a judged scrape missed a target; `unfounded` are root causes that were said
@@ -47,7 +47,7 @@ class Verdict(Struct, frozen=True):
     """
 
     phase: Phase
-    judged: Sequence[Diagnosis]
+    judged: Sequence[Verdict]
     share: float
     delay_s: float | None
     worst: Severity
@@ -66,7 +66,7 @@ class Verdict(Struct, frozen=True):
     @property
     def stages(self) -> list[int]:
         """Stages given in the judged scrapes."""
-        return sorted({d.stage.number for d in self.judged if d.stage is not None})
+        return sorted({d.stage.number for d in self.judged if d.stage.number is not None})
 
     @property
     def stage_right(self) -> bool:
@@ -74,31 +74,31 @@ class Verdict(Struct, frozen=True):
         if self.phase.stages is None or not self.judged:
             return True
         low, high = self.phase.stages
-        within = [d.stage is not None and low <= d.stage.number <= high for d in self.judged]
+        within = [d.stage.number is not None and low <= d.stage.number <= high for d in self.judged]
         return sum(within) >= (RIGHT_FROM if self.phase.first_causes else 1.0) * len(within)
 
 
-def first_cause(diagnosis: Diagnosis) -> str:
+def first_cause(diagnosis: Verdict) -> str:
     """The first cause's id, or a dash."""
     return diagnosis.causes[0].id if diagnosis.causes else "-"
 
 
-def first_word(diagnosis: Diagnosis) -> str:
+def first_word(diagnosis: Verdict) -> str:
     """The first cause's id, without causes the worst finding's rule at warning or worse, or a
     dash."""
     if diagnosis.causes:
         return diagnosis.causes[0].id
     worst = max(diagnosis.findings, key=lambda finding: finding.severity, default=None)
-    return worst.rule.id if worst and worst.severity >= Severity.WARNING else "-"
+    return worst.rule if worst and worst.severity >= Severity.WARNING else "-"
 
 
 def verdict(
     phase: Phase,
-    given_diagnoses: Sequence[Diagnosis],
+    given_diagnoses: Sequence[Verdict],
     *,
     targets: Targets = NO_TARGETS,
-    untargeted: Sequence[Diagnosis] = (),
-) -> Verdict:
+    untargeted: Sequence[Verdict] = (),
+) -> PhaseVerdict:
     """What was said of a phase; `untargeted` is what was said without the targets."""
     inside = [d for d in given_diagnoses if phase.from_s <= d.t_s <= phase.to_s]
     judged = [d for d in inside if d.t_s >= phase.judged_from_s]
@@ -106,7 +106,7 @@ def verdict(
     hit = next((d.t_s for d in inside if comes_first(d, phase.first_causes, targets)), None)
     without = [d for d in untargeted if phase.judged_from_s <= d.t_s <= phase.to_s]
     unfounded = (causes_of(judged) - causes_of(without)) & ROOT_CAUSES
-    return Verdict(
+    return PhaseVerdict(
         phase,
         judged,
         len(right) / len(judged) if judged else 0.0,
@@ -117,7 +117,7 @@ def verdict(
     )
 
 
-def comes_first(diagnosis: Diagnosis, wanted: Collection[str], targets: Targets) -> bool:
+def comes_first(diagnosis: Verdict, wanted: Collection[str], targets: Targets) -> bool:
     """Whether one of the wanted causes comes first. A note may stand below a missed target."""
     missed = is_missed(diagnosis, targets)
     for cause in diagnosis.causes:
@@ -131,13 +131,13 @@ def comes_first(diagnosis: Diagnosis, wanted: Collection[str], targets: Targets)
     return False
 
 
-def causes_of(diagnoses: Sequence[Diagnosis]) -> frozenset[str]:
+def causes_of(diagnoses: Sequence[Verdict]) -> frozenset[str]:
     """Every cause that was said, by itself or within another."""
     causes = [cause for diagnosis in diagnoses for cause in diagnosis.causes]
     return frozenset(name for cause in causes for name in (cause.id, *cause.explains))
 
 
-def given(verdict_of_phase: Verdict) -> str:
+def given(verdict_of_phase: PhaseVerdict) -> str:
     """The first causes given, most frequent first, with their number of scrapes."""
     counts = Counter(first_word(d) for d in verdict_of_phase.judged)
     first = ", ".join(f"{cause} {count}" for cause, count in counts.most_common(3))
@@ -145,7 +145,7 @@ def given(verdict_of_phase: Verdict) -> str:
     return f"{first}; unfounded: {unfounded}" if unfounded else first
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[PhaseVerdict]) -> str:
     """A row per phase."""
     lines = [
         f"{'recording':31}{'phase':18}{'state':24}{'ok':4}{'share':>6}{'after':>7}  "
@@ -163,14 +163,14 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def mark(verdict_of_phase: Verdict) -> str:
+def mark(verdict_of_phase: PhaseVerdict) -> str:
     """Whether a phase was told right, in a word; a dash where only wrong causes are looked for."""
     if not verdict_of_phase.right:
         return "NO"
     return "-" if verdict_of_phase.missed and not verdict_of_phase.phase.first_causes else "yes"
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[PhaseVerdict]) -> str:
     """How many phases were told right, in a line for faulty and one or two for quiet ones."""
     faulty = [v for v in verdicts if v.phase.first_causes]
     quiet = [v for v in verdicts if not v.phase.first_causes and v.judged]
@@ -188,7 +188,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def by_cause(verdicts: Sequence[Verdict]) -> str:
+def by_cause(verdicts: Sequence[PhaseVerdict]) -> str:
     """Precision and recall of first causes at warning or worse, over judged scrapes."""
     concluded, right, wanted = Counter[str](), Counter[str](), Counter[str]()
     for row in verdicts:
@@ -209,7 +209,7 @@ def by_cause(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def calibration(verdicts: Sequence[Verdict]) -> str:
+def calibration(verdicts: Sequence[PhaseVerdict]) -> str:
     """How often first causes of a confidence were right, over scrapes of judged phases."""
     tens: dict[int, list[bool]] = {}
     for row in verdicts:
@@ -225,11 +225,11 @@ def calibration(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def cascade_times(by_capture: dict[Path, list[Diagnosis]]) -> str:
+def cascade_times(by_capture: dict[Path, list[Verdict]]) -> str:
     """From the first counted preemption to stage 2, and from no request in flight to stage 0."""
     lines: list[str] = []
     for capture, of_capture in by_capture.items():
-        rows = [d for d in of_capture if d.stage is not None]
+        rows = [d for d in of_capture if d.stage.number is not None]
         hit = [i for i, d in enumerate(rows) if (d.values.get("preemption_per_s") or 0) > 0]
         if not hit:
             continue
@@ -245,12 +245,12 @@ def cascade_times(by_capture: dict[Path, list[Diagnosis]]) -> str:
     return "\n".join(lines)
 
 
-def stage_of(diagnosis: Diagnosis) -> int:
+def stage_of(diagnosis: Verdict) -> int:
     """The stage's number, -1 where nothing could be read."""
-    return diagnosis.stage.number if diagnosis.stage else -1
+    return diagnosis.stage.number if diagnosis.stage.number is not None else -1
 
 
-def beside_doctor(verdicts: Sequence[Verdict]) -> str:
+def beside_doctor(verdicts: Sequence[PhaseVerdict]) -> str:
     """What vllm-doctor says of the last page of each judged phase."""
     program = vllm_doctor()
     if program is None:
@@ -279,10 +279,10 @@ def _last_page(phase: Phase) -> int | None:
     return inside[-1] if inside else None
 
 
-def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
+def judge(folder: Path) -> tuple[list[PhaseVerdict], dict[Path, list[Verdict]]]:
     """Verdicts on all phases of a folder of recordings, and all that was said."""
-    by_capture: dict[Path, list[Diagnosis]] = {}
-    verdicts: list[Verdict] = []
+    by_capture: dict[Path, list[Verdict]] = {}
+    verdicts: list[PhaseVerdict] = []
     for phase in phases(folder):
         if phase.capture not in by_capture:
             by_capture[phase.capture] = diagnoses(phase.capture)
@@ -290,9 +290,9 @@ def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
     return verdicts, by_capture
 
 
-def level_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, dict[Path, Targets]]:
+def level_targets(verdicts: Sequence[PhaseVerdict], said: Said) -> dict[str, dict[Path, Targets]]:
     """Targets by level and recording; `verdicts` and `said` are those without targets."""
-    healthy: dict[Path, list[Diagnosis]] = {capture: [] for capture in said}
+    healthy: dict[Path, list[Verdict]] = {capture: [] for capture in said}
     for row in verdicts:
         if not row.phase.first_causes:
             healthy[row.phase.capture] += row.judged
@@ -306,9 +306,9 @@ def level_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, dict[Pat
     }
 
 
-def with_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, list[Verdict]]:
+def with_targets(verdicts: Sequence[PhaseVerdict], said: Said) -> dict[str, list[PhaseVerdict]]:
     """Verdicts by level on the phases that have scrapes to judge."""
-    by_level: dict[str, list[Verdict]] = {}
+    by_level: dict[str, list[PhaseVerdict]] = {}
     for level, targets in level_targets(verdicts, said).items():
         targeted = {capture: diagnoses(capture, targets=own) for capture, own in targets.items()}
         by_level[level] = [
@@ -320,7 +320,7 @@ def with_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, list[Verd
     return by_level
 
 
-def wrong(by_level: Mapping[str, Sequence[Verdict]]) -> str:
+def wrong(by_level: Mapping[str, Sequence[PhaseVerdict]]) -> str:
     """A row for each phase that was not told right at a level."""
     lines = [f"{'level':18}{'recording':31}{'phase':18}{'expected':44}said (scrapes)"]
     for level, verdicts in by_level.items():

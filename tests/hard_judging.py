@@ -16,11 +16,10 @@ from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import GpuPage
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WINDOW_S, Severity
 from tests.simulator.cases import Case
@@ -178,7 +177,7 @@ def played(case: Case, seed: int) -> Incident:
     return incident
 
 
-def said(incident: Incident, targets: Targets) -> Iterator[Diagnosis]:
+def said(incident: Incident, targets: Targets) -> Iterator[Verdict]:
     """All that is said of a case with these targets."""
     profile = Profile(targets=targets)
     stream = TargetStream("sim", profile, Limits(), Catalogue.of(profile))
@@ -194,13 +193,13 @@ def _all_of_node(gpus: Gpus) -> GpuChoice:
     return GpuChoice(gpus, "the target's labels")
 
 
-def grave(diagnosis: Diagnosis) -> list[Cause]:
+def grave(diagnosis: Verdict) -> list[Cause]:
     """Causes at warning or worse, first to last."""
     return [cause for cause in diagnosis.causes if cause.severity >= Severity.WARNING]
 
 
 def judge(
-    incident: Incident, diagnoses: Sequence[Diagnosis], *, level: str, targets: Targets
+    incident: Incident, diagnoses: Sequence[Verdict], *, level: str, targets: Targets
 ) -> Judged:
     """The verdict on what was said of a case with these targets."""
     case = incident.case
@@ -227,7 +226,7 @@ def judge(
     )
 
 
-def _paged(diagnoses: Sequence[Diagnosis], targets: Targets) -> frozenset[str]:
+def _paged(diagnoses: Sequence[Verdict], targets: Targets) -> frozenset[str]:
     """Causes at critical; not those of a target that is missed."""
     return frozenset(
         cause.id
@@ -238,12 +237,12 @@ def _paged(diagnoses: Sequence[Diagnosis], targets: Targets) -> frozenset[str]:
     )
 
 
-def healthy(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+def healthy(case: Case, diagnoses: Sequence[Verdict]) -> list[Verdict]:
     """What was said before the faults began, once a window was full."""
     return [d for d in diagnoses if WINDOW_S < d.t_s - START_S <= case.begins_s]
 
 
-def _early(case: Case, diagnoses: Sequence[Diagnosis], targets: Targets) -> frozenset[str]:
+def _early(case: Case, diagnoses: Sequence[Verdict], targets: Targets) -> frozenset[str]:
     """Causes at warning or worse before the faults, without those that were true: from the start,
     or of a target that was missed just before."""
     true = case.wanted & {"prefix_cache_off", "metrics_missing"}
@@ -259,7 +258,7 @@ def _early(case: Case, diagnoses: Sequence[Diagnosis], targets: Targets) -> froz
     return frozenset(early - true)
 
 
-def _delay_s(case: Case, diagnoses: Sequence[Diagnosis]) -> float | None:
+def _delay_s(case: Case, diagnoses: Sequence[Verdict]) -> float | None:
     """Seconds from the faults' beginning to the first right word; None without any."""
     hits = (
         d.t_s - START_S - case.begins_s
@@ -270,6 +269,6 @@ def _delay_s(case: Case, diagnoses: Sequence[Diagnosis]) -> float | None:
     return min(hits, default=None)
 
 
-def _claims_gpu_room(diagnosis: Diagnosis) -> bool:
+def _claims_gpu_room(diagnosis: Verdict) -> bool:
     texts = (text for c in diagnosis.causes for text in (c.summary, *(e.text for e in c.evidence)))
     return any(GPU_ROOM.search(text) for text in texts)

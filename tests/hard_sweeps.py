@@ -9,7 +9,7 @@ from dataclasses import asdict
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.hard_judging import Incident, Judged, healthy, judge, said
@@ -53,7 +53,7 @@ class Headed(Struct, frozen=True):
         return all(count == of and of > 0 for count, of in counts)
 
 
-def headed(case: Case, diagnoses: Sequence[Diagnosis]) -> Headed:
+def headed(case: Case, diagnoses: Sequence[Verdict]) -> Headed:
     """What heads the verdict on a case whose queue grows."""
     begun = [d for d in diagnoses if d.t_s - START_S > case.begins_s]
     heads = [d for d in begun if _head(d) in case.wanted]
@@ -73,11 +73,11 @@ def headed(case: Case, diagnoses: Sequence[Diagnosis]) -> Headed:
     )
 
 
-def _head(diagnosis: Diagnosis) -> str:
+def _head(diagnosis: Verdict) -> str:
     return diagnosis.causes[0].id if diagnosis.causes else "-"
 
 
-def _wait_s(diagnosis: Diagnosis) -> float:
+def _wait_s(diagnosis: Verdict) -> float:
     """A newcomer's wait, by Little's law."""
     served_per_s = diagnosis.values.get("completed_per_s") or 1e-9
     return (diagnosis.values.get("waiting") or 0.0) / served_per_s
@@ -88,7 +88,7 @@ def is_swept(case: Case) -> bool:
     return case.group in WITH_TARGETS and case.machine in SWEPT_MACHINES
 
 
-def with_targets(incident: Incident, diagnoses: Sequence[Diagnosis]) -> Iterator[Judged]:
+def with_targets(incident: Incident, diagnoses: Sequence[Verdict]) -> Iterator[Judged]:
     """Verdicts on a case at each level of targets; `diagnoses` are those without."""
     case, own = incident.case, incident.case.faults[0].targets
     accepted = frozenset(name for cause in case.wanted for name in BESIDE_TARGETS.get(cause, ()))

@@ -16,7 +16,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
@@ -109,7 +109,7 @@ def phases(folder: Path = CAPTURES) -> Iterator[Phase]:
 
 def diagnoses(
     capture: Path, *, window_s: float = WINDOW_S, targets: Targets = NO_TARGETS
-) -> list[Diagnosis]:
+) -> list[Verdict]:
     """Every diagnosis over a capture, oldest first."""
     profile = Profile(window_s=window_s, targets=targets)
     stream = TargetStream(capture_name(capture), profile, Limits())

@@ -25,10 +25,10 @@ from kneewatch.diagnose.causes.record import (
     Term,
     Tested,
 )
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.ranking import BY_ID, CAUSES
+from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.conditions import (
     ALWAYS,
     OPPOSITE,

@@ -22,8 +22,8 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import Launch as Stating
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from tests.ramps import BROKEN_S, Outcome, Rate, ramp, steady
 from tests.recordings import diagnoses, phases
@@ -174,7 +174,7 @@ def stays(kind: Kind, ratio: float) -> Callable[[Setting], Rate]:
 
 def quiet_recordings() -> tuple[int, int]:
     """Scrapes of the recordings' quiet phases that had a forecast, and all of them."""
-    by_capture: dict[Path, list[Diagnosis]] = {}
+    by_capture: dict[Path, list[Verdict]] = {}
     alarmed = judged = 0
     for phase in phases():
         if phase.first_causes:

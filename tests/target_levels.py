@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 
 SIGNALS = ("ttft_p99_s", "itl_p99_s")
@@ -30,7 +30,7 @@ LATENCY_CAUSES = frozenset(
 be listed; beside a root cause with evidence of its own they must not come first."""
 
 
-def loose(healthy: Sequence[Diagnosis]) -> Targets:
+def loose(healthy: Sequence[Verdict]) -> Targets:
     """Targets that healthy scrapes never miss: three times their highest P99; None without any."""
     highest = {signal: max(_measured(healthy, signal), default=None) for signal in SIGNALS}
     return Targets(
@@ -41,7 +41,7 @@ def loose(healthy: Sequence[Diagnosis]) -> Targets:
     )
 
 
-def middle(said: Sequence[Diagnosis]) -> Targets:
+def middle(said: Sequence[Verdict]) -> Targets:
     """Targets that about half of the scrapes miss: the medians of their P99s."""
     return Targets(**{signal: _median(_measured(said, signal)) for signal in SIGNALS})
 
@@ -58,7 +58,7 @@ def completed(targets: Targets, others: Sequence[Targets]) -> Targets:
     )
 
 
-def is_missed(diagnosis: Diagnosis, targets: Targets) -> bool:
+def is_missed(diagnosis: Verdict, targets: Targets) -> bool:
     """Whether the window of a scrape misses a target."""
     return any(
         target_s is not None and (diagnosis.values.get(signal) or 0.0) > target_s
@@ -66,7 +66,7 @@ def is_missed(diagnosis: Diagnosis, targets: Targets) -> bool:
     )
 
 
-def _measured(said: Iterable[Diagnosis], signal: str) -> list[float]:
+def _measured(said: Iterable[Verdict], signal: str) -> list[float]:
     return [value for scrape in said if (value := scrape.values.get(signal)) is not None]
 
 

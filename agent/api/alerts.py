@@ -18,10 +18,9 @@ from kneewatch.agent.notify.message import Line
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
-from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
+from kneewatch.diagnose.verdict import Verdict, documented
 from kneewatch.reports import recommendation_text as advice
-from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document, with_docs
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import cut, moment
 
@@ -210,8 +209,6 @@ log = logging.getLogger(__name__)
 EngineName = tuple[str, str]
 """Model and engine."""
 
-UNREADABLE = "unknown: cannot read the stored diagnosis"
-
 
 class AlertContext(Struct, frozen=True):
     """The diagnoses of one engine when an alert started and now. `why` is the reason if `start` is
@@ -220,15 +217,15 @@ class AlertContext(Struct, frozen=True):
     target: str
     model: str
     engine: str
-    start: Mapping[str, Any] | None
-    now: Diagnosis | None
+    start: Verdict | None
+    now: Verdict | None
     why: str
 
     @property
     def cause_id(self) -> str:
         """The id of the first cause now. If there is none, the id of the first cause when the alert
         started; "" without any cause."""
-        for diagnosis in (self.now, _decoded(self.start)):
+        for diagnosis in (self.now, self.start):
             if diagnosis is not None and diagnosis.causes:
                 return diagnosis.causes[0].id
         return ""
@@ -236,9 +233,9 @@ class AlertContext(Struct, frozen=True):
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
         """Lines for people: the verdict when the alert started, the verdict now, and the first step
         to take."""
-        start = _decoded(self.start)
+        start = self.start
         diagnosis = self.now or start
-        lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]
+        lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why)]
         lines.append(Line("now", _verdict(self.now) or "unknown: no longer watched"))
         if diagnosis is not None:
             lines[0] = Line("", f"{who(diagnosis)}: {lines[0].plain()}")
@@ -267,37 +264,27 @@ class AlertHistory:
         """The engines of a target, as (model, engine), for which there is history."""
         return self._stored.get(target, {}).keys()
 
-    def document(
-        self, target: str, engine: EngineName, at_s: float
-    ) -> tuple[dict[str, Any] | None, str]:
-        """A pair: the diagnosis that was valid at `at_s`, or None; and the reason if it is None,
+    def verdict(self, target: str, engine: EngineName, at_s: float) -> tuple[Verdict | None, str]:
+        """A pair: the verdict that was valid at `at_s`, or None; and the reason if it is None,
         else "".
 
-        If several replicas share the engine's name, the worst of their diagnoses is returned.
+        If several replicas share the engine's name, the worst of their verdicts is returned.
         """
         replicas = self._stored.get(target, {}).get(engine, ())
         if self._why or not replicas:
             return None, self._why or "unknown: not watched at that time"
         try:
-            then = self._history.diagnoses(replicas, at_s)
+            then = self._history.verdicts(replicas, at_s)
         except Problem:
             return None, "unknown: cannot read the history"
-        if then.documents:
-            return then.documents[0], ""
+        if then.verdicts:
+            return then.verdicts[0], ""
         if then.damaged:
             return None, "unknown: the history is damaged at that time"
         return None, "unknown: not watched at that time"
 
 
-def _decoded(stored: Mapping[str, Any] | None) -> Diagnosis | None:
-    try:
-        return None if stored is None else diagnosis_of(stored)
-    except DocumentError as exc:
-        log.warning("alerts: cannot decode a stored diagnosis error=%s", exc)
-        return None
-
-
-def _verdict(diagnosis: Diagnosis | None) -> str:
+def _verdict(diagnosis: Verdict | None) -> str:
     if diagnosis is None:
         return ""
     text = diagnosis.health.upper()
@@ -305,10 +292,12 @@ def _verdict(diagnosis: Diagnosis | None) -> str:
         causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
         text += f" {first}{causes.get(first, '')}"
     stage = diagnosis.stage
-    return f"{text} (KV cascade stage {stage.number}, {stage.name})" if stage else text
+    if stage.number is None:
+        return text
+    return f"{text} (KV cascade stage {stage.number}, {stage.name})"
 
 
-def _first_change(diagnosis: Diagnosis) -> list[Line]:
+def _first_change(diagnosis: Verdict) -> list[Line]:
     cause = diagnosis.causes[0]
     recommendations = advice.advised(diagnosis, cause)
     do_first = advice.do_first_label(cause, diagnosis.t_s)
@@ -369,14 +358,14 @@ class _AlertDiagnoser:
         self._docs_url = service.settings.docs_url or OWN_DOCS
         self._history = AlertHistory(History(service.reader, service.store))
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._now: dict[str, dict[EngineName, Diagnosis]] = {}
+        self._now: dict[str, dict[EngineName, Verdict]] = {}
         self._candidates: list[Candidate] = []
         self._left = DOCUMENTS_MAX
         for spec in service.targets():
             state = service.board.get(spec.name)
             self._add_target(spec, state.diagnoses if state else ())
 
-    def _add_target(self, spec: TargetSpec, diagnoses: Sequence[Diagnosis]) -> None:
+    def _add_target(self, spec: TargetSpec, diagnoses: Sequence[Verdict]) -> None:
         now = {(diagnosis.model, diagnosis.engine): diagnosis for diagnosis in diagnoses}
         engines = now.keys() | self._history.engines(spec.name)
         self._labels[spec.name], self._now[spec.name] = spec.labels, now
@@ -404,7 +393,7 @@ class _AlertDiagnoser:
         contexts: list[AlertContext] = []
         for target, model, engine in engines[: self._left]:
             now = self._now[target].get((model, engine))
-            start, why = self._history.document(target, (model, engine), alert.starts_s)
+            start, why = self._history.verdict(target, (model, engine), alert.starts_s)
             if now is not None or start is not None:
                 contexts.append(AlertContext(target, model, engine, start, now, why))
         left_out = len(engines[self._left :])
@@ -482,8 +471,8 @@ def _document(
                 "target": context.target,
                 "model": context.model,
                 "engine": context.engine,
-                "at_start": with_docs(context.start, docs_url) if context.start else context.start,
-                "now": document(context.now, docs_url=docs_url) if context.now else None,
+                "at_start": context.start and documented(linked(context.start, docs_url)),
+                "now": context.now and documented(linked(context.now, docs_url)),
                 "why": context.why,
             }
             for context in contexts

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from kneewatch.agent.api.responses import clean
 from kneewatch.agent.api.service import UNKNOWN, Service, late, rank, shown
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.reports.triage.view_model import RANKS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -138,7 +138,7 @@ class OwnMetrics(Collector):
             yield from families
 
     def _engines(self, states: Sequence[TargetState], now_s: float) -> Families:
-        engines: dict[tuple[str, str, str], tuple[TargetState, Diagnosis]] = {}
+        engines: dict[tuple[str, str, str], tuple[TargetState, Verdict]] = {}
         for state in states:
             for diagnosis in shown(state, is_late=late(state, now_s)):
                 labels = clean(state.name), clean(diagnosis.model), clean(diagnosis.engine)
@@ -182,12 +182,12 @@ class OwnMetrics(Collector):
         yield from families
 
 
-def recommended_replicas(diagnosis: Diagnosis, stated: int | None) -> float | None:
+def recommended_replicas(diagnosis: Verdict, stated: int | None) -> float | None:
     """The largest recommended number of replicas; `stated` if no number is recommended.
 
     None while the engine cannot be judged, so that missing data never removes replicas.
     """
-    if diagnosis.stage is None or diagnosis.health == "unknown":
+    if diagnosis.stage.number is None or diagnosis.health == "unknown":
         return None
     counts = [
         float(change.after)
@@ -206,23 +206,23 @@ def exposition(service: Service) -> bytes:
     return generate_latest(registry)
 
 
-def _add_verdict(families: Families, diagnosis: Diagnosis, labels: Sequence[str]) -> None:
+def _add_verdict(families: Families, diagnosis: Verdict, labels: Sequence[str]) -> None:
     for word in RANKS:
         families.add("health", diagnosis.health == word, *labels, word)
-    stage = diagnosis.stage if diagnosis.health != UNKNOWN else None
+    stage = diagnosis.stage if diagnosis.health != UNKNOWN else UNKNOWN_STAGE
     active = {cause.id: cause for cause in diagnosis.causes}
     # An unreadable page does not prove that a cause is absent.
-    for cause in active if stage is None else dict.fromkeys((*BY_ID, *active)):
+    for cause in active if stage.number is None else dict.fromkeys((*BY_ID, *active)):
         families.add("cause", cause in active, *labels, cause)
     for cause, concluded in active.items():
-        families.add("cause_severity", concluded.severity, *labels, cause)
+        families.add("cause_severity", concluded.severity.rank, *labels, cause)
         families.add("cause_confidence", concluded.confidence, *labels, cause)
     judged = [finding for finding in diagnosis.findings if finding.state != UNKNOWN]
     for finding in judged:
-        families.add("finding_severity", finding.severity, *labels, finding.rule.id)
+        families.add("finding_severity", finding.severity.rank, *labels, finding.rule)
     families.add("unknown_findings", len(diagnosis.findings) - len(judged), *labels)
     families.add("unknown_signals", len(diagnosis.unknown), *labels)
-    if stage is not None:
+    if stage.number is not None:
         families.add("stage", stage.number, *labels)
         families.add("kv_exhaustion_seconds", stage.forecast_s, *labels)
 

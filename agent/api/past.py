@@ -11,12 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
+from kneewatch.agent.api.service import worst_first
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.intervals import UNWATCHED, Interval
-from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import clock, date, moment, span
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,11 @@ class EngineInterval(NamedTuple):
     interval: Interval
 
 
-class PastDiagnoses(Struct, frozen=True):
-    """Diagnosis documents at a moment, worst first. `damaged` are the targets whose stored history
+class PastVerdicts(Struct, frozen=True):
+    """Verdicts at a moment, worst first. `damaged` are the targets whose stored history
     is damaged."""
 
-    documents: Sequence[dict[str, Any]]
+    verdicts: Sequence[Verdict]
     damaged: tuple[str, ...] = ()
 
     def notices(self) -> list[str]:
@@ -65,25 +66,24 @@ class History(Struct, frozen=True):
         """The stored engines of a target, or of all targets."""
         return self._read(lambda reader: reader.engines(target))
 
-    def diagnoses(self, engines: Sequence[StoredEngine], at_s: float) -> PastDiagnoses:
-        """The diagnoses of engines at a moment, including diagnoses that are not written to disk
+    def verdicts(self, engines: Sequence[StoredEngine], at_s: float) -> PastVerdicts:
+        """The verdicts on engines at a moment, including verdicts that are not written to disk
         yet."""
         unwritten_s = self.unwritten_s
         is_unwritten = unwritten_s is not None and at_s >= unwritten_s
         waiting = self.store.waiting() if is_unwritten and self.store is not None else []
 
-        def read(reader: Reader) -> PastDiagnoses:
-            documents: list[dict[str, Any]] = []
+        def read(reader: Reader) -> PastVerdicts:
+            verdicts: list[Verdict] = []
             damaged: list[str] = []
             for engine in engines:
-                document = reader.waiting(engine, waiting, at_s) if waiting else None
-                if document is None:
+                verdict = reader.waiting(engine, waiting, at_s) if waiting else None
+                if verdict is None:
                     look = reader.lookup(engine.id, at_s)
-                    document = look.document
+                    verdict = look.verdict
                     damaged += [engine.target] if look.damaged else []
-                documents += [] if document is None else [document]
-            documents.sort(key=_worst_first)
-            return PastDiagnoses(documents, tuple(dict.fromkeys(damaged)))
+                verdicts += [] if verdict is None else [verdict]
+            return PastVerdicts(worst_first(verdicts), tuple(dict.fromkeys(damaged)))
 
         return self._read(read)
 
@@ -181,8 +181,3 @@ def interval_document(row: EngineInterval) -> dict[str, Any]:
         "last": round(interval.last_s, 3),
         "ended": interval.ended,
     }
-
-
-def _worst_first(document: dict[str, Any]) -> tuple[int, str, str, str]:
-    rank = RANKS.get(document["health"], RANKS["unknown"])
-    return -rank, document["target"], document["model"], document["engine"]

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import cast
 from urllib.parse import quote
 
-import orjson
+import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -77,11 +77,12 @@ def unknown_parameter(name: str, valid_names: Collection[str]) -> Problem:
 
 
 def dumped(document: object) -> bytes:
-    """A document as JSON bytes. Lone surrogates, which UTF-8 cannot encode, become "?"."""
+    """A document as JSON bytes; it may contain records. Lone surrogates, which UTF-8 cannot
+    encode, become "?"."""
     try:
-        return orjson.dumps(document)
-    except orjson.JSONEncodeError:
-        return orjson.dumps(_clean(document))
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_clean(msgspec.to_builtins(document)))
 
 
 def clean(text: str) -> str:

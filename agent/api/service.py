@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
 from kneewatch.rules.formatting import clock, date, span
 
@@ -60,7 +60,7 @@ def late(state: TargetState, now_s: float) -> bool:
     return now_s - state.t_s > max(LATE_S, LATE_INTERVALS * state.interval_s)
 
 
-def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
+def shown(state: TargetState, *, is_late: bool) -> Sequence[Verdict]:
     """The diagnoses of a target. If the target is late, a health better than unknown becomes
     unknown."""
     if not is_late:
@@ -76,13 +76,13 @@ def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
     )
 
 
-def rank(diagnosis: Diagnosis) -> int:
+def rank(diagnosis: Verdict) -> int:
     """A sort key for health: the worst has the highest value. Unknown ranks above info, because
     somebody must look."""
     return RANKS.get(diagnosis.health, RANKS[UNKNOWN])
 
 
-def worst_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+def worst_first(diagnoses: Iterable[Verdict]) -> list[Verdict]:
     """Diagnoses sorted by health, then by name."""
     return sorted(
         diagnoses,

@@ -16,7 +16,7 @@ from kneewatch.agent.api.parameters import TRIAGE_FORMS, moment
 from kneewatch.agent.api.past import (
     EngineInterval,
     History,
-    PastDiagnoses,
+    PastVerdicts,
     history_reach,
     interval_document,
 )
@@ -31,11 +31,11 @@ from kneewatch.agent.api.responses import (
     form_of,
     no_such_target,
 )
-from kneewatch.agent.api.service import Service, worst_first
+from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.triage_rendering import HINT, Moment, RenderCache, body, head, past
 from kneewatch.agent.store.records import StoredEngine
-from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
+from kneewatch.diagnose.doc_links import OWN_DOCS, linked
+from kneewatch.diagnose.verdict import Verdict, documented
 
 SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
@@ -141,11 +141,11 @@ class Triage:
             now, pending = self._present(request)
             rendered = self._cache.render(request.form, request.target, now)
             return _response(request, now, pending, rendered, notices, intervals)
-        then = self._history.diagnoses(engines, request.at_s)
+        then = self._history.verdicts(engines, request.at_s)
         notices = [*then.notices(), *notices]
-        if not then.documents and not intervals:
+        if not then.verdicts and not intervals:
             raise _nothing_then(engines, then, notices)
-        return _past_response(request, then.documents, notices, intervals, self._docs_url)
+        return _past_response(request, then.verdicts, notices, intervals, self._docs_url)
 
 
 def _response(
@@ -171,27 +171,18 @@ def _response(
 
 def _past_response(
     request: TriageRequest,
-    documents: Sequence[dict[str, Any]],
+    verdicts: Sequence[Verdict],
     notices: Sequence[str],
     intervals: Sequence[EngineInterval] | None,
     docs_url: str,
 ) -> Response:
     if request.form == JSON:
-        linked = [with_docs(document, docs_url) for document in documents]
-        rendered = b'"targets":[%s],"watching":[]' % b",".join(
-            dumped(document) for document in linked
-        )
+        rendered = b",".join(dumped(documented(linked(each, docs_url))) for each in verdicts)
+        rendered = b'"targets":[%s],"watching":[]' % rendered
         return _json(request, _about((), notices), rendered, intervals)
-    try:
-        diagnoses = worst_first(diagnosis_of(document) for document in documents)
-    except DocumentError as exc:
-        raise Problem(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "this version cannot decode the diagnosis of that moment: use ?format=json",
-        ) from exc
-    first = head(request.form, diagnoses, t_s=request.moment_s, past=True, late=(), pending={},
+    first = head(request.form, verdicts, t_s=request.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
-    rendered_text = body(request.form, diagnoses, alone=bool(request.target), docs_url=docs_url)
+    rendered_text = body(request.form, verdicts, alone=bool(request.target), docs_url=docs_url)
     return _text(request, [first, rendered_text], intervals)
 
 
@@ -242,7 +233,7 @@ def redirect(path: str, request: Request, names: Sequence[str], *, target: str =
 
 
 def _nothing_then(
-    engines: Sequence[StoredEngine], then: PastDiagnoses, notices: Sequence[str]
+    engines: Sequence[StoredEngine], then: PastVerdicts, notices: Sequence[str]
 ) -> Problem:
     if not engines:
         return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))

@@ -14,9 +14,8 @@ from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.intervals import Interval
-from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
@@ -203,14 +202,14 @@ class _Past:
         self.damaged: tuple[str, ...] = ()
         self.targets = list(dict.fromkeys(engine.target for engine in engines))
 
-    def diagnoses(self) -> list[Diagnosis] | None:
+    def diagnoses(self) -> list[Verdict] | None:
         """The diagnoses at the requested moment. None if they cannot be read."""
         try:
-            then = self._history.diagnoses(self._engines, self._request.until_s)
-            self.damaged = then.damaged
-            return [diagnosis_of(document) for document in then.documents]
-        except (Problem, DocumentError):
+            then = self._history.verdicts(self._engines, self._request.until_s)
+        except Problem:
             return None
+        self.damaged = then.damaged
+        return list(then.verdicts)
 
     def nothing_then(self, target: str) -> str:
         """The reason why a target has no diagnosis at the requested moment, with the times at which
@@ -218,7 +217,7 @@ class _Past:
         engines = [engine for engine in self._engines if engine.target == target]
         return f"{NOT_THEN}; {history_reach(engines)}" if engines else NOT_THEN
 
-    def engine(self, diagnosis: Diagnosis) -> EngineView:
+    def engine(self, diagnosis: Verdict) -> EngineView:
         """The view of an engine: its intervals and, if the page is about one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = [

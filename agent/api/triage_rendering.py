@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from threading import Lock
-from typing import Any
 
 from msgspec import Struct, field
 
 from kneewatch.agent.api.past import EngineInterval
 from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
 from kneewatch.agent.api.service import late, rank, shown, worst_first
-from kneewatch.agent.target_state import TargetState
+from kneewatch.agent.target_state import TargetState, watching
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_json import document
+from kneewatch.diagnose.doc_links import OWN_DOCS, linked
+from kneewatch.diagnose.verdict import Verdict, documented
 from kneewatch.reports.diagnosis_text import (
     Style,
     brief_words,
@@ -57,9 +55,7 @@ HINT = (
 )
 
 
-def body(
-    form: str, diagnoses: Sequence[Diagnosis], *, alone: bool, docs_url: str = OWN_DOCS
-) -> str:
+def body(form: str, diagnoses: Sequence[Verdict], *, alone: bool, docs_url: str = OWN_DOCS) -> str:
     """The diagnoses as text, in the given order. `alone`: there is one target, which is shown in
     full."""
     render = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
@@ -86,7 +82,7 @@ def body(
 
 def head(
     form: str,
-    diagnoses: Sequence[Diagnosis],
+    diagnoses: Sequence[Verdict],
     *,
     t_s: float,
     past: bool,
@@ -136,24 +132,25 @@ def past(form: str, intervals: Sequence[EngineInterval], *, since_s: float, t_s:
     return "\n".join([f"{title}:", *(part for row in rows for part in wrapped(row, indent=3))])
 
 
-def _text(diagnoses: Sequence[Diagnosis], *, docs_url: str) -> str:
+def _text(diagnoses: Sequence[Verdict], *, docs_url: str) -> str:
     # `text` sorts by severity, which does not rank unknown above ok.
-    groups: dict[int, list[Diagnosis]] = {}
+    groups: dict[int, list[Verdict]] = {}
     for diagnosis in diagnoses:
         groups.setdefault(rank(diagnosis), []).append(diagnosis)
     return "\n\n".join(text(group, Style(docs_url=docs_url)) for group in groups.values())
 
 
-def _brief(diagnosis: Diagnosis) -> str:
-    stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
+def _brief(diagnosis: Verdict) -> str:
+    number = diagnosis.stage.number
+    stage = "stage ?" if number is None else f"stage {number}"
     causes = [cause.id for cause in diagnosis.causes]
-    notes = [finding.rule.id for finding in notable(diagnosis, "info")]
+    notes = [finding.rule for finding in notable(diagnosis, "info")]
     line = f"{diagnosis.health.upper():8} {stage}  {who(diagnosis)}  "
     line += f"{', '.join(causes + notes)}  " if causes or notes else ""
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
 
 
-def _first_step(diagnosis: Diagnosis) -> list[str]:
+def _first_step(diagnosis: Verdict) -> list[str]:
     """One line: the first step against the engine's first cause, or why /metrics was not read.
 
     The line is cut to WIDTH characters. The list is empty if the engine was read and has no cause.
@@ -207,7 +204,7 @@ class Moment(Struct, frozen=True, eq=False):
             and all(mine is its for mine, its in zip(self.states, other.states, strict=True))
         )
 
-    def diagnoses(self) -> list[Diagnosis]:
+    def diagnoses(self) -> list[Verdict]:
         """The diagnoses of all engines, worst first."""
         return worst_first(
             chain.from_iterable(
@@ -226,8 +223,8 @@ class RenderCache(Struct):
     _cache: dict[tuple[str, str], tuple[Moment, bytes]] = field(
         default_factory=dict[tuple[str, str], tuple[Moment, bytes]]
     )
-    _documents: dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]] = field(
-        default_factory=dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]]
+    _documents: dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]] = field(
+        default_factory=dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]]
     )
     _lock: Lock = field(default_factory=Lock)
     _watched: Sequence[TargetSpec] = ()
@@ -272,7 +269,7 @@ class RenderCache(Struct):
 
     def _json(self, moment: Moment) -> bytes:
         rendered_by_id: dict[int, bytes] = {}
-        diagnoses: list[Diagnosis] = []
+        diagnoses: list[Verdict] = []
         for state in moment.states:
             for diagnosis, rendered in self._rendered_documents(
                 state, is_late=state.name in moment.late
@@ -280,46 +277,19 @@ class RenderCache(Struct):
                 rendered_by_id[id(diagnosis)] = rendered
                 diagnoses.append(diagnosis)
         documents = b",".join(rendered_by_id[id(diagnosis)] for diagnosis in worst_first(diagnoses))
-        watching = dumped(
-            [watch_document(state, is_late=state.name in moment.late) for state in moment.states]
+        watched = dumped(
+            [watching(state, late=state.name in moment.late) for state in moment.states]
         )
-        return b'"targets":[%s],"watching":%s' % (documents, watching)
+        return b'"targets":[%s],"watching":%s' % (documents, watched)
 
     def _rendered_documents(
         self, state: TargetState, *, is_late: bool
-    ) -> list[tuple[Diagnosis, bytes]]:
+    ) -> list[tuple[Verdict, bytes]]:
         rendered = self._documents.get(state.name)
         if rendered is None or rendered[0] is not state or rendered[1] != is_late:
             rows = [
-                (diagnosis, dumped(document(diagnosis, docs_url=self.docs_url)))
+                (diagnosis, dumped(documented(linked(diagnosis, self.docs_url))))
                 for diagnosis in shown(state, is_late=is_late)
             ]
             rendered = self._documents[state.name] = (state, is_late, rows)
         return rendered[2]
-
-
-def watch_document(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:
-    """The scrape state of a target as a JSON document."""
-    return {
-        "target": state.name,
-        "url": state.url,
-        "labels": dict(state.labels),
-        "t": round(state.t_s, 3),
-        "late": is_late,
-        "interval_s": state.interval_s,
-        "cycle_s": round(state.cycle_s, 6),
-        "cycles": state.cycles,
-        "failures": state.failures,
-        "failing": state.failing,
-        "sources": [
-            {
-                "name": source.name,
-                "t": round(source.t_s, 3),
-                "success": source.success,
-                "duration_s": round(source.duration_s, 6),
-                "error": source.error,
-                "joined": source.joined,
-            }
-            for source in state.sources
-        ],
-    }

@@ -29,11 +29,10 @@ from kneewatch.agent.target_state import Board, SourceState, TargetState, backof
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ class ChangeLog:
             self._interval_s = interval_s
         self._up = False
 
-    def diagnosed(self, diagnoses: Sequence[Diagnosis]) -> None:
+    def diagnosed(self, diagnoses: Sequence[Verdict]) -> None:
         """Log changes of stages and causes. Critical changes have the level WARNING."""
         if diagnoses:
             self._lines.begin(diagnoses[0].t_s)
@@ -135,7 +134,7 @@ class ChangeLog:
                 continue  # the failed scrape was logged already
             key = diagnosis.model, diagnosis.engine
             was_stage, logged = self._last.get(key, (0, {}))
-            number = was_stage if diagnosis.stage is None else diagnosis.stage.number
+            number = was_stage if diagnosis.stage.number is None else diagnosis.stage.number
             if number != was_stage:
                 self._stage(diagnosis, was_stage)
             worst: dict[str, Severity] = {}
@@ -166,15 +165,15 @@ class ChangeLog:
             cause.summary,
         )
 
-    def _forget(self, diagnoses: Sequence[Diagnosis]) -> None:
+    def _forget(self, diagnoses: Sequence[Verdict]) -> None:
         """When more engines are recorded than a target may have, drop those without a diagnosis."""
         if len(self._last) > ENGINES_MAX:
             present = {(diagnosis.model, diagnosis.engine) for diagnosis in diagnoses}
             self._last = {key: last for key, last in self._last.items() if key in present}
 
-    def _stage(self, diagnosis: Diagnosis, before: int | None) -> None:
+    def _stage(self, diagnosis: Verdict, before: int | None) -> None:
         stage = diagnosis.stage
-        if stage is not None:
+        if stage.severity is not None:
             self._lines.write(
                 stage.severity,
                 "stage changed target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
@@ -240,7 +239,7 @@ class TargetWatch:
         self._cycle_lock, self._publish_lock = Lock(), Lock()
         self._retired = False
         self._next_spec: TargetSpec | None = None
-        self._diagnoses: tuple[Diagnosis, ...] = ()
+        self._diagnoses: tuple[Verdict, ...] = ()
         self._claimed_by: ServerFacts | None = None
         self.cycles = self._failures = self._failing = 0
 
@@ -295,7 +294,7 @@ class TargetWatch:
         with self._stream.computing():
             return self._publish(t_s, diagnoses, began_s, restart)
 
-    def _send_canary(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> None:
+    def _send_canary(self, t_s: float, diagnoses: Sequence[Verdict]) -> None:
         """Send a canary request if canaries are on, one is due, and the metrics page shows that the
         server is awake."""
         if self._canary is None or not diagnoses:
@@ -348,7 +347,7 @@ class TargetWatch:
         self.spec = spec
 
     def _publish(
-        self, t_s: float, diagnoses: Sequence[Diagnosis], began_s: float, restart: Restart | None
+        self, t_s: float, diagnoses: Sequence[Verdict], began_s: float, restart: Restart | None
     ) -> float | None:
         error = self._stream.monitor.last_error
         tiered = tuple(with_tier(diagnosis, self.spec, self.profile) for diagnosis in diagnoses)

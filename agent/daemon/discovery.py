@@ -30,8 +30,8 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -516,7 +516,7 @@ def target_profile(settings: Settings) -> TargetProfile:
     return TargetProfile(profile, settings.limits(), Catalogue.of(profile))
 
 
-def with_tier(diagnosis: Diagnosis, spec: TargetSpec, profile: TargetProfile) -> Diagnosis:
+def with_tier(diagnosis: Verdict, spec: TargetSpec, profile: TargetProfile) -> Verdict:
     """A copy of the diagnosis with its tier. The tier is the target's label `tier`; without that
     label it is model@GPU, if the GPU is set."""
     gpu = profile.profile.stated.gpu

@@ -25,13 +25,13 @@ from kneewatch.collector.prometheus.scraped_pages import (
 )
 from kneewatch.collector.signals.expr import any_of, quoted
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import METRICS_READ
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Group, Key, Member
 from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import LONG_WINDOWS
 
@@ -237,6 +237,6 @@ def engine_of(monitor: TargetMonitor, member: Member) -> EngineMonitor | None:
     return None
 
 
-def verdicts_of(engines: Mapping[Key, EngineMonitor]) -> dict[Key, Diagnosis]:
+def verdicts_of(engines: Mapping[Key, EngineMonitor]) -> dict[Key, Verdict]:
     """The newest verdict on each engine."""
     return {key: engine.newest for key, engine in engines.items() if engine.newest is not None}

@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,15 +19,15 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.diagnose.causes.evidence import Cause, Evidence
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.fleet.comparisons import Comparisons
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
-from kneewatch.rules.cascade import NAMES, Stage
+from kneewatch.rules.cascade import NAMES, Stage, staged
 from kneewatch.rules.formatting import clock, date
 from kneewatch.rules.rule import Severity
+from kneewatch.rules.wire import to_ms
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +254,7 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
 
 def _dated(cause: Cause, t_s: float) -> Cause:
     """The cause with its start time; `t_s` if that is unknown."""
-    return cause if isfinite(cause.since_s) else replace(cause, since_s=t_s)
+    return replace(cause, since_s=t_s) if cause.since_s is None else cause
 
 
 def names_of(
@@ -277,20 +276,22 @@ def names_of(
 def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
     """The fleet's target state while the metrics system does not answer."""
     cause = Cause(
-        SYSTEM_DOWN,
-        1.0,
-        Severity.CRITICAL,
-        f"Metrics system does not answer: the fleet's state is unknown ({why})",
-        (Evidence("fleet_up", 0.0, None, why),),
-        (),
-        (),
-        "Check the metrics system and the network path to it.",
+        id=SYSTEM_DOWN,
+        confidence=1.0,
+        severity=Severity.CRITICAL,
+        summary=f"Metrics system does not answer: the fleet's state is unknown ({why})",
+        evidence=(Evidence("fleet_up", 0.0, None, why),),
+        lever="Check the metrics system and the network path to it.",
         since_s=t_s,
     )
-    diagnosis = Diagnosis(
-        t_s, FLEET, "", "", None, "unknown", None, (cause,), (), (), {}, (why,), 0.0,
-        f"nothing: {why}",
-    )  # fmt: skip
+    diagnosis = Verdict(
+        t_s=t_s,
+        target=FLEET,
+        health="unknown",
+        causes=(cause,),
+        unknown=(why,),
+        judged_against=f"nothing: {why}",
+    )
     return TargetState(FLEET, url, {}, t_s, (diagnosis,), 0.0, interval_s, 0, 0, 1)
 
 
@@ -312,11 +313,11 @@ def _cascade(
         default=None,
     )
     if worst is None or not worst.stage:
-        return Stage(0, diagnosis.observed.t_s, Severity.OK, None, ())
+        return staged(0, diagnosis.observed.t_s, Severity.OK, None, ())
     reasons = (f"{worst.member.name}: {NAMES[worst.stage]}",)
     severity = worst.stage_severity
     # A snapshot has no history: the receiver's alert state keeps when a stage began.
-    return Stage(worst.stage, diagnosis.observed.t_s, severity, None, reasons)
+    return staged(worst.stage, diagnosis.observed.t_s, severity, None, reasons)
 
 
 def _diagnosis_of(
@@ -326,21 +327,26 @@ def _diagnosis_of(
     causes: Sequence[Cause] = (),
     cascade: Stage | None = None,
     is_unknown: bool = False,
-) -> Diagnosis:
+) -> Verdict:
     observed = diagnosis.observed
-    steady = cascade or Stage(0, observed.t_s, Severity.OK, None, ())
-    health = "unknown" if is_unknown else steady.severity.word
-    return Diagnosis(
-        observed.t_s, name, "", "", None, health, steady, causes, (), (), {}, (),
-        observed.window_s, "its peers",
-    )  # fmt: skip
+    steady = cascade or staged(0, observed.t_s, Severity.OK, None, ())
+    health = "unknown" if is_unknown or steady.severity is None else steady.severity.word
+    return Verdict(
+        t_s=to_ms(observed.t_s),
+        target=name,
+        health=health,
+        stage=steady,
+        causes=[cause.rounded() for cause in causes],
+        window_s=observed.window_s,
+        judged_against="its peers",
+    )
 
 
 def _state(
     name: str,
     labels: Mapping[str, str],
     diagnosis: FleetDiagnosis,
-    diagnoses: Sequence[Diagnosis],
+    diagnoses: Sequence[Verdict],
     interval_s: float,
 ) -> TargetState:
     observed = diagnosis.observed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
 from kneewatch.agent.notify.message import (
@@ -20,11 +19,10 @@ from kneewatch.agent.notify.message import (
     link,
 )
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import in_document
+from kneewatch.diagnose.verdict import Cause, Verdict, told
 from kneewatch.reports import recommendation_text as advice
-from kneewatch.reports.diagnosis_json import cause_document, recommendation_document, stage_document
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import moment, span
@@ -55,7 +53,7 @@ class Problem(Struct, frozen=True):
     severity: Severity
     stage: int
     since_s: float
-    diagnosis: Diagnosis
+    diagnosis: Verdict
     cause: Cause | None
 
     @property
@@ -81,7 +79,7 @@ class Event(Struct, frozen=True):
     since_s: float
     t_s: float
     before: Severity | None = None
-    diagnosis: Diagnosis | None = None
+    diagnosis: Verdict | None = None
     cause: Cause | None = None
     ended_s: float | None = None
     how: str = ""
@@ -101,7 +99,7 @@ def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
     return worst
 
 
-def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> list[Problem]:
+def _of_engine(target: str, diagnosis: Verdict, *, is_whole_target: bool) -> list[Problem]:
     engine = ("", "") if is_whole_target else (diagnosis.model, diagnosis.engine)
     engine_problems: list[Problem] = []
     stage, pressure = diagnosis.stage, None
@@ -109,24 +107,22 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> l
         if cause.id == KV_PRESSURE:
             pressure = cause
             continue
-        since_s = _finite_s(cause.since_s, diagnosis.t_s)
+        since_s = diagnosis.t_s if cause.since_s is None else cause.since_s
         key = Key(target, *engine, cause.id)
         engine_problems.append(Problem(key, cause.severity, 0, since_s, diagnosis, cause))
-    if pressure is not None or (stage is not None and stage.number):
+    if pressure is not None or stage.number:
         severity = max(
-            stage.severity if stage else Severity.OK, pressure.severity if pressure else Severity.OK
+            stage.severity or Severity.OK, pressure.severity if pressure else Severity.OK
         )
-        since_s = min(
-            _finite_s(stage.since_s if stage else math.nan, diagnosis.t_s),
-            _finite_s(pressure.since_s if pressure else math.nan, diagnosis.t_s),
-        )
-        number = stage.number if stage else 0
+        starts_s = [stage.since_s, pressure.since_s if pressure else None]
+        since_s = min(diagnosis.t_s if start_s is None else start_s for start_s in starts_s)
+        number = stage.level
         key = Key(target, *engine, KV_PRESSURE)
         engine_problems.append(Problem(key, severity, number, since_s, diagnosis, pressure))
     return engine_problems
 
 
-def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
+def is_resolved(key: Key, diagnoses: Sequence[Verdict]) -> bool:
     """Whether a problem that is no longer diagnosed is resolved. `diagnoses` are the newest ones of
     its target.
 
@@ -144,13 +140,11 @@ def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
     )
 
 
-def _is_judged(diagnosis: Diagnosis) -> bool:
+def _is_judged(diagnosis: Verdict) -> bool:
     is_incomplete = any(cause.id == METRICS_MISSING for cause in diagnosis.causes)
-    return diagnosis.stage is not None and diagnosis.health != "unknown" and not is_incomplete
-
-
-def _finite_s(since_s: float, t_s: float) -> float:
-    return since_s if math.isfinite(since_s) else t_s
+    return (
+        diagnosis.stage.number is not None and diagnosis.health != "unknown" and not is_incomplete
+    )
 
 
 # --- Messages -------------------------------------------------------------------------------------
@@ -244,7 +238,7 @@ def _part(event: Event, base: str, docs_url: str, *, full: bool) -> Part:
     )
 
 
-def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line]:
+def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
     lines = [Line("", summary_words(cause, diagnosis.t_s))] if cause else []
     if event.stage:
         lines.append(Line("", stage_words(diagnosis)))
@@ -267,22 +261,25 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
 def _document(event: Event, base: str, docs_url: str) -> dict[str, Any]:
     diagnosis, cause = event.diagnosis, event.cause
     recommendations = advice.advised(diagnosis, cause) if diagnosis and cause else []
-    return {
-        "what": event.kind,
-        "target": event.key.target,
-        "model": event.key.model,
-        "engine": event.key.engine,
-        "id": event.key.id,
-        "severity": event.severity.word,
-        "since": round(event.since_s, 3),
-        "ended": None if event.ended_s is None else round(event.ended_s, 3),
-        "how": event.how,
-        "left": list(event.left),
-        "stage": stage_document(diagnosis.stage) if diagnosis else None,
-        "cause": cause_document(cause, docs_url=docs_url) if cause else None,
-        "recommendation": recommendation_document(recommendations[0]) if recommendations else None,
-        "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
-    }
+    document: dict[str, Any] = to_builtins(
+        {
+            "what": event.kind,
+            "target": event.key.target,
+            "model": event.key.model,
+            "engine": event.key.engine,
+            "id": event.key.id,
+            "severity": event.severity.word,
+            "since": round(event.since_s, 3),
+            "ended": None if event.ended_s is None else round(event.ended_s, 3),
+            "how": event.how,
+            "left": list(event.left),
+            "stage": diagnosis.stage if diagnosis else None,
+            "cause": replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
+            "recommendation": in_document(recommendations[0]) if recommendations else None,
+            "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
+        }
+    )
+    return document
 
 
 # --- Which alerts a receiver already has, and grouping of similar events --------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -40,6 +39,7 @@ from kneewatch.agent.store.stored_series import (
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
@@ -211,7 +211,7 @@ READ = tuple(dict.fromkeys((*LEVELS, *POINT_SIGNALS)))
 
 
 class Member(Struct, frozen=True):
-    """An engine and its tier. `document` is its newest diagnosis in the period.
+    """An engine and its tier. `verdict` is its newest verdict in the period.
 
     A target that could not be reached at first is stored as an engine without a name. It has
     incidents, but if the target has other engines it does not count as an engine (`counts` is
@@ -221,7 +221,7 @@ class Member(Struct, frozen=True):
     engine: StoredEngine
     tier: str
     gpu: str
-    document: dict[str, Any] | None
+    verdict: Verdict | None
     counts: bool = True
 
 
@@ -266,11 +266,11 @@ def seen(engine: StoredEngine, from_s: float, to_s: float) -> bool:
 
 
 def _member(history: History, engine: StoredEngine, request: ReportRequest) -> Member:
-    document = history.document(engine.id, min(engine.last_s, request.grid.to_s))
-    tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
+    verdict = history.verdict(engine.id, min(engine.last_s, request.grid.to_s))
+    tier = (verdict and verdict.tier) or engine.labels.get("tier") or ""
     gpu = request.stated(engine.target).stated.gpu
     name = gpu.id if gpu else ""
-    return Member(engine, tier_name(engine.model, tier, name), name, document)
+    return Member(engine, tier_name(engine.model, tier, name), name, verdict)
 
 
 class EngineHistory(Struct, frozen=True):

@@ -8,8 +8,7 @@ engines form a tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from msgspec import Struct, field
@@ -19,6 +18,7 @@ from kneewatch.agent.report.history import EngineHistory, History, Member, seen
 from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportRequest
 from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
 from kneewatch.agent.store.records import Scrapes
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
 from kneewatch.reports.weekly.measures import add_levels
@@ -157,7 +157,7 @@ class PeriodReader:
         changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
         if member.counts:
             config: Mapping[str, str] = changes[-1].after if changes else {}
-            tier.now.add(numbers.observed(config, unknown_of(member.document), curve=True))
+            tier.now.add(numbers.observed(config, unknown_of(member.verdict), curve=True))
         self._incidents += self._episodes(member, numbers)
         self._recommended += _recommended(history, member, grid)
         self._configured += [
@@ -194,7 +194,7 @@ class PeriodReader:
         """An incident with its signals, and counts during the incident and in the hour before.
         With `detailed`, it includes its diagnosis."""
         history, engine, grid = self._history, member.engine, self._request.grid
-        document = _document(history, engine.id, episode) if detailed else None
+        cause = _worst(history, engine.id, episode) if detailed else None
         start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
         edges_s = np.array([start_s - HOUR_S, start_s, until_s])
         hour_before, during = spans_of(numbers.signals, numbers.increases, edges_s)
@@ -203,7 +203,7 @@ class PeriodReader:
             (during,) = spans_of(closely.signals, closely.increases, edges_s[1:])
         around = history.signal_arrays(
             engine.id,
-            shown(episode, document),
+            shown(episode, cause),
             from_s=max(start_s - AROUND_S, grid.from_s),
             to_s=min(until_s + AROUND_S, grid.to_s),
         )
@@ -212,7 +212,7 @@ class PeriodReader:
             target=engine.target,
             engine=engine.engine,
             episode=episode,
-            document=document,
+            cause=cause,
             during=during,
             hour_before=hour_before,
             series={
@@ -247,11 +247,10 @@ class PeriodReader:
         )
 
 
-def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
-    """The stored diagnosis in which the cause of the incident is worst. None if no diagnosis was
-    stored."""
-    best: dict[str, Any] | None = None
-    best_rank = (-1, 0.0)
+def _worst(history: History, engine_id: int, episode: Episode) -> Cause | None:
+    """The cause of the incident from the stored verdict in which it is worst. None if no verdict
+    was stored."""
+    best: Cause | None = None
     own = [interval for interval in episode.causes if interval.id == episode.cause] or [
         *episode.stages
     ]
@@ -260,12 +259,11 @@ def _document(history: History, engine_id: int, episode: Episode) -> dict[str, A
     )
     for look in LOOKS:
         at_s = longest.start_s + look * (longest.until_s - longest.start_s)
-        document = history.document(engine_id, at_s)
-        for cause in document["causes"] if document else ():
-            rank = int(SEVERITY[cause["severity"]]), float(cause["confidence"])
-            if cause["id"] == episode.cause and rank > best_rank:
-                best, best_rank = document, rank
-        if best_rank[0] >= longest.severity:
+        verdict = history.verdict(engine_id, at_s)
+        for cause in verdict.causes if verdict else ():
+            if cause.id == episode.cause and (best is None or cause.badness > best.badness):
+                best = cause
+        if best is not None and best.severity >= longest.severity:
             break
     return best
 
@@ -278,7 +276,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
             tier=member.tier,
             target=engine.target,
             engine=engine.engine,
-            document=row.document,
+            recommendation=row.recommendation,
             outcome=row.outcome,
             first_s=row.first_s,
             last_s=row.last_s,
@@ -290,23 +288,18 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
     ]
 
 
-def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+def shown(episode: Episode, cause: Cause | None) -> tuple[str, ...]:
     """The signals to show for an incident. TTFT is always shown, because it determines which
     requests were late."""
-    causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
-    cited = [
-        str(item["signal"])
-        for cause in causes
-        if cause["id"] == episode.cause and episode.kind != "cascade"
-        for item in cause["evidence"][:CITED_MOST]
-    ]
+    cited: list[str] = []
+    if cause is not None and episode.kind != "cascade":
+        cited = [item.signal for item in cause.evidence[:CITED_MOST]]
     return tuple(dict.fromkeys((SHOWN[0], *cited, *SHOWN)))[:SHOWN_MOST]
 
 
-def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
-    """The signals that a diagnosis lacks, each with the reason."""
-    lines: Sequence[str] = document["unknown"] if document else ()
-    pairs = (line.partition(": ") for line in lines)
+def unknown_of(verdict: Verdict | None) -> dict[str, str]:
+    """The signals that a verdict lacks, each with the reason."""
+    pairs = (line.partition(": ") for line in (verdict.unknown if verdict else ()))
     return {key: why for key, _, why in pairs if why and key != NOTHING_READ}
 
 

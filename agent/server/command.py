@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 import click
-import orjson
+import msgspec
 
 from kneewatch.agent.captures import capture_name
 from kneewatch.agent.console import OK, say
@@ -22,7 +22,6 @@ from kneewatch.collector.errors import CaptureError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
-from kneewatch.reports.diagnosis_json import server_document
 from kneewatch.rules.formatting import printable, span, wrapped
 
 SCHEMA = "kneewatch.server/1"
@@ -46,9 +45,9 @@ def inspect(target: str, settings: Settings, *, form: str) -> int:
             "schema": SCHEMA,
             "t": round(now_s, 3),
             "target": name,
-            **server_document(facts, now_s),
+            **msgspec.to_builtins(facts.at(now_s)),
         }
-        click.echo(orjson.dumps(document).decode())
+        click.echo(msgspec.json.encode(document).decode())
     else:
         click.echo("\n".join(_lines(name, facts, now_s)))
     return OK

@@ -6,28 +6,26 @@ import math
 import zlib
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
-import orjson
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.intervals import Verdict, verdict_of
-from kneewatch.diagnose.recommend.recommendation import MEASURED, Recommendation
-from kneewatch.reports.diagnosis_json import (
-    document,
-    recommendation_document,
-    rounded,
-    symptom_actions,
+from kneewatch.diagnose.intervals import Conditions, conditions_of
+from kneewatch.diagnose.recommend.recommendation import (
+    MEASURED,
+    Recommendation,
+    in_document,
+    with_current_values,
 )
-from kneewatch.rules.cascade import forecast_s
+from kneewatch.diagnose.verdict import Cause, Verdict, decode, symptom_actions, told
+from kneewatch.rules.cascade import EVICTS, forecast_s
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN
+from kneewatch.rules.wire import DocumentError, rounded, to_ms
 
 DELTA_MAX_RATIO = 0.5
 """If the delta of a document is larger than this share of a whole document, the document is stored
@@ -38,7 +36,7 @@ CHAIN_MAX_LINKS = 16
 the previous one; every 16th is a delta to a whole document."""
 
 
-def fingerprint(diagnosis: Diagnosis) -> Hashable:
+def fingerprint(diagnosis: Verdict) -> Hashable:
     """The content of a diagnosis, without the numbers that can be restored from the signals of a
     scrape.
 
@@ -47,7 +45,7 @@ def fingerprint(diagnosis: Diagnosis) -> Hashable:
     stage = diagnosis.stage
     return (
         diagnosis.health,
-        None if stage is None else (stage.number, stage.severity, stage.since_s, stage.reasons),
+        (stage.number, stage.severity, stage.since_s, stage.reasons),
         tuple([_concluded(cause, diagnosis.t_s) for cause in diagnosis.causes]),
         tuple(diagnosis.symptoms),
         tuple(
@@ -57,7 +55,8 @@ def fingerprint(diagnosis: Diagnosis) -> Hashable:
                     finding.since_s,
                     finding.missing,
                     finding.note,
-                    finding.clearing,
+                    finding.clearing_since_s,
+                    finding.was,
                     finding.held,
                 )
                 for finding in diagnosis.findings
@@ -83,27 +82,48 @@ def _recommended(advice: Recommendation) -> Hashable:
     return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
 
 
-def encode_document(diagnosis: Diagnosis) -> bytes:
-    """A diagnosis as a JSON document. It contains the names of its signals but not their values.
+def encode_document(verdict: Verdict) -> bytes:
+    """A verdict as a JSON document with the names of its signals but not their values, which are 0.
 
     Facts about the server are left out, because their ages change with every scrape.
     """
-    encoded = document(replace(diagnosis, server=None))
-    del encoded["symptom_actions"]  # restored from the symptoms
-    encoded["signals"] = list(encoded["signals"])
-    encoded["recommendations"] = [
-        recommendation_document(advice) for advice in diagnosis.recommendations
+    findings = [
+        finding if finding.state == UNKNOWN else replace(finding, value=None)
+        for finding in verdict.findings
     ]
-    # What `document_at_scrape` fills in again.
-    for advice in encoded["recommendations"]:
-        for key in MEASURED.keys() & advice["before"].keys():
-            if diagnosis.values.get(MEASURED[key]) is not None:
-                advice["before"][key] = None
-    for finding in encoded["findings"]:
-        if finding["state"] != UNKNOWN:
-            finding["value"] = None
-    # orjson leaves up to half of its buffer unused, and the writer keeps documents.
-    return memoryview(orjson.dumps(encoded)).tobytes()
+    return msgspec.json.encode(
+        replace(
+            verdict,
+            server=None,
+            symptom_actions={},
+            causes=[told(cause) for cause in verdict.causes],
+            findings=findings,
+            recommendations=[_unmeasured(advice, verdict) for advice in verdict.recommendations],
+            values=dict.fromkeys(verdict.values, 0),
+        )
+    )
+
+
+def _unmeasured(advice: Recommendation, verdict: Verdict) -> Recommendation:
+    """The recommendation with 0 for the numbers that the scrape's signals restore."""
+    measured = {
+        key
+        for key in MEASURED.keys() & advice.before.keys()
+        if verdict.values.get(MEASURED[key]) is not None
+    }
+    before = {key: 0.0 if key in measured else value for key, value in advice.before.items()}
+    return replace(advice, before=before)
+
+
+def _measured(advice: Recommendation, signals: Mapping[str, float | None]) -> Recommendation:
+    """The recommendation with the signals of its scrape; numbers that are not known are left
+    out."""
+    before = {
+        key: value
+        for key, value in with_current_values(advice, signals).before.items()
+        if value or key not in MEASURED or signals.get(MEASURED[key]) is not None
+    }
+    return replace(advice, before=before)
 
 
 def compress_document(data: bytes, base: bytes | None) -> bytes:
@@ -125,10 +145,10 @@ def decompress_document(data: bytes, base: bytes | None) -> bytes:
         raise DamagedError(f"a document cannot be read: {error}") from error
 
 
-def document_at_scrape(
+def verdict_at_scrape(
     stored: bytes, t_s: float, values: Mapping[str, float], *, averaged: bool, exact: bool
-) -> dict[str, Any]:
-    """The document at a scrape: the stored document, with the numbers restored from the signals of
+) -> Verdict:
+    """The verdict at a scrape: the stored document, with the numbers restored from the signals of
     that scrape.
 
     `values` are the signals of the scrape, NaN where unknown. `averaged`: they are means over a
@@ -138,41 +158,60 @@ def document_at_scrape(
     Raises:
         DamagedError: the document is not valid.
     """
-    try:
-        restored: dict[str, Any] = orjson.loads(stored)
-        signals = {key: _number(values.get(key)) for key in restored["signals"]}
-        stored_s, restored["t"], restored["signals"] = float(restored["t"]), round(t_s, 3), signals
-        restored["symptom_actions"] = symptom_actions(restored["symptoms"])
-        _restore_numbers(restored, signals)
-        holds = exact and not averaged
-        for cause in restored["causes"] if holds else ():
-            if cause.get("seen") == stored_s:
-                cause["seen"] = restored["t"]
-        if restored["causes"] and not holds and stored_s != restored["t"]:
-            restored["unknown"].insert(
-                0, f"causes: causes and evidence are as of {clock(stored_s)}"
-            )
-        if averaged:
-            restored["unknown"].insert(0, "signals: downsampled to one-minute means at this age")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"a document cannot be read: {error}") from error
-    return restored
-
-
-def _restore_numbers(restored: dict[str, Any], signals: Mapping[str, float | None]) -> None:
-    """Insert the numbers that a document takes from the signals."""
-    for finding in restored["findings"]:
-        if finding["state"] != UNKNOWN:
-            finding["value"] = rounded(signals.get(finding["signal"]))
-    for advice in restored["recommendations"]:
-        for key in MEASURED.keys() & advice["before"].keys():
-            value = rounded(signals.get(MEASURED[key]))
-            if value is not None:
-                advice["before"][key] = value
-    stage = restored["stage"]
-    if stage["number"] is not None and stage["number"] < 2:
+    verdict, now_s = _stored_verdict(stored), to_ms(t_s)
+    signals = {key: _number(values.get(key)) for key in verdict.values}
+    stage, causes, unknown = verdict.stage, verdict.causes, list(verdict.unknown)
+    if stage.number is not None and stage.number < EVICTS:
         left_s = forecast_s(signals)
-        stage["forecast_s"] = None if left_s is None else round(left_s, 1)
+        stage = replace(stage, forecast_s=None if left_s is None else round(left_s, 1))
+    if exact and not averaged:
+        causes = [
+            replace(cause, seen_s=now_s) if cause.seen_s == verdict.t_s else cause
+            for cause in causes
+        ]
+    elif causes and verdict.t_s != now_s:
+        unknown.insert(0, f"causes: causes and evidence are as of {clock(verdict.t_s)}")
+    if averaged:
+        unknown.insert(0, "signals: downsampled to one-minute means at this age")
+    return replace(
+        verdict,
+        t_s=now_s,
+        stage=stage,
+        causes=causes,
+        symptom_actions=symptom_actions(verdict.symptoms),
+        findings=[
+            finding
+            if finding.state == UNKNOWN
+            else replace(finding, value=rounded(signals.get(finding.signal)))
+            for finding in verdict.findings
+        ],
+        recommendations=[_measured(advice, signals) for advice in verdict.recommendations],
+        values=signals,
+        unknown=unknown,
+    )
+
+
+def _stored_verdict(stored: bytes) -> Verdict:
+    try:
+        return decode(stored)
+    except DocumentError as error:
+        earlier = _of_version_0_1(stored)
+        if earlier is None:
+            raise DamagedError(f"a document cannot be read: {error}") from error
+        return earlier
+
+
+def _of_version_0_1(stored: bytes) -> Verdict | None:
+    """A document as version 0.1 stored it: with a list of the signals' names, and with null for
+    numbers of recommendations that are measured. None if it is no such document."""
+    try:
+        document = msgspec.json.decode(stored)
+        document["signals"] = dict.fromkeys(document["signals"])
+        for advice in document["recommendations"]:
+            advice["before"] = {key: value or 0.0 for key, value in advice["before"].items()}
+        return decode(msgspec.json.encode(document))
+    except (msgspec.DecodeError, DocumentError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _number(value: float | None) -> float | None:
@@ -217,7 +256,7 @@ class PackedEngine(Struct, frozen=True):
     signals: bytes
     columns: tuple[Column, ...]
     counters: bytes
-    verdict: Verdict
+    verdict: Conditions
     document: bytes | None
     recommendations: tuple[PackedRecommendation, ...]
     config: Mapping[str, str]
@@ -285,7 +324,7 @@ class Packer:
             to_bytes(array("f", values)),
             () if raw is None else raw.columns,
             b"" if raw is None else to_bytes(array("d", raw.values)),
-            verdict_of(diagnosis, restarted=cycle.restart is not None),
+            conditions_of(diagnosis, restarted=cycle.restart is not None),
             _document(last, diagnosis),
             _recommendations(last, diagnosis),
             cycle.config,
@@ -294,7 +333,7 @@ class Packer:
         )
 
 
-def _document(last: _Last, diagnosis: Diagnosis) -> bytes | None:
+def _document(last: _Last, diagnosis: Verdict) -> bytes | None:
     current = hash(fingerprint(diagnosis))
     if last.fingerprint == current:
         return None
@@ -302,7 +341,7 @@ def _document(last: _Last, diagnosis: Diagnosis) -> bytes | None:
     return encode_document(diagnosis)
 
 
-def _recommendations(last: _Last, diagnosis: Diagnosis) -> tuple[PackedRecommendation, ...]:
+def _recommendations(last: _Last, diagnosis: Verdict) -> tuple[PackedRecommendation, ...]:
     # Unchanged recommendations stay the same object, which `Tracking` relies on.
     if last.recommendations is not diagnosis.recommendations:
         last.recommendations = diagnosis.recommendations
@@ -311,6 +350,6 @@ def _recommendations(last: _Last, diagnosis: Diagnosis) -> tuple[PackedRecommend
 
 
 def _packed(advice: Recommendation) -> PackedRecommendation:
-    document: dict[str, Any] = recommendation_document(advice)
-    changes = orjson.dumps(document["changes"]).decode()
-    return PackedRecommendation(f"{advice.id} {advice.cause} {changes}", orjson.dumps(document))
+    changes = msgspec.json.encode(advice.changes).decode()
+    document = msgspec.json.encode(in_document(advice))
+    return PackedRecommendation(f"{advice.id} {advice.cause} {changes}", document)

@@ -14,7 +14,7 @@ from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.intervals import IntervalBook, Open
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import SEVERITIES
 
 
 class RecommendationRow(Struct):
@@ -108,7 +108,7 @@ def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: floa
         Open(
             kind,
             name,
-            Severity(severity),
+            SEVERITIES[int(severity)],
             start_s,
             last_s if seen_s is None else seen_s,
             paused=seen_s is not None,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 from msgspec import Struct
 
@@ -24,16 +25,16 @@ from kneewatch.agent.store.encoding import (
     PackedCycle,
     PackedEngine,
     decompress_document,
-    document_at_scrape,
+    verdict_at_scrape,
 )
 from kneewatch.agent.store.records import (
     KINDS,
     ConfigChange,
-    DiagnosisLookup,
     Scrapes,
     Series,
     StoredEngine,
     StoredRecommendation,
+    VerdictLookup,
 )
 from kneewatch.agent.store.stored_series import (
     ChunkRow,
@@ -46,7 +47,11 @@ from kneewatch.agent.store.stored_series import (
 )
 from kneewatch.collector.errors import StoreError
 from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, Interval, away_s
-from kneewatch.rules.rule import Severity
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import SEVERITIES
+
+RECOMMENDATION = msgspec.json.Decoder(Recommendation)
 
 
 class Scrape(Struct, frozen=True):
@@ -64,14 +69,14 @@ class Scrape(Struct, frozen=True):
         return at_s - self.t_s <= self.lasts_s
 
 
-def document_from_queue(
+def verdict_from_queue(
     connection: sqlite3.Connection,
     engine_id: int,
     name: EngineName,
     waiting: Sequence[PackedCycle],
     at_s: float,
-) -> dict[str, Any] | None:
-    """The diagnosis at a time, from queued cycles. `waiting` is sorted, oldest first. None if no
+) -> Verdict | None:
+    """The verdict at a time, from queued cycles. `waiting` is sorted, oldest first. None if no
     cycle covers the time."""
     own = [
         engine
@@ -95,7 +100,7 @@ def document_from_queue(
         document = None if stored is None else stored[0]
     if document is None:
         return None
-    return document_at_scrape(document, last.t_s, scrape.values(), averaged=False, exact=True)
+    return verdict_at_scrape(document, last.t_s, scrape.values(), averaged=False, exact=True)
 
 
 def _values(engine: PackedEngine) -> Mapping[str, float]:
@@ -269,42 +274,42 @@ class Reader:
                 (to_s, from_s, engine_id, engine_id, *kinds),
             ).fetchall()
         return [
-            Interval(kind, name, Severity(worst), start_s, end_s, last_s, ended, engine)
+            Interval(kind, name, SEVERITIES[int(worst)], start_s, end_s, last_s, ended, engine)
             for engine, kind, name, worst, start_s, end_s, last_s, ended in rows
         ]
 
-    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """The diagnosis that was valid at a time. None if there is none."""
-        return self.lookup(engine_id, at_s).document
+    def verdict(self, engine_id: int, at_s: float) -> Verdict | None:
+        """The verdict that was valid at a time. None if there is none."""
+        return self.lookup(engine_id, at_s).verdict
 
-    def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
+    def lookup(self, engine_id: int, at_s: float) -> VerdictLookup:
         """The diagnosis that was valid at a time, and whether the data is damaged."""
         with self._snapshot() as connection:
             try:
                 scrape = _newest_scrape(connection, engine_id, at_s)
                 if scrape is None or not scrape.covers(at_s):
-                    return DiagnosisLookup(None)
+                    return VerdictLookup(None)
                 stored = _stored_document(connection, engine_id, scrape.t_s)
                 if stored is None:
-                    return DiagnosisLookup(None)
+                    return VerdictLookup(None)
                 document, exact = stored
                 values, averaged = scrape.values(), not scrape.exact
-                return DiagnosisLookup(
-                    document_at_scrape(document, scrape.t_s, values, averaged=averaged, exact=exact)
+                return VerdictLookup(
+                    verdict_at_scrape(document, scrape.t_s, values, averaged=averaged, exact=exact)
                 )
             except DamagedError as error:
                 log_damage("document", engine_id, error)
-                return DiagnosisLookup(None, damaged=True)
+                return VerdictLookup(None, damaged=True)
 
     def waiting(
         self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float
-    ) -> dict[str, Any] | None:
-        """The diagnosis at a time, from cycles that are queued for writing. None if they do not
+    ) -> Verdict | None:
+        """The verdict at a time, from cycles that are queued for writing. None if they do not
         cover the time."""
         name = EngineName(engine.target, engine.model, engine.engine, engine.replica)
         with self._snapshot() as connection:
             try:
-                return document_from_queue(connection, engine.id, name, cycles, at_s)
+                return verdict_from_queue(connection, engine.id, name, cycles, at_s)
             except DamagedError as error:
                 log_damage("document", engine.id, error)
                 return None
@@ -374,14 +379,14 @@ class Reader:
 
 def _recommendation(row: Sequence[Any]) -> StoredRecommendation:
     engine_id, body, first_s, last_s, outcome, applied_s, measured = row
-    document = orjson.loads(body)
+    recommendation = RECOMMENDATION.decode(body)
     return StoredRecommendation(
         engine_id,
-        document,
+        recommendation,
         first_s,
         last_s,
         outcome,
         applied_s,
-        document.get("predicted", {}),
+        recommendation.predicted,
         orjson.loads(measured),
     )

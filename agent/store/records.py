@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
@@ -85,13 +86,13 @@ class Series(Struct, frozen=True):
     values: Mapping[str, array[float]]
 
 
-class DiagnosisLookup(Struct, frozen=True):
-    """The diagnosis that was valid at a time.
+class VerdictLookup(Struct, frozen=True):
+    """The verdict that was valid at a time.
 
-    `document` is None if the engine was not watched then, or if the stored data is `damaged`.
+    `verdict` is None if the engine was not watched then, or if the stored data is `damaged`.
     """
 
-    document: dict[str, Any] | None
+    verdict: Verdict | None
     damaged: bool = False
 
 
@@ -109,7 +110,7 @@ class StoredRecommendation(Struct, frozen=True):
     """
 
     engine_id: int
-    document: Mapping[str, Any]
+    recommendation: Recommendation
     first_s: float
     last_s: float
     outcome: str
@@ -153,7 +154,7 @@ class EngineCycle(Struct, frozen=True):
     distinguishes copies of an engine on the same page (`EngineKey.replica`).
     """
 
-    diagnosis: Diagnosis
+    diagnosis: Verdict
     raw: RawCounters | None = None
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     started_s: float | None = None
@@ -172,8 +173,8 @@ class Cycle(Struct, frozen=True):
 
 
 def engine_cycles(
-    diagnoses: Sequence[Diagnosis],
-    tiered: Sequence[Diagnosis],
+    diagnoses: Sequence[Verdict],
+    tiered: Sequence[Verdict],
     monitor: TargetMonitor,
     restart: Restart | None,
 ) -> tuple[EngineCycle, ...]:
@@ -190,7 +191,7 @@ def engine_cycles(
 
 
 def engine_cycle(
-    diagnosis: Diagnosis, engine: EngineMonitor | None, restart: Restart | None
+    diagnosis: Verdict, engine: EngineMonitor | None, restart: Restart | None
 ) -> EngineCycle:
     """The cycle of one engine, in the form that is stored. `engine` is None if no metrics page
     contained it yet."""

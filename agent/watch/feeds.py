@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal
 
-import orjson
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import GpuStream, TargetStream
+from kneewatch.agent.target_state import Watching
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
+from kneewatch.diagnose.verdict import Verdict, decode
+from kneewatch.rules.wire import DocumentError, UnixTime
 
 SLOWEST, FASTEST = 1 / 8, 128.0
 GAP_MAX_S = 60.0
@@ -194,6 +195,19 @@ HINTS = {
 """Hints by kind of error, for errors of the daemon. The usual hints are about scraping vLLM."""
 
 
+class Triage(Struct, frozen=True):
+    """The document `kneewatch.triage/1`; its verdicts are not decoded yet."""
+
+    schema: Literal["kneewatch.triage/1"]
+    t_s: UnixTime = msgspec.field(name="t")
+    targets: list[msgspec.Raw]
+    watching: list[Watching] = []
+    pending: list[str] = []
+
+
+TRIAGE = msgspec.json.Decoder(Triage)
+
+
 class DaemonAnswer(Struct, frozen=True):
     """A daemon's answer.
 
@@ -202,7 +216,7 @@ class DaemonAnswer(Struct, frozen=True):
     """
 
     t_s: float
-    diagnoses: list[Diagnosis]
+    diagnoses: list[Verdict]
     late: frozenset[str]
     pending: list[str]
     error: str
@@ -254,33 +268,24 @@ def read_triage(body: bytes) -> DaemonAnswer:
         DocumentError: the body is not a triage document.
     """
     try:
-        document: object = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
+        triage = TRIAGE.decode(body)
+    except msgspec.ValidationError as exc:
+        raise DocumentError(
+            f"the answer is not a {SCHEMA} document; check the daemon's version"
+        ) from exc
+    except msgspec.DecodeError as exc:
         raise DocumentError(
             "the answer is not JSON; check that the URL is a kneewatch daemon's"
         ) from exc
-    triage = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-    t_s = triage.get("t")
-    numeric = isinstance(t_s, int | float) and not isinstance(t_s, bool)
-    if triage.get("schema") != SCHEMA or not numeric or not isinstance(triage.get("targets"), list):
-        raise DocumentError(f"the answer is not a {SCHEMA} document; check the daemon's version")
-    diagnoses: list[Diagnosis] = []
+    verdicts: list[Verdict] = []
     error_text = ""
-    for row in _rows(triage, "targets"):
+    for row in triage.targets:
         try:
-            diagnoses.append(diagnosis_of(cast("Mapping[str, Any]", row)))
+            verdicts.append(decode(bytes(row)))
         except DocumentError as error:
             error_text = str(error)
-    rows = _rows(triage, "watching")
-    watching = [cast("dict[str, Any]", row) for row in rows if isinstance(row, dict)]
-    late = frozenset(str(row.get("target")) for row in watching if row.get("late") is True)
-    pending = [name for name in _rows(triage, "pending") if isinstance(name, str)]
-    return DaemonAnswer(float(cast("float", t_s)), diagnoses, late, pending, error_text)
-
-
-def _rows(triage: Mapping[str, Any], key: str) -> list[object]:
-    rows: object = triage.get(key)
-    return cast("list[object]", rows) if isinstance(rows, list) else []
+    late = frozenset(row.target for row in triage.watching if row.late)
+    return DaemonAnswer(triage.t_s, verdicts, late, triage.pending, error_text)
 
 
 def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:

@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
 from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
+from kneewatch.diagnose.verdict import SYMPTOMS, UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
@@ -28,6 +27,7 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.formatting import clock, date, duration, lasting, number, percent, span
+from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Severity
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}
@@ -97,12 +97,13 @@ def heads(width: int, *, first: int, last: int, count: int) -> Line:
 def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
     """An engine's line in the list."""
     diagnosis = row.diagnosis
-    stage = diagnosis.stage if diagnosis else None
+    stage = diagnosis.stage if diagnosis else UNKNOWN_STAGE
+    number_text = "?" if stage.number is None else str(stage.number)
     values: Mapping[str, float | None] = diagnosis.values if diagnosis else {}
     name = row.name.removeprefix("http://").removeprefix("https://")
-    parts = [f"{stage.number if stage else '?':<2}"]
+    parts = [f"{number_text:<2}"]
     if width >= FULL_FROM:
-        stage_text = f"{stage.number} {stage.name}" if stage else "?"
+        stage_text = "?" if stage.number is None else f"{stage.number} {stage.name}"
         parts = [f"{stage_text:{STAGE_CELLS}}"]
     if width >= CAUSES_FROM:
         parts.append(glyphs.fit(_first(row), CAUSE_CELLS))
@@ -339,11 +340,11 @@ def _head(row: Row, frame: Frame) -> list[Line]:
     return lines
 
 
-def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
+def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
     """The stages of the cascade with the present one marked, followed by its duration and the
     forecast."""
     stage = diagnosis.stage
-    if stage is None:
+    if stage.severity is None:
         return _fold(frame, f"KV cascade: unknown, {diagnosis.stage_unknown}", "unknown")
     pieces: list[Piece] = [("KV cascade ", "")]
     ladder = NAMES if frame.width >= LADDER_FROM else ()
@@ -351,7 +352,7 @@ def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
         here = at == stage.number
         tone = (stage.severity.word if stage.number else "ok") if here else "faint"
         pieces.append((f"[{at} {name}]" if here else f" {at} {name} ", tone))
-    stage_text = f"stage {stage.number} {lasting(stage.since_s, diagnosis.t_s)}"
+    stage_text = f"stage {stage.number} {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
         stage_text += f"; full in about {span(stage.forecast_s)} at the present trend"
     if not ladder:
@@ -360,7 +361,7 @@ def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
     return [tuple(pieces), spread(((stage_text, ""),), charted, frame.width)]
 
 
-def _charts(diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> list[Line]:
+def _charts(diagnosis: Verdict, trail: Trail, over: Span, frame: Frame) -> list[Line]:
     drawn = [_drawn(spec, diagnosis, trail, over, frame) for spec in _chart_specs(diagnosis)]
     gap: Piece = (" " * GAP, "")
     lines: list[Line] = [
@@ -373,12 +374,12 @@ def _charts(diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> lis
     return [*lines, ((line, ""),)] if line else lines
 
 
-def _number(diagnosis: Diagnosis, key: str, words: str, format_value: Format) -> str:
+def _number(diagnosis: Verdict, key: str, words: str, format_value: Format) -> str:
     value = diagnosis.values.get(key)
     return words.format("-" if value is None else format_value(value))
 
 
-def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
+def _chart_specs(diagnosis: Verdict) -> tuple[_ChartSpec, ...]:
     values = diagnosis.values
     running = values.get("running")
     # The largest queue that does not yet count for stage 3.
@@ -392,13 +393,13 @@ def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
     )
 
 
-def _threshold(diagnosis: Diagnosis, rule: str, severity: Severity) -> float | None:
+def _threshold(diagnosis: Verdict, rule: str, severity: Severity) -> float | None:
     """The threshold of a rule for a severity. None if the findings do not include the rule."""
-    rules = (finding.rule for finding in diagnosis.findings if finding.rule.id == rule)
-    return next((judged.threshold(severity) for judged in rules), None)
+    findings = (finding for finding in diagnosis.findings if finding.rule == rule)
+    return next((rule_of(finding).threshold(severity) for finding in findings), None)
 
 
-def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
+def ttft_bound_s(diagnosis: Verdict) -> float | None:
     """The bound for TTFT P99 in seconds: the target; without a target, three times the baseline.
     None if both are unknown.
 
@@ -412,7 +413,7 @@ def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
 
 
 def _drawn(
-    spec: _ChartSpec, diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame
+    spec: _ChartSpec, diagnosis: Verdict, trail: Trail, over: Span, frame: Frame
 ) -> list[Line]:
     value = diagnosis.values.get(spec.key)
     value_text = "-" if value is None else spec.format(value)
@@ -432,10 +433,10 @@ def _drawn(
     return [title_line, *chart(shown, rows=rows, top=top, bound=spec.bound, glyphs=frame.glyphs)]
 
 
-def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list[Line]:
+def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[Line]:
     head = f"{place}. {frame.glyphs.clean(cause.id)}"
     summary = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
-    summary += lasting(cause.since_s, diagnosis.t_s)
+    summary += lasting(cause.since_s or diagnosis.t_s, diagnosis.t_s)
     evidence, against = evidence_lines(cause)
     recommendations = advice.advised(diagnosis, cause)
     flags = advice.changes_words(recommendations[0]) if recommendations else ""
@@ -463,14 +464,14 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     return lines
 
 
-def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
+def _rest(diagnosis: Verdict, frame: Frame) -> list[Line]:
     lines: list[Line] = []
     for head, states in (("other findings:", ("warning", "critical")), ("notes:", ("info",))):
         findings = notable(diagnosis, *states)
         lines += [(), ((head, ""),)] if findings else []
         for finding in findings:
             lines += _fold(
-                frame, f"{finding_words(finding, diagnosis)}. {finding.rule.advice}", indent=3
+                frame, f"{finding_words(finding, diagnosis)}. {rule_of(finding).advice}", indent=3
             )
     if diagnosis.symptoms:
         symptoms = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 
 CHARTED = ("kv_usage_ratio", "waiting", "ttft_p99_s")
@@ -81,7 +81,7 @@ class Row(Struct, frozen=True):
     key: EngineKey
     kind: Kind
     name: str
-    diagnosis: Diagnosis | None
+    diagnosis: Verdict | None
     quiet_s: float = 0.0
     stale: bool = False
     note: str = ""
@@ -97,7 +97,7 @@ class Row(Struct, frozen=True):
 
 
 class _Engine(Struct):
-    diagnosis: Diagnosis
+    diagnosis: Verdict
     trail: Trail
     behind_s: float
     late: bool
@@ -129,7 +129,7 @@ class ScreenState:
     def put(
         self,
         source: str,
-        diagnoses: Sequence[Diagnosis],
+        diagnoses: Sequence[Verdict],
         *,
         now_s: float,
         late: Collection[str] = (),
@@ -215,5 +215,5 @@ def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
 
 
 def _order(row: Row) -> tuple[int, int, str, EngineKey]:
-    stage = row.diagnosis.stage if row.diagnosis else None
-    return RANK[row.health], -stage.number if stage else 0, row.name, row.key
+    stage = row.diagnosis.stage.level if row.diagnosis else 0
+    return RANK[row.health], -stage, row.name, row.key

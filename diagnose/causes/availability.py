@@ -8,10 +8,11 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
-from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
+from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.values import PREFILL_SILENCE
+from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
 from kneewatch.rules.formatting import percent, plural, span
@@ -193,15 +194,16 @@ def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
         return None
     text = f"{canary.failures} canary requests in a row had no answer: {canary.error}"
     return Cause(
-        ENGINE_STALLED.id,
-        round(1 - 0.4**canary.failures, 2),
-        Severity.CRITICAL,
-        f"Engine stalled: {text}. No token was generated meanwhile.",
-        (Evidence("canary_failures", float(canary.failures), float(CANARY_FAILURES), text),),
-        (),
-        ("9.4",),
-        STALLED_LEVER,
-        canary.since_s,
+        id=ENGINE_STALLED.id,
+        confidence=round(1 - 0.4**canary.failures, 2),
+        severity=Severity.CRITICAL,
+        summary=f"Engine stalled: {text}. No token was generated meanwhile.",
+        evidence=(
+            Evidence("canary_failures", float(canary.failures), float(CANARY_FAILURES), text),
+        ),
+        guide=("9.4",),
+        lever=STALLED_LEVER,
+        since_s=canary.since_s,
     )
 
 
@@ -263,11 +265,11 @@ def engine_restarted(facts: Facts) -> Cause | None:
     if many > 1:
         loop = f"{many} times in {span(HOUR_S if many > at_once else CRASH_LOOP_S)}, last "
     return Cause(
-        "engine_restarted",
-        0.99,
-        severity,
-        f"Engine restarted {loop}{span(ago_s)} ago; its caches are cold.",
-        (
+        id="engine_restarted",
+        confidence=0.99,
+        severity=severity,
+        summary=f"Engine restarted {loop}{span(ago_s)} ago; its caches are cold.",
+        evidence=(
             Evidence(
                 "process_start",
                 float(many),
@@ -280,10 +282,8 @@ def engine_restarted(facts: Facts) -> Cause | None:
                 if each.last_page
             ),
         ),
-        (),
-        (),
-        "If nobody restarted it on purpose, read the old process's log. A load balancer in front "
-        "of several processes looks the same: scrape each process directly.",
+        lever="If nobody restarted it on purpose, read the old process's log. A load balancer in "
+        "front of several processes looks the same: scrape each process directly.",
     )
 
 
@@ -355,7 +355,14 @@ def metrics_missing(
         Evidence(signal, None, None, lack_words(facts.missing[signal], impossible))
         for signal in lacking
     )
-    return Cause("metrics_missing", 0.99, severity, summary, evidence, (), (), lever)
+    return Cause(
+        id="metrics_missing",
+        confidence=0.99,
+        severity=severity,
+        summary=summary,
+        evidence=evidence,
+        lever=lever,
+    )
 
 
 def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None) -> Cause:
@@ -371,15 +378,13 @@ def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None)
         severity, summary = Severity.INFO, f"E{text[1:]}: {successor} replaced it."
         lever = "Nothing to do if the model or the engine was replaced on purpose."
     return Cause(
-        "metrics_missing",
-        round(1 - 0.4**scrapes, 2),
-        severity,
-        summary,
-        (Evidence("engine_missed_scrapes", float(scrapes), None, text),),
-        (),
-        (),
-        lever,
-        last_s,
+        id="metrics_missing",
+        confidence=round(1 - 0.4**scrapes, 2),
+        severity=severity,
+        summary=summary,
+        evidence=(Evidence("engine_missed_scrapes", float(scrapes), None, text),),
+        lever=lever,
+        since_s=last_s,
     )
 
 
@@ -416,19 +421,17 @@ def unreadable(
     also = f"; {'; '.join(states)}" if states else ""
     lever = error.hint or "Check that the server runs and listens on this address."
     return Cause(
-        "target_down" if down else "metrics_missing",
-        round(1 - 0.4**failures, 2),
-        severity,
-        f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}{also}",
-        (
+        id="target_down" if down else "metrics_missing",
+        confidence=round(1 - 0.4**failures, 2),
+        severity=severity,
+        summary=f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}{also}",
+        evidence=(
             Evidence("scrape_failures", float(failures), None, str(error)),
             *(Evidence("server_state", None, None, words) for words in states),
             *([_no_requests(patience_s)] if may_restart else ()),
         ),
-        (),
-        (),
-        HEALTHY_WITHOUT_PAGE if state.healthy else state.lever or lever,
-        since_s,
+        lever=HEALTHY_WITHOUT_PAGE if state.healthy else state.lever or lever,
+        since_s=since_s,
     )
 
 

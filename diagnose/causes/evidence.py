@@ -15,7 +15,8 @@ from msgspec import Struct, field
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.lengths import Departure, Drift, LiveWorkload
 from kneewatch.diagnose.values import AdapterUse, GpuState
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import Cause, Evidence
+from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity
 
@@ -27,16 +28,6 @@ LISTED_FROM = 0.25
 
 DOUBTFUL_BELOW = 0.6
 """Causes with less confidence than this are only `info` and do not page anyone."""
-
-
-class Evidence(Struct, frozen=True):
-    """A measured value for or against a cause, and its text. `threshold` is None if there is
-    none."""
-
-    signal: str
-    value: float | None
-    threshold: float | None
-    text: str
 
 
 class ReplacedProcess(Struct, frozen=True):
@@ -55,7 +46,7 @@ class ReplacedProcess(Struct, frozen=True):
     broke_off: bool = False
 
 
-STEADY = Stage(0, 0.0, Severity.OK, None, ())
+STEADY = staged(0, 0.0, OK, None, ())
 
 
 class Facts(Moment, frozen=True):
@@ -109,43 +100,6 @@ class Facts(Moment, frozen=True):
         return finding.held if finding else OK
 
 
-class Counterfactual(Struct, frozen=True):
-    """A value at which a cause would no longer be concluded; from there upwards if `above`, else
-    downwards."""
-
-    signal: str
-    now: float
-    at: float
-    above: bool
-
-
-class Cause(Struct, frozen=True):
-    """A concluded cause. `lever` is the first thing to do, as text.
-
-    - `seen_s`: the time that all numbers belong to. It is the diagnosis's time; during the clear
-      time, the last time at which the cause was concluded.
-    - `unless`: values at which the cause would not have been concluded; only for a diagnosis's
-      first cause.
-    - `apart`: the cause explains no other cause now.
-    - `root`: the cause now explains those in its record's `heads`; otherwise they explain it.
-    """
-
-    id: str
-    confidence: float
-    severity: Severity
-    summary: str
-    evidence: tuple[Evidence, ...]
-    against: tuple[Evidence, ...]
-    guide: tuple[str, ...]
-    lever: str
-    since_s: float = math.nan
-    seen_s: float = math.nan
-    explains: tuple[str, ...] = ()
-    unless: tuple[Counterfactual, ...] = ()
-    apart: bool = False
-    root: bool = False
-
-
 class Case(Struct):
     """Collects the evidence for one cause."""
 
@@ -190,14 +144,14 @@ class Case(Struct):
             return None
         severity = self.severity if confidence >= DOUBTFUL_BELOW else INFO
         return Cause(
-            self.id,
-            round(confidence, 2),
-            severity,
-            self.summary,
-            tuple(self.evidence),
-            tuple(self.against),
-            self.guide,
-            self.lever,
+            id=self.id,
+            confidence=round(confidence, 2),
+            severity=severity,
+            summary=self.summary,
+            evidence=tuple(self.evidence),
+            against=tuple(self.against),
+            guide=self.guide,
+            lever=self.lever,
             apart=self.apart,
             root=self.root,
         )

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU
-from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
 from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
@@ -206,7 +207,7 @@ def _severity(worst: ThrottledGpu, facts: Facts) -> Severity:
     slow = half if drift is None else drift >= SLOWER
     if worst.deliberate and not slow:
         return Severity.INFO
-    harm = facts.stage.number >= 2 or facts.held("queued", QUEUED_S) or _over_target(facts)
+    harm = facts.stage.level >= 2 or facts.held("queued", QUEUED_S) or _over_target(facts)
     return Severity.CRITICAL if slow and harm else Severity.WARNING
 
 

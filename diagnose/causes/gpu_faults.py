@@ -12,9 +12,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
-from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 
 # --- XID errors -----------------------------------------------------------------------------------

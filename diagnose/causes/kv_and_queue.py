@@ -91,7 +91,7 @@ KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CAC
 
 def _evicting(facts: Facts) -> str:
     more = {3: " and requests are queueing", 4: " and throughput collapses"}
-    per_s, stage = facts.get("preemption_per_s"), facts.stage.number
+    per_s, stage = facts.get("preemption_per_s"), facts.stage.level
     return f"KV cache full: vLLM preempts {per_s:.1f} requests/s{more.get(stage, '')}."
 
 

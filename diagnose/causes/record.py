@@ -14,7 +14,8 @@ from string import Formatter
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Facts, chance, strength
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.conditions import (
     ALWAYS,
     Condition,
@@ -70,7 +71,7 @@ class Finds(Condition, Struct, frozen=True):
     rule: str
 
     def source(self, scope: Scope, *, side: bool = True) -> str:
-        return f"((facts.severity({self.rule!r}) > {int(Severity.OK)}) is {side})"
+        return f"(bool(facts.severity({self.rule!r})) is {side})"
 
 
 class Term(Struct, frozen=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.log_failure import Failure
+from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.rule import Severity
 
@@ -125,14 +125,12 @@ def failed(failure: Failure, t_s: float) -> Cause:
         lever = _gpu_lever(others_gib)
     who = "The engine died" if failure.served else "vLLM did not start"
     return Cause(
-        record.id,
-        CONFIDENCE,
-        Severity.CRITICAL,
-        f"{who}: {what}.",
-        (Evidence("server_log", None, None, f"log: {failure.line}"),),
-        (),
-        (),
-        lever,
-        t_s,
-        t_s,
+        id=record.id,
+        confidence=CONFIDENCE,
+        severity=Severity.CRITICAL,
+        summary=f"{who}: {what}.",
+        evidence=(Evidence("server_log", None, None, f"log: {failure.line}"),),
+        lever=lever,
+        since_s=t_s,
+        seen_s=t_s,
     )

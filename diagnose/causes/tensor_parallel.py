@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN, QUEUED_SHARE
-from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, figure, percent
 from kneewatch.rules.rule import Severity
 

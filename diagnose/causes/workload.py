@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     at_hour,
     goes_on,
 )
-from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
     Computed,
@@ -42,6 +42,7 @@ from kneewatch.diagnose.lengths import (
     more_than_chance,
 )
 from kneewatch.diagnose.slow_quantities import HOUR_S, SPEC_ACCEPTED, STEPS
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent, span

@@ -13,8 +13,8 @@ from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Launch, oldest_version
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
-
-Value = str | int | float | bool
+from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
+from kneewatch.rules.wire import to_ms
 
 SETTING, PAGE, SERVER, PROCESS, POD, LOG, GPUS, CONFIG_FILE = SOURCES = (
     "setting",
@@ -125,6 +125,16 @@ class ServerFacts(Struct, frozen=True):
     def value(self, name: str) -> Value | None:
         """A fact's value; None if unknown."""
         return next((fact.value for fact in self.facts if fact.name == name), None)
+
+    def at(self, t_s: float) -> Server:
+        """The facts as a verdict at `t_s` contains them."""
+        t_s = to_ms(t_s)
+        facts = [
+            KnownFact(fact.name, fact.value, fact.source, to_ms(max(t_s - fact.read_s, 0.0)))
+            for fact in self.facts
+        ]
+        unknown = [UnknownFact(name, supply) for name, supply in self.unknown]
+        return Server(facts, self.notes, unknown)
 
 
 def merge(

@@ -16,9 +16,10 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure, Value
+from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
+from kneewatch.diagnose.verdict import LogFact, Value
 
 Phase = Literal["empty", "starting", "serving", "stopped"]
 
@@ -177,13 +178,6 @@ Other lines are skipped quickly; nearly all of them are about requests.
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
-
-
-class LogFact(Struct, frozen=True):
-    """A fact about the server, and the log line that it came from."""
-
-    value: Value
-    line: str
 
 
 class StartupLog:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
 from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
 
 CLOCK = "gpu_sm_clock_ratio"
 CLOCKS = ("gpu_sm_clock_hz", "gpu_sm_clock_most_hz")

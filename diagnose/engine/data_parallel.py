@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import CauseTracker, Diagnosis, health, worst_of
+from kneewatch.diagnose.engine.diagnosis import CauseTracker, health
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.diagnose.ranking import ranked
+from kneewatch.diagnose.verdict import Cause, Verdict, worst_of
 
 
 class DataParallelEngines:
@@ -29,7 +29,7 @@ class DataParallelEngines:
         self._tracker = CauseTracker(scale=scale)
         self._hot: tuple[str, ...] = ()
 
-    def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    def compared(self, t_s: float, diagnoses: Sequence[Verdict]) -> list[Verdict]:
         """The diagnoses; engines with far more load than the others get the cause
         replica_imbalance."""
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
@@ -44,7 +44,7 @@ class DataParallelEngines:
         ]
 
 
-def _are_peers(diagnoses: Sequence[Diagnosis]) -> bool:
+def _are_peers(diagnoses: Sequence[Verdict]) -> bool:
     """Whether these are data-parallel engines of one model: their numbers differ and all were
     read."""
     alike = len({diagnosis.model for diagnosis in diagnoses}) == 1
@@ -52,21 +52,21 @@ def _are_peers(diagnoses: Sequence[Diagnosis]) -> bool:
     return alike and apart and all(diagnosis.was_read for diagnosis in diagnoses)
 
 
-def _tier(diagnoses: Sequence[Diagnosis]) -> Tier:
+def _tier(diagnoses: Sequence[Verdict]) -> Tier:
     """A tier of one replica with these engines."""
     return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)), ())
 
 
-def _member(diagnosis: Diagnosis) -> Member:
+def _member(diagnosis: Verdict) -> Member:
     return Member((), diagnosis.target, diagnosis.engine, diagnosis.model, diagnosis.target)
 
 
-def _engine(diagnosis: Diagnosis) -> Engine:
+def _engine(diagnosis: Verdict) -> Engine:
     values = {key: value for key, value in diagnosis.values.items() if value is not None}
     return Engine(_member(diagnosis), diagnosis, values)
 
 
-def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
+def _with(diagnosis: Verdict, more: Sequence[Cause]) -> Verdict:
     """The diagnosis with additional causes.
 
     Causes that the new ones explain are reported under them, and their recommendations are dropped.

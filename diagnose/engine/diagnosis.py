@@ -2,71 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
-from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.causes.startup import failed
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import SYMPTOMS, Cause, Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.rule import OK, WARNING, Finding, Severity
-
-
-class Symptom(NamedTuple):
-    """A row of the guide's list of symptoms: what users see, and what to do first."""
-
-    words: str
-    action: str
-
-    def __str__(self) -> str:
-        return f"{self.words} ({self.action})"
-
-
-SYMPTOMS = {
-    "S1": Symptom(
-        "TTFT too high at low concurrency",
-        "check the prefix hit ratio first, then the tensor-parallel degree",
-    ),
-    "S2": Symptom("ITL spikes under mixed load", "chunked prefill first"),
-    "S3": Symptom(
-        "throughput plateau too low",
-        "raise a limit that binds, then quantize weights and KV cache, before adding hardware",
-    ),
-    "S4": Symptom(
-        "TTFT and ITL targets cannot both be met",
-        "P/D disaggregation, after what helps without new servers",
-    ),
-    "S5": Symptom(
-        "throughput per GPU falls as tensor parallelism grows",
-        "lower the tensor-parallel degree and add replicas",
-    ),
-    "S6": Symptom(
-        "ITL too high at low concurrency while the GPU has spare compute",
-        "speculative decoding before more hardware",
-    ),
-    "S7": Symptom(
-        "TTFT spikes for some tenants, unrelated to prompt length",
-        "check how often LoRA adapters are swapped",
-    ),
-    "S8": Symptom(
-        "P99 latency good at low load, too high at peak load",
-        "add replicas or quantize before the next peak",
-    ),
-}
+from kneewatch.rules.rule import WARNING, Severity, State
+from kneewatch.rules.wire import to_ms
 
 SLOW_DRIFT = 3.0
 
@@ -99,80 +54,7 @@ def _too_high(facts: Facts, name: str, target_s: float | None) -> bool:
     return (facts.values.get(f"{name}_p99_drift_ratio") or 0.0) >= SLOW_DRIFT
 
 
-NO_STAGE = "cascade_stage: "
-"""Prefix of the line in `unknown` that says why the stage is unknown."""
-
-
-class Diagnosis(Struct, frozen=True):
-    """The verdict on one engine at one moment.
-
-    `stage` is None if unknown; `unknown` says why. `judged_against` says what latencies were
-    compared with. `window_s` is the time that the window really covers; it is shorter after a start
-    or restart. `server` has the facts about the server; None if only its page was read.
-    """
-
-    t_s: float
-    target: str
-    engine: str
-    model: str
-    tier: str | None
-    health: str
-    stage: Stage | None
-    causes: Sequence[Cause]
-    symptoms: Sequence[str]
-    findings: Sequence[Finding]
-    values: Mapping[str, float | None]
-    unknown: Sequence[str]
-    window_s: float
-    judged_against: str
-    recommendations: Sequence[Recommendation] = ()
-    server: ServerFacts | None = None
-
-    @property
-    def was_read(self) -> bool:
-        """Whether the engine was on a page that could be read; its stage may still be unknown."""
-        return self.stage is not None or bool(self.values)
-
-    @property
-    def stage_unknown(self) -> str:
-        """Why the stage is unknown, as text; empty if it is known."""
-        if self.stage is not None:
-            return ""
-        if not self.was_read:
-            return self.judged_against.removeprefix("nothing: ")
-        return next(
-            (line.removeprefix(NO_STAGE) for line in self.unknown if line.startswith(NO_STAGE)),
-            "required signals are unknown",
-        )
-
-    @property
-    def headline(self) -> str:
-        """The id that decides the verdict; empty if there is no cause.
-
-        Usually the first cause. If that is only info and a finding is worse, the rule of the worst
-        finding.
-        """
-        if not self.causes:
-            return ""
-        if self.causes[0].severity >= min(self.severity, WARNING):
-            return self.causes[0].id
-        worst = max(self.findings, key=lambda finding: finding.severity, default=None)
-        graver = worst is not None and worst.severity >= WARNING
-        return worst.rule.id if worst is not None and graver else ""
-
-    @property
-    def severity(self) -> Severity:
-        """The worst severity of causes, stage and findings."""
-        return worst_of(self.causes, self.stage, self.findings)
-
-
-def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
-    """The worst of the severities of causes, stage and findings; ok if there are none."""
-    staged = stage.severity if stage else OK
-    return max([staged, *[c.severity for c in causes], *[f.severity for f in findings]])
-
-
-def health(severity: Severity, *, readable: bool) -> str:
+def health(severity: Severity, *, readable: bool) -> State:
     """ok, info, warning, critical or unknown. An unreadable page is never ok or info."""
     if not readable and severity < WARNING:
         return "unknown"
@@ -309,7 +191,7 @@ def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
     )
 
 
-def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -> Diagnosis:
+def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -> Verdict:
     """The diagnosis from a log that was read at `t_s`; `stated` includes the log's facts.
 
     Its health is `unknown` if the log ends while the server is still starting.
@@ -317,21 +199,14 @@ def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -
     failure = log_failure(log, stated, t_s)
     model = log.facts.get("model")
     running = log.phase in ("serving", "stopped")
-    return Diagnosis(
-        t_s=t_s,
+    return Verdict(
+        t_s=to_ms(t_s),
         target=target,
-        engine="",
         model=str(model.value) if model else "",
-        tier=None,
         health="critical" if failure else "ok" if running else "unknown",
-        stage=None,
         # When it happened is unknown: the lines have no year and no time zone.
-        causes=[replace(failure.cause, since_s=math.nan)] if failure else [],
-        symptoms=(),
-        findings=(),
-        values={},
+        causes=[replace(failure.cause, since_s=None).rounded()] if failure else [],
         unknown=[*_lacking(log), *(failure.unknown if failure else ())],
-        window_s=0.0,
         judged_against=BASIS,
         recommendations=failure.recommendations if failure else (),
     )

@@ -9,13 +9,13 @@ from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
+from kneewatch.diagnose.engine.diagnosis import LogFailure
 from kneewatch.diagnose.engine.judge import Catalogue, Judge
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import LONG_WINDOWS
 
 VANISHED_KEPT_S = 3600.0
@@ -38,7 +38,7 @@ class EngineMonitor:
         self.judge = Judge(target, key, profile, catalogue)
         self._vanished = 0
         self._appeared_s = float("-inf")
-        self.newest: Diagnosis | None = None
+        self.newest: Verdict | None = None
         """The last diagnosis, also of an unreadable page; None before the first."""
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
@@ -56,7 +56,7 @@ class EngineMonitor:
         binding: EngineBinding,
         process_start: int | None,
         gpus: GpuReading,
-    ) -> Diagnosis | None:
+    ) -> Verdict | None:
         """The diagnosis after one scrape; None if the scrape is not newer than the last one."""
         is_first = self.last_s == float("-inf")
         values = self.reader.read(
@@ -82,7 +82,7 @@ class EngineMonitor:
         """The labels of cache_config_info on the newest page."""
         return self.reader.config
 
-    def vanished(self, t_s: float, present: Collection[EngineMonitor]) -> Diagnosis | None:
+    def vanished(self, t_s: float, present: Collection[EngineMonitor]) -> Verdict | None:
         """The diagnosis while the page is readable but lacks this engine; None once forgotten.
 
         `present` are the engines that are on the page.
@@ -127,7 +127,7 @@ class EngineMonitor:
         *,
         seen: str = UNREAD,
         log: LogFailure | None = None,
-    ) -> Diagnosis:
+    ) -> Verdict:
         """The diagnosis after a scrape without data of this engine.
 
         `log` is the failure that the server's log shows; None if it shows none.

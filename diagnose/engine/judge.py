@@ -14,21 +14,18 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
-from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
+from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
-    NO_STAGE,
     CauseTracker,
-    Diagnosis,
     LogFailure,
     health,
     judged_against,
     symptoms,
-    worst_of,
 )
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
@@ -41,6 +38,15 @@ from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift,
 from kneewatch.diagnose.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.values import PREFILL_SILENCE, STALL, Signals, Values
+from kneewatch.diagnose.verdict import (
+    NO_STAGE,
+    UNKNOWN_STAGE,
+    Cause,
+    Counterfactual,
+    Verdict,
+    symptom_actions,
+    worst_of,
+)
 from kneewatch.rules.baseline import (
     FAMILIES,
     LENGTHS,
@@ -51,7 +57,9 @@ from kneewatch.rules.baseline import (
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
 from kneewatch.rules.formatting import quantity
-from kneewatch.rules.rule import WARNING, Rule, RuleBook
+from kneewatch.rules.library import rule_of
+from kneewatch.rules.rule import OK, WARNING, Rule, RuleBook
+from kneewatch.rules.wire import to_ms
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.recommend.adviser import Adviser
@@ -180,7 +188,7 @@ class Judge:
         self._weekly_peak_requests: float | None = None
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
         self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
-        self._newest_read: Diagnosis | None = None
+        self._newest_read: Verdict | None = None
         self._started_s: float | None = None
         self._blind = 0
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
@@ -214,7 +222,7 @@ class Judge:
         newest = self._newest_read
         return newest is not None and newest.values.get("running") == 0 and not _broke_off(newest)
 
-    def step(self, t_s: float, values: Values) -> Diagnosis:
+    def step(self, t_s: float, values: Values) -> Verdict:
         """The diagnosis at `t_s`, which is after that of the step before."""
         if values.starts_over:
             self._start_over(t_s, values)
@@ -223,20 +231,21 @@ class Judge:
             self.died = None
         facts, missing = self._facts(t_s, values)
         causes, lacks_core = self._causes(facts, values)
-        stage = None if missing else facts.stage
+        stage = UNKNOWN_STAGE if missing else facts.stage
         findings = list(facts.findings.values())
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
-        self._newest_read = Diagnosis(
-            t_s=t_s,
+        shown = symptoms(facts, causes)
+        self._newest_read = Verdict(
+            t_s=to_ms(t_s),
             target=self._target,
             engine=self._key.engine,
             model=self._key.model,
-            tier=None,
             health=health(worst_of(causes, stage, findings), readable=readable),
             stage=stage,
             causes=causes,
-            symptoms=symptoms(facts, causes),
+            symptoms=shown,
+            symptom_actions=symptom_actions(shown),
             findings=findings,
             values=facts.values,
             unknown=[
@@ -246,12 +255,12 @@ class Judge:
                 *self._unknowns(values),
                 *values.gpus.unknown,
             ],
-            window_s=values.window_s,
+            window_s=to_ms(values.window_s),
             judged_against=judged_against(
                 targets, has_baseline=facts.baseline.get("ttft_p99_s") is not None
             ),
             recommendations=self._advised(facts, causes) if causes else (),
-            server=self._server,
+            server=None if self._server is None else self._server.at(t_s),
         )
         return self._newest_read
 
@@ -264,26 +273,37 @@ class Judge:
         *,
         canary: CanaryState | None,
         log: LogFailure | None = None,
-    ) -> Diagnosis:
+    ) -> Verdict:
         """The diagnosis after a scrape without data of this engine.
 
         `log` is the failure that the server's log shows; None if it shows none.
         """
         concluded = [cause] if log is None else [cause, log.cause]
-        causes = ranked([replace(concluded_, seen_s=t_s) for concluded_ in concluded])
-        return Diagnosis(
-            t_s, self._target, self._key.engine, self._key.model, None,
-            health(causes[0].severity, readable=False), None, causes, [], [], {},
-            [f"every signal: {why}", *_canary_words(canary), *(log.unknown if log else ())],
-            0.0, f"nothing: {seen}",
-            recommendations=log.recommendations if log else (), server=self._server,
-        )  # fmt: skip
+        causes = ranked([replace(cause, seen_s=t_s).rounded() for cause in concluded])
+        return Verdict(
+            t_s=to_ms(t_s),
+            target=self._target,
+            engine=self._key.engine,
+            model=self._key.model,
+            health=health(causes[0].severity, readable=False),
+            causes=causes,
+            unknown=[
+                f"every signal: {why}",
+                *_canary_words(canary),
+                *(log.unknown if log else ()),
+            ],
+            judged_against=f"nothing: {seen}",
+            recommendations=log.recommendations if log else (),
+            server=None if self._server is None else self._server.at(t_s),
+        )
 
     def _works_since(self, died: Cause, values: Values) -> bool:
         """Whether the engine generated a token between two scrapes after it was said to have
         died."""
-        last = self._newest_read
-        return last is not None and last.t_s >= died.since_s and bool(values.generated)
+        last, since_s = self._newest_read, died.since_s
+        if last is None or since_s is None:
+            return False
+        return last.t_s >= to_ms(since_s) and bool(values.generated)
 
     def _start_over(self, t_s: float, values: Values) -> None:
         """Forget trends and durations: the process was replaced or the clock was set back."""
@@ -324,8 +344,8 @@ class Judge:
         idle = not (signals.get("running_max") or signals.get("waiting"))
         stage = self._cascade.judge(t_s, signals, preempted=values.preempted or 0.0)
         missing = lacking(stage, signals)
-        signals["cascade_stage"] = None if missing else float(stage.number)
-        signals["cascade_severity"] = None if missing else float(stage.severity)
+        signals["cascade_stage"] = None if missing else float(stage.level)
+        signals["cascade_severity"] = None if missing else float(stage.severity or OK)
         streaks_s = self._streaks.update(t_s, values, signals)
         signals[STALL] = streaks_s.get("stalled", 0.0)
         signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
@@ -340,7 +360,7 @@ class Judge:
             recent=values.recent,
             streaks_s=streaks_s,
             missing=values.missing,
-            findings={finding.rule.id: finding for finding in findings},
+            findings={finding.rule: finding for finding in findings},
             stage=stage,
             baseline=learned.baseline,
             config=values.config,
@@ -381,7 +401,7 @@ class Judge:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
         self._learn(facts, values, concluded)
-        return causes, missing is not None
+        return [cause.rounded() for cause in causes], missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
         """Counterfactuals of the first cause.
@@ -402,9 +422,9 @@ class Judge:
             family
             for finding in facts.findings.values()
             if finding.severity and finding.held >= WARNING
-            for family in finding.rule.moves
+            for family in rule_of(finding).moves
         )
-        if facts.stage.number >= EVICTS:
+        if facts.stage.level >= EVICTS:
             disturbed.update(STAGE_MOVES)
         if facts.get("waiting_avg") >= QUIET_WAITING:
             disturbed.update(QUEUE_MOVES)
@@ -440,7 +460,7 @@ class Judge:
         return self._unknown[1]
 
 
-def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> ReplacedProcess:
+def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> ReplacedProcess:
     """A description of the replaced process, from its last diagnosis.
 
     `t_s` is when the next process was first seen.
@@ -458,11 +478,11 @@ def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> 
     )
 
 
-def _problems(diagnosis: Diagnosis) -> list[str]:
+def _problems(diagnosis: Verdict) -> list[str]:
     return [cause.id for cause in diagnosis.causes if cause.severity >= WARNING]
 
 
-def _broke_off(last: Diagnosis) -> bool:
+def _broke_off(last: Verdict) -> bool:
     """Whether a process that ended after this diagnosis had requests or a problem.
 
     If so, it was not drained on purpose.

@@ -18,10 +18,11 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
+from kneewatch.diagnose.engine.diagnosis import LogFailure
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class TargetMonitor:
 
     def page(
         self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS, *, fetch_s: float | None = None
-    ) -> list[Diagnosis]:
+    ) -> list[Verdict]:
         """A diagnosis for each engine on the page.
 
         `gpus` are the signals of the target's GPUs. `fetch_s` is the duration of the page's GET;
@@ -160,7 +161,7 @@ class TargetMonitor:
         except CollectError as error:
             return self.failed(t_s, error)
         failures, self._failures, self.last_error = self._failures, 0, None
-        diagnoses: list[Diagnosis] = []
+        diagnoses: list[Verdict] = []
         admitted = self._limit.admit(binding.engines)
         for engine in admitted:
             monitor = self._engines.get(engine.key)
@@ -180,8 +181,8 @@ class TargetMonitor:
         return self._with_warnings(diagnoses, fetch_s)
 
     def _compared(
-        self, t_s: float, diagnoses: list[Diagnosis], engines: Sequence[EngineMonitor]
-    ) -> list[Diagnosis]:
+        self, t_s: float, diagnoses: list[Verdict], engines: Sequence[EngineMonitor]
+    ) -> list[Verdict]:
         """The diagnoses of engines that share a page, with causes found by comparing these
         engines."""
         if self._data_parallel is None:
@@ -200,7 +201,7 @@ class TargetMonitor:
             by_newest[id(before)].newest = after
         return compared
 
-    def _with_warnings(self, diagnoses: list[Diagnosis], fetch_s: float | None) -> list[Diagnosis]:
+    def _with_warnings(self, diagnoses: list[Verdict], fetch_s: float | None) -> list[Verdict]:
         """The diagnoses, with warnings added to the first one.
 
         The warnings are about a slow page and, once, about an exceeded engine limit.
@@ -218,10 +219,10 @@ class TargetMonitor:
             diagnoses[0] = replace(diagnoses[0], unknown=[*lines, *diagnoses[0].unknown])
         return diagnoses
 
-    def _vanished(self, t_s: float, present: Sequence[EngineMonitor]) -> list[Diagnosis]:
+    def _vanished(self, t_s: float, present: Sequence[EngineMonitor]) -> list[Verdict]:
         """Diagnoses of engines that left the page. Each is reported for a while and then
         forgotten."""
-        diagnoses: list[Diagnosis] = []
+        diagnoses: list[Verdict] = []
         present_keys = {engine.key for engine in present}
         for key, engine in list(self._engines.items()):
             if key in present_keys:
@@ -235,7 +236,7 @@ class TargetMonitor:
 
     def failed(
         self, t_s: float, error: CollectError, state: ServerState = NO_STATE
-    ) -> list[Diagnosis]:
+    ) -> list[Verdict]:
         """A diagnosis for each engine after a failed scrape.
 
         Before the first page there is one diagnosis without an engine. `state`: what else is known

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from kneewatch.diagnose.causes.availability import TARGET_DOWN
-from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
@@ -196,7 +196,14 @@ def _cause(
     evidence: Evidence,
     action: str,
 ) -> FleetCause:
-    cause = Cause(OF_A_POOL, 0.95, severity, summary, (evidence,), (), (), action)
+    cause = Cause(
+        id=OF_A_POOL,
+        confidence=0.95,
+        severity=severity,
+        summary=summary,
+        evidence=(evidence,),
+        lever=action,
+    )
     return FleetCause(cause, pool.name, "", tuple(replicas))
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.rule import Finding, Severity
 
@@ -24,7 +23,7 @@ class Engine(Struct, frozen=True):
     """
 
     member: Member
-    verdict: Diagnosis | None
+    verdict: Verdict | None
     values: Values
     gpus: Values = field(default_factory=dict[str, float])
     config: Labels = field(default_factory=dict[str, str])
@@ -33,8 +32,7 @@ class Engine(Struct, frozen=True):
     @property
     def stage(self) -> int | None:
         """The number of the cascade's stage; None if unknown."""
-        stage = None if self.verdict is None else self.verdict.stage
-        return None if stage is None else stage.number
+        return None if self.verdict is None else self.verdict.stage.number
 
     @property
     def stage_name(self) -> str:
@@ -44,8 +42,8 @@ class Engine(Struct, frozen=True):
     @property
     def stage_severity(self) -> Severity:
         """The severity of the stage; ok if the stage is unknown."""
-        stage = None if self.verdict is None else self.verdict.stage
-        return Severity.OK if stage is None else stage.severity
+        severity = None if self.verdict is None else self.verdict.stage.severity
+        return severity or Severity.OK
 
     @property
     def causes(self) -> Sequence[Cause]:

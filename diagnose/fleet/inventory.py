@@ -15,8 +15,8 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import GpuState, Histogram
 
 if TYPE_CHECKING:
-    from kneewatch.diagnose.engine.diagnosis import Diagnosis
     from kneewatch.diagnose.fleet.routers import RouterState
+    from kneewatch.diagnose.verdict import Verdict
 
 
 Labels = Mapping[str, str]
@@ -378,7 +378,7 @@ class Observed(Struct, frozen=True):
     source: str
     window_s: float
     shape: Shape
-    verdicts: Mapping[Key, Diagnosis] = field(default_factory=dict[Key, "Diagnosis"])
+    verdicts: Mapping[Key, Verdict] = field(default_factory=dict[Key, "Verdict"])
     values: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     faulty_gpus: Mapping[Key, Sequence[GpuState]] = field(

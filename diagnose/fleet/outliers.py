@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, may_explain
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity

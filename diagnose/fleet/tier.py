@@ -9,9 +9,10 @@ from statistics import fmean, median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Case, Cause
+from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Group
+from kneewatch.diagnose.verdict import Cause
 
 
 class Spread(Struct, frozen=True):

@@ -8,7 +8,7 @@ from itertools import combinations
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S
-from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import NOTHING, Deployment, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
@@ -25,6 +25,7 @@ from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, ahead, demand
 from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import percent
 
 
@@ -429,7 +430,7 @@ def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
     if any(cause.id == "prefix_reuse_lost" for cause in causes):
         return False
     churn = next(cause for cause in causes if cause.id == "prefix_churn")
-    return not facts.now_s - churn.since_s < facts.window_s
+    return churn.since_s is None or facts.now_s - churn.since_s >= facts.window_s
 
 
 def _load_of(facts: Facts) -> tuple[float, float]:

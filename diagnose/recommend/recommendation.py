@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-Value = str | float | bool | None
+from kneewatch.rules.wire import Figure, rounded
+
+Value = str | Figure | bool | None
 
 REPLICAS = "replicas"
 """Name used in a change for the number of replicas behind the load balancer."""
@@ -35,8 +37,8 @@ class Change(Struct, frozen=True):
     """
 
     flag: str
-    before: Value
-    after: Value
+    before: Value = field(default=None, name="from")
+    after: Value = field(default=None, name="to")
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
@@ -52,17 +54,17 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    cause: str
-    changes: tuple[Change, ...]
-    summary: str
-    predicted: Mapping[str, float]
-    cost_usd_per_hour: float | None
-    checks: tuple[str, ...]
-    risk: str
-    verify: tuple[str, ...]
-    guide: tuple[str, ...]
-    before: Mapping[str, float] = field(default_factory=dict[str, float])
+    cause: str = ""
+    summary: str = ""
+    changes: tuple[Change, ...] = ()
+    before: Mapping[str, Figure] = field(default_factory=dict[str, float])
+    predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
+    cost_usd_per_hour: Figure | None = None
     unknown: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    risk: str = ""
+    verify: tuple[str, ...] = ()
+    guide: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.id, self.cause, self.summary))  # mappings have none
@@ -84,3 +86,8 @@ def with_current_values(
     return (
         replace(recommendation, before={**recommendation.before, **now}) if now else recommendation
     )
+
+
+def in_document(recommendation: Recommendation) -> Recommendation:
+    """The recommendation with its cost rounded as in documents."""
+    return replace(recommendation, cost_usd_per_hour=rounded(recommendation.cost_usd_per_hour))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from math import isclose, isfinite
+from math import isclose
 
 from msgspec import Struct
 
-from kneewatch.diagnose.causes.evidence import Cause, Evidence
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
     clearing_words,
@@ -24,6 +23,7 @@ from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
 from kneewatch.rules.formatting import quantity, span
+from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding, Severity
 
 
@@ -215,7 +215,7 @@ class Reasons(Struct, frozen=True):
     moment_s: float
 
     @property
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self) -> Verdict:
         """The engine's diagnosis."""
         return self.engine.diagnosis
 
@@ -256,17 +256,17 @@ class Reasons(Struct, frozen=True):
         return [
             FindingView(
                 finding,
-                clearing_words(finding, self.diagnosis) or finding.rule.summary,
-                "" if finding.clearing else quantity(finding.rule.signal, finding.value),
+                clearing_words(finding, self.diagnosis) or rule_of(finding).summary,
+                "" if finding.clearing_since_s else quantity(finding.signal, finding.value),
                 self._finding_chart(finding),
             )
             for finding in notable(self.diagnosis, *states)
         ]
 
     def _finding_chart(self, finding: Finding) -> Chart | None:
-        until_s = finding.clearing.since_s if finding.clearing else None
+        until_s = finding.clearing_since_s
         return self._chart(
-            finding.rule.signal, _bounds(finding), since_s=finding.since_s, until_s=until_s
+            finding.signal, _bounds(finding), since_s=finding.since_s, until_s=until_s
         )
 
     def _changes(self, cause: Cause) -> tuple[ChangeView, ...]:
@@ -282,7 +282,7 @@ class Reasons(Struct, frozen=True):
                     continue
                 same = _same_quantity(item, self.diagnosis)
                 bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
-                since_s = cause.since_s if isfinite(cause.since_s) else None
+                since_s = cause.since_s
                 yield EvidenceView(
                     supports,
                     item.text,
@@ -311,7 +311,7 @@ class Reasons(Struct, frozen=True):
         )
 
     def _rule_bounds(self, key: str) -> list[Bound]:
-        findings = [finding for finding in self.diagnosis.findings if finding.rule.signal == key]
+        findings = [finding for finding in self.diagnosis.findings if finding.signal == key]
         return [bound for finding in findings for bound in _bounds(finding)]
 
 
@@ -333,12 +333,12 @@ def _bounds(finding: Finding) -> list[Bound]:
     drawn."""
     return [
         Bound(bound.threshold, bound.severity.word)
-        for bound in finding.rule.bounds
+        for bound in rule_of(finding).bounds
         if bound.threshold and bound.severity > Severity.OK
     ]
 
 
-def _same_quantity(item: Evidence, diagnosis: Diagnosis) -> bool:
+def _same_quantity(item: Evidence, diagnosis: Verdict) -> bool:
     """Whether the value of the evidence is the value of its signal. Some evidence is about a share
     or the growth of the signal; the threshold for that must not be drawn in the signal's chart."""
     value = diagnosis.values.get(item.signal)

@@ -14,9 +14,8 @@ from jinja2 import Environment
 from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import latency_basis, server_words, stage_words
+from kneewatch.reports.diagnosis_text import latency_basis, server_words, stage_words, symptom_lines
 from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
@@ -42,6 +41,7 @@ from kneewatch.reports.triage.view_model import (
     tally,
 )
 from kneewatch.rules.formatting import date, moment, span
+from kneewatch.rules.library import rule_of
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),
@@ -210,7 +210,7 @@ def _engine_part(
         vitals=reasons.vitals(),
         worse=reasons.findings("warning", "critical"),
         notes=reasons.findings("info"),
-        symptoms=[(symptom, str(SYMPTOMS.get(symptom, ""))) for symptom in diagnosis.symptoms],
+        symptoms=symptom_lines(diagnosis),
         gaps=gaps(diagnosis, shown=GAPS_SHOWN),
         log=log[:LOG_ROWS],
         more=max(0, len(log) - LOG_ROWS),
@@ -244,7 +244,7 @@ def first(standing: Standing) -> First | None:
 
 def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:
     """The last known stage of an engine whose stage is unknown now. None for other engines."""
-    if engine.diagnosis.stage is not None:
+    if engine.diagnosis.stage.number is not None:
         return None
     ended = [
         interval
@@ -281,6 +281,7 @@ FILTERS: dict[str, Any] = {
     "local_stamp": local_stamp,
     "moment": moment,
     "query": query,
+    "rule_of": rule_of,
     "span": span,
     "tick_label": tick_label,
 }

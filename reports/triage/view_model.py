@@ -17,10 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
 from kneewatch.rules.formatting import span
+from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
 
 SINCE: Mapping[str, float] = {
@@ -78,7 +79,7 @@ class EngineView(Struct, frozen=True):
     chart.
     """
 
-    diagnosis: Diagnosis
+    diagnosis: Verdict
     intervals: Sequence[IntervalView] = ()
     series: Mapping[str, SeriesView] = field(default_factory=dict[str, SeriesView])
 
@@ -141,11 +142,11 @@ CASCADE_SIGNALS = (
 """The vital signs. They are drawn for every engine, even for one without a problem."""
 
 
-def cited(diagnosis: Diagnosis) -> list[str]:
+def cited(diagnosis: Verdict) -> list[str]:
     """The signals that the page draws for a diagnosis: those that its causes cite, those that are
     out of bounds, and CASCADE_SIGNALS."""
     causes = [item.signal for c in diagnosis.causes for item in (*c.evidence, *c.against)]
-    bad = [finding.rule.signal for finding in notable(diagnosis, "info", "warning", "critical")]
+    bad = [finding.signal for finding in notable(diagnosis, "info", "warning", "critical")]
     return list(dict.fromkeys((*causes, *bad, *CASCADE_SIGNALS)))
 
 
@@ -187,7 +188,7 @@ class Standing(Struct, frozen=True):
         return self.health.upper()
 
     @property
-    def diagnosis(self) -> Diagnosis | None:
+    def diagnosis(self) -> Verdict | None:
         """The engine's diagnosis."""
         return None if self.engine is None else self.engine.diagnosis
 
@@ -246,7 +247,7 @@ def sentence(words: str) -> str:
     return words[:1].upper() + words[1:] + end
 
 
-def _without_cause(diagnosis: Diagnosis) -> str:
+def _without_cause(diagnosis: Verdict) -> str:
     """The headline for a diagnosis that has no cause."""
     if not diagnosis.was_read:
         return sentence(diagnosis.stage_unknown)
@@ -256,10 +257,10 @@ def _without_cause(diagnosis: Diagnosis) -> str:
     clearing = list[Finding]()
     for state in ("critical", "warning", "info"):
         for finding in notable(diagnosis, state):
-            if finding.clearing is None:
-                return f"{finding.rule.summary}."
+            if finding.clearing_since_s is None:
+                return f"{rule_of(finding).summary}."
             clearing.append(finding)
-    if diagnosis.stage is None:
+    if diagnosis.stage.number is None:
         return f"The KV cascade's stage is unknown: {sentence(diagnosis.stage_unknown)}"
     if diagnosis.stage.severity:
         return f"The KV cascade is at stage {diagnosis.stage.number} ({diagnosis.stage.name})."

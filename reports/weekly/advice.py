@@ -3,13 +3,13 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.size import Size, size
@@ -37,11 +37,11 @@ def levers(
     return tuple(levers.values())
 
 
-def changes_of(document: Mapping[str, Any]) -> tuple[FlagChange, ...]:
-    """The flag changes in the document of a recommendation."""
+def changes_of(recommendation: Recommendation) -> tuple[FlagChange, ...]:
+    """The flag changes of a recommendation."""
     return tuple(
-        FlagChange(str(change["flag"]), _text(change["from"]), _text(change["to"]))
-        for change in document["changes"]
+        FlagChange(change.flag, _text(change.before), _text(change.after))
+        for change in recommendation.changes
     )
 
 
@@ -56,20 +56,19 @@ def live(recommended: Sequence[Recommended]) -> list[Recommended]:
     return [recommendation for recommendation in order if recommendation.outcome in LIVE]
 
 
-def _recommended_lever(recommendation: Recommended) -> Lever:
-    document = recommendation.document
-    before: Mapping[str, float] = document.get("before", {})
-    cost = document.get("cost_usd_per_hour")
+def _recommended_lever(recommended: Recommended) -> Lever:
+    of = recommended.recommendation
+    cost = of.cost_usd_per_hour
     return Lever(
-        id=str(document["id"]),
-        summary=str(document["summary"]),
-        changes=changes_of(document),
+        id=of.id,
+        summary=of.summary,
+        changes=changes_of(of),
         figures=tuple(
-            LeverFigure(signal, before.get(signal), after)
-            for signal, after in recommendation.predicted.items()
+            LeverFigure(signal, of.before.get(signal), after)
+            for signal, after in recommended.predicted.items()
         ),
         gpus_after=None,
-        saves_usd_per_hour=None if cost is None else 0.0 - float(cost),
+        saves_usd_per_hour=None if cost is None else 0.0 - cost,
     )
 
 
@@ -165,14 +164,14 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
     for recommendation in sorted(recommended, key=lambda recommendation: recommendation.first_s):
         if (
             (recommendation.target, recommendation.engine) == (incident.target, incident.engine)
-            and recommendation.document.get("cause") == episode.cause
+            and recommendation.recommendation.cause == episode.cause
             and recommendation.first_s <= episode.until_s
             and (
                 recommendation.last_s >= episode.start_s
                 or recommendation.first_s >= episode.start_s
             )
         ):
-            before = newest.get(key := str(recommendation.document["id"]))
+            before = newest.get(key := recommendation.recommendation.id)
             if (
                 before is None
                 or before.outcome not in WAS_APPLIED
@@ -182,25 +181,25 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
     return tuple(map(advice, newest.values()))
 
 
-def advice(recommendation: Recommended) -> Advice:
+def advice(recommended: Recommended) -> Advice:
     """A recommendation with its outcome."""
-    document = recommendation.document
+    of = recommended.recommendation
     return Advice(
-        id=str(document["id"]),
-        cause=str(document["cause"]),
-        summary=str(document["summary"]),
-        changes=changes_of(document),
-        fate=recommendation.outcome,
-        first_s=recommendation.first_s,
-        last_s=recommendation.last_s,
-        applied_s=recommendation.applied_s,
-        before=document.get("before", {}),
-        predicted=recommendation.predicted,
-        measured=recommendation.measured,
-        cost_usd_per_hour=document.get("cost_usd_per_hour"),
-        risk=str(document.get("risk", "")),
-        verify=tuple(document.get("verify", ())),
-        guide=tuple(document.get("guide", ())),
+        id=of.id,
+        cause=of.cause,
+        summary=of.summary,
+        changes=changes_of(of),
+        fate=recommended.outcome,
+        first_s=recommended.first_s,
+        last_s=recommended.last_s,
+        applied_s=recommended.applied_s,
+        before=of.before,
+        predicted=recommended.predicted,
+        measured=recommended.measured,
+        cost_usd_per_hour=of.cost_usd_per_hour,
+        risk=of.risk,
+        verify=of.verify,
+        guide=of.guide,
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
-from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.weekly import measures as m
@@ -274,7 +272,7 @@ def _incident(
     """One incident of one or more engines. Its target, stages, evidence and lead time are those of
     the worst engine. Its costs are the sum over all engines."""
     observed = max(together, key=_badness)
-    episode, cause = observed.episode, _cause(observed)
+    episode, cause = observed.episode, observed.cause
     start_s = min(row.episode.start_s for row in together)
     last_s = max(row.episode.last_s for row in together)
     replicas = tuple(dict.fromkeys(row.target for row in together))
@@ -315,14 +313,14 @@ def _incident(
         lead_s=lead_s,
         lead_text=lead_text,
         cost=_added([cost(row, budget_s) for row in together]),
-        evidence=_evidence(cause.get("evidence", ())),
-        against=_evidence(cause.get("against", ())),
+        evidence=cause.evidence if cause else (),
+        against=cause.against if cause else (),
         advice=advised(observed, recommended),
         lines=tuple(
             _line(key, times, values) for key, (times, values) in observed.series.items()
             if any(value == value for value in values)
         ),
-        guide=tuple(cause.get("guide", ())),
+        guide=cause.guide if cause else (),
         replicas=replicas,
         replicas_present=len(present.union(replicas)),
     )  # fmt: skip
@@ -330,18 +328,8 @@ def _incident(
 
 def _badness(observed: EpisodeObserved) -> tuple[Severity, bool, float]:
     episode = observed.episode
-    has_diagnosis = observed.document is not None
+    has_diagnosis = observed.cause is not None
     return episode.severity, has_diagnosis, episode.until_s - episode.start_s
-
-
-def _cause(observed: EpisodeObserved) -> Mapping[str, Any]:
-    """The cause, from the stored diagnosis in which it was worst. Empty if no diagnosis was
-    stored."""
-    causes: Sequence[Mapping[str, Any]] = observed.document["causes"] if observed.document else ()
-    for cause in causes:
-        if cause["id"] == observed.episode.cause:
-            return cause
-    return {}
 
 
 def _stage_s(episode: Episode, number: str) -> float | None:
@@ -440,13 +428,6 @@ def _lost(observed: EpisodeObserved) -> float | None:
         held.until_s - held.start_s for held in observed.episode.causes if held.id in STOPPED
     )
     return max(0.0, served_per_s * lasted_s - observed.during.counts.get(m.COMPLETED, 0.0))
-
-
-def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(str(item["signal"]), item["value"], item["threshold"], str(item["text"]))
-        for item in items
-    )
 
 
 def unit_of(signal: str) -> str:

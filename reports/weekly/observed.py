@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import add
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct, field
@@ -17,6 +16,8 @@ from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
@@ -242,7 +243,7 @@ class Episode(Struct, frozen=True):
 class EpisodeObserved(Struct, frozen=True):
     """An episode with the observations around it.
 
-    `document` is the diagnosis in which the cause was worst (kneewatch.diagnosis/1). `during` and
+    `cause` is the cause where it was worst; None if no verdict was stored. `during` and
     `hour_before` are the engine's counts in these times. `series` are times and values of signals
     around the episode, NaN where unknown.
     """
@@ -251,7 +252,7 @@ class EpisodeObserved(Struct, frozen=True):
     target: str
     engine: str
     episode: Episode
-    document: Mapping[str, Any] | None = None
+    cause: Cause | None = None
     during: Span = field(default_factory=Span)
     hour_before: Span = field(default_factory=Span)
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(
@@ -260,13 +261,12 @@ class EpisodeObserved(Struct, frozen=True):
 
 
 class Recommended(Struct, frozen=True):
-    """A recommendation for an engine, as it is stored. `document` is the recommendation in the
-    diagnosis."""
+    """A recommendation for an engine, as it is stored."""
 
     tier: str
     target: str
     engine: str
-    document: Mapping[str, Any]
+    recommendation: Recommendation
     outcome: str
     first_s: float
     last_s: float

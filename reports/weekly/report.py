@@ -9,7 +9,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from kneewatch.diagnose.causes.evidence import Evidence
+from kneewatch.diagnose.verdict import Evidence
 from kneewatch.reports.weekly.figures import (
     Advice,
     DataQuality,

@@ -450,27 +450,27 @@ def _savings(
         )  # fmt: skip
     newest = {
         (
-            recommendation.document["id"],
+            recommendation.recommendation.id,
             recommendation.target,
             recommendation.engine,
         ): recommendation
         for recommendation in live(recommended)
     }
     for recommendation in newest.values():
-        cost = recommendation.document.get("cost_usd_per_hour")
+        cost = recommendation.recommendation.cost_usd_per_hour
         if cost is None:
             continue
-        saved = 0.0 - float(cost)
+        saved = 0.0 - cost
         savings.append(
             Saving(
-                str(recommendation.document["id"]),
+                recommendation.recommendation.id,
                 recommendation.target,
                 recommendation.engine,
-                str(recommendation.document["summary"]),
+                recommendation.recommendation.summary,
                 recommendation.outcome,
                 saved,
                 saved * HOURS_PER_MONTH,
-                str(recommendation.document.get("risk", "")),
+                recommendation.recommendation.risk,
             )
         )
     return tuple(sorted(savings, key=lambda saving: -(saving.saves_usd_per_hour or 0.0)))

@@ -17,8 +17,8 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.reports.diagnosis_json import document
 from tests.recordings import CAPTURES
+from tests.reports.documents import document
 
 
 def written(path: Path, count: int, *, start_s: float = 0.0) -> str:

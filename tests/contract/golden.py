@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.quantities import Held
 from tests.contract.situations import SITUATIONS

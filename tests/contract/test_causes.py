@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED
 from kneewatch.diagnose.recommend.adviser import LEVERS
+from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS
 from tests.contract import golden

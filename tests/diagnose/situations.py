@@ -9,15 +9,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
-from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
+from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, Drift, LiveWorkload, Point
 from kneewatch.diagnose.ranking import conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.diagnose.values import GpuState, XidSeen
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.cascade import Stage
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.facts import NO_TARGETS, Moment, Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Finding, Severity
@@ -134,7 +135,7 @@ class Situation(Struct, frozen=True):
         """What causes look at."""
         baseline = _learned(tuple(self.quiet.items()))
         findings = {
-            rule_id: Finding(RULES_BY_ID[rule_id], severity.word, severity, None, NOW_S)
+            rule_id: Finding(rule_id, severity.word, RULES_BY_ID[rule_id].signal, None, (), NOW_S)
             for rule_id, severity in self.findings.items()
         }
         # What the sidecar derives of the values, the baseline and the cascade.
@@ -159,7 +160,7 @@ class Situation(Struct, frozen=True):
             streaks_s=self.streaks_s,
             missing={},
             findings=findings,
-            stage=Stage(self.stage, NOW_S, self.worst, None, ()),
+            stage=staged(self.stage, NOW_S, self.worst, None, ()),
             baseline=baseline,
             config=self.config,
             targets=self.targets,

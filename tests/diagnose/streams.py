@@ -10,7 +10,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES
 
@@ -25,15 +25,15 @@ class Target:
         self.stream = TargetStream("tiny", Profile(window_s=window_s), Limits())
         self.now_s = START_S - INTERVAL_S
 
-    def take(self, *bodies: str, every_s: float = INTERVAL_S) -> list[Diagnosis]:
+    def take(self, *bodies: str, every_s: float = INTERVAL_S) -> list[Verdict]:
         """What is said after the last of these pages."""
-        diagnoses: list[Diagnosis] = []
+        diagnoses: list[Verdict] = []
         for body in bodies:
             self.now_s += every_s
             diagnoses = self.stream.take(self.now_s, body, "")
         return diagnoses
 
-    def one(self, *bodies: str, every_s: float = INTERVAL_S) -> Diagnosis:
+    def one(self, *bodies: str, every_s: float = INTERVAL_S) -> Verdict:
         """What is said of the only engine after the last of these pages."""
         (diagnosis,) = self.take(*bodies, every_s=every_s)
         return diagnosis
@@ -50,12 +50,12 @@ def recording(capture: str) -> Path:
     return CAPTURES / f"{capture}.jsonl.gz"
 
 
-def cause_ids(diagnosis: Diagnosis) -> list[str]:
+def cause_ids(diagnosis: Verdict) -> list[str]:
     """The ids of what is concluded."""
     return [cause.id for cause in diagnosis.causes]
 
 
-def alarming(diagnoses: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]]:
+def alarming(diagnoses: Iterable[Verdict]) -> list[tuple[float, str, Sequence[str]]]:
     """Diagnoses at warning or worse, with what they say: empty where all is well."""
     return [
         (
@@ -63,7 +63,7 @@ def alarming(diagnoses: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[
             diagnosis.health,
             [
                 *cause_ids(diagnosis),
-                *(f.rule.id for f in diagnosis.findings if f.severity >= Severity.WARNING),
+                *(f.rule for f in diagnosis.findings if f.severity >= Severity.WARNING),
             ],
         )
         for diagnosis in diagnoses

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from tests.accuracy import Verdict, first_cause, judge, stage_of
+from kneewatch.diagnose.verdict import Verdict
+from tests.accuracy import PhaseVerdict, first_cause, judge, stage_of
 from tests.lab.scenarios import SCENARIOS
 from tests.recordings import CAPTURES, FIRST_CAUSES, LAB, NOT_JUDGED, phases
 
@@ -19,8 +19,8 @@ CALM_AFTER_S = 60.0
 SURE_FROM = 0.9
 PREEMPTING = ("kv_pressure_cascade",)
 
-Told = Mapping[Path, Sequence[Diagnosis]]
-Judged = tuple[Sequence[Verdict], Told]
+Told = Mapping[Path, Sequence[Verdict]]
+Judged = tuple[Sequence[PhaseVerdict], Told]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,12 @@ def judged() -> Judged:
     return judge(CAPTURES)
 
 
-def faulty(judged: Judged) -> list[Verdict]:
+def faulty(judged: Judged) -> list[PhaseVerdict]:
     """Verdicts on the phases with a fault."""
     return [verdict for verdict in judged[0] if verdict.phase.first_causes]
 
 
-def named(verdict: Verdict) -> str:
+def named(verdict: PhaseVerdict) -> str:
     """A verdict in words, for a test that fails."""
     return (
         f"{verdict.phase.capture.name} {verdict.phase.name}: {verdict.share:.2f} {verdict.stages}"
@@ -80,7 +80,9 @@ def test_the_right_cause_comes_soon(judged: Judged) -> None:
 
 @pytest.mark.parametrize("capture", PREEMPTING)
 def test_stage_two_comes_with_the_first_counted_preemption(judged: Judged, capture: str) -> None:
-    diagnoses = [d for d in judged[1][CAPTURES / f"{capture}.jsonl.gz"] if d.stage is not None]
+    diagnoses = [
+        d for d in judged[1][CAPTURES / f"{capture}.jsonl.gz"] if d.stage.number is not None
+    ]
     counted = next(
         n for n, d in enumerate(diagnoses) if (d.values.get("preemption_per_s") or 0) > 0
     )

@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.accuracy import Verdict, first_word, judge, mark, summary, verdict, with_targets, wrong
+from tests.accuracy import (
+    PhaseVerdict,
+    first_word,
+    judge,
+    mark,
+    summary,
+    verdict,
+    with_targets,
+    wrong,
+)
 from tests.agent.store.factories import cause, diagnosis
 from tests.recordings import CAPTURES, Phase
 from tests.reports.diagnoses import finding
@@ -20,12 +29,12 @@ QUIET = Phase(CAPTURES / "idle.jsonl.gz", "steady", "healthy", 0.0, 100.0, 0.0)
 FAULTY = replace(QUIET, state="prefix_hits_lost")
 TARGETS = Targets(ttft_p99_s=1.0)
 
-Levels = Mapping[str, Sequence[Verdict]]
+Levels = Mapping[str, Sequence[PhaseVerdict]]
 
 
 def scrapes(
     *ids: str, ttft_p99_s: float = 0.2, severity: Severity = Severity.WARNING
-) -> list[Diagnosis]:
+) -> list[Verdict]:
     """Twenty diagnoses of 100 s that say these causes."""
     causes = [cause(name, severity) for name in ids]
     values = {"ttft_p99_s": ttft_p99_s}

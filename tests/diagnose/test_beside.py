@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kneewatch.diagnose.deployment.deployment import deployment
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import PAGES, labelled
 from tests.diagnose.streams import Target, bodies, cause_ids
@@ -21,10 +21,10 @@ BUSY, CALM = bodies("queue_overload")[8:30], bodies("healthy_light")[8:30]
 FEW = CALM[:3]
 
 
-def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -> list[Diagnosis]:
+def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -> list[Verdict]:
     """What is said of engines that share the pages of one server, by their number."""
     target = Target(window_s=15.0)
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
     for pages in zip(*engines, strict=True):
         body = "".join(
             engine_only(labelled(page, engine=str(at), model_name=model))

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import bound_of
-from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
 

@@ -8,7 +8,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 
 T_S, STEP_S = 1_795_000_000.0, 5.0
@@ -47,10 +47,10 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-def said(**load: float) -> Diagnosis:
+def said(**load: float) -> Verdict:
     """The diagnosis after a minute and a half of this load."""
     stream = TargetStream("t", Profile(stated=Stated(replicas=1)), Limits())
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
     for step in range(19):
         at_s = step * STEP_S
         diagnoses = stream.take(T_S + at_s, page(at_s, **load), "text/plain")  # type: ignore[arg-type]

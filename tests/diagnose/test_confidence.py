@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, strength
 from kneewatch.diagnose.ranking import EXPLAINS, ROOTS, ranked
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation
@@ -181,7 +182,16 @@ def test_a_case_below_even_odds_is_not_concluded_and_a_doubtful_one_pages_nobody
 
 def cause(cause_id: str, severity: Severity, confidence: float = 0.9) -> Cause:
     """A cause with nothing but what ranking looks at."""
-    return Cause(cause_id, confidence, severity, "X.", (), (), (), "X.")
+    return Cause(
+        id=cause_id,
+        confidence=confidence,
+        severity=severity,
+        summary="X.",
+        evidence=(),
+        against=(),
+        guide=(),
+        lever="X.",
+    )
 
 
 def test_the_worst_comes_first_and_of_equals_the_surest() -> None:

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
-from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine import judge
 from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
 from kneewatch.diagnose.ranking import BY_ID, conclude
+from kneewatch.diagnose.verdict import Cause
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 

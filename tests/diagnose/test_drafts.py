@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.optional_features import drafts_of
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised, changes
 from tests.diagnose.situations import CALM, Situation

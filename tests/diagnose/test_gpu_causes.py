@@ -11,7 +11,6 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import Gpus
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.gpu_faults import TABLE, XIDS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -19,6 +18,7 @@ from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor, whole_page
 from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.values import GpuReading, XidSeen
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.collector.name_pages import recorded

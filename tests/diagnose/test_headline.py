@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.rules.rule import Finding, Severity
 from tests.recordings import CAPTURES, diagnoses
 
 
 @pytest.fixture(scope="module")
-def said() -> Diagnosis:
+def said() -> Verdict:
     """A diagnosis with a rule over its bound."""
     all_diagnoses = diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz")
     return max(all_diagnoses, key=lambda diagnosis: max(f.severity for f in diagnosis.findings))
@@ -20,27 +19,36 @@ def said() -> Diagnosis:
 
 def note() -> Cause:
     """A cause that stands for weeks."""
-    return Cause("tp_overhead", 0.9, Severity.INFO, "The split costs half.", (), (), (), "Less.")
+    return Cause(
+        id="tp_overhead",
+        confidence=0.9,
+        severity=Severity.INFO,
+        summary="The split costs half.",
+        evidence=(),
+        against=(),
+        guide=(),
+        lever="Less.",
+    )
 
 
-def quiet(diagnosis: Diagnosis) -> list[Finding]:
+def quiet(diagnosis: Verdict) -> list[Finding]:
     """Its findings that are no trouble."""
     return [finding for finding in diagnosis.findings if finding.severity < Severity.WARNING]
 
 
-def test_the_first_cause_is_the_headline(said: Diagnosis) -> None:
+def test_the_first_cause_is_the_headline(said: Verdict) -> None:
     assert said.headline == said.causes[0].id
     assert replace(said, causes=[]).headline == ""
-    assert replace(said, causes=[note()], findings=quiet(said), stage=None).headline == (
+    assert replace(said, causes=[note()], findings=quiet(said), stage=UNKNOWN_STAGE).headline == (
         "tp_overhead"
     )
 
 
-def test_a_note_is_not_the_headline_of_something_worse(said: Diagnosis) -> None:
+def test_a_note_is_not_the_headline_of_something_worse(said: Verdict) -> None:
     worst = max(said.findings, key=lambda finding: finding.severity)
     assert worst.severity >= Severity.WARNING
-    assert replace(said, causes=[note()]).headline == worst.rule.id
-    assert said.stage is not None
+    assert replace(said, causes=[note()]).headline == worst.rule
+    assert said.stage.number is not None
     staged = replace(said, causes=[note()], findings=quiet(said))
     assert staged.severity >= Severity.WARNING
     assert staged.headline == ""

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.derived_signals import spread_sigmas
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised
 from tests.diagnose.situations import CONCLUSIVE, Situation
@@ -222,6 +222,6 @@ def test_known_reuse_makes_a_ratio_that_never_changed_a_finding(
     ]
     assert max(said) == severity
     findings = [
-        f for diagnosis in all_diagnoses for f in diagnosis.findings if f.rule.id == "PREFIX-HIT"
+        f for diagnosis in all_diagnoses for f in diagnosis.findings if f.rule == "PREFIX-HIT"
     ]
     assert any(f.severity for f in findings) == (expected_ratio is not None)

@@ -12,15 +12,14 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.lengths import ANSWERS, PROMPTS, RATE, SHIFTS, Departure, Point
 from kneewatch.diagnose.ranking import BY_ID, ranked
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import labelled
 from tests.diagnose.situations import CALM, CONCLUSIVE
@@ -50,17 +49,17 @@ SESSION = "\n[session]\ncalls = 5\nadded_tokens = 100\n"
 
 def watch(
     requests: Requests, *, minutes: int, each: int, statement: Stated | None = None
-) -> list[Diagnosis]:
+) -> list[Verdict]:
     """What is said each minute, with so many requests in each."""
     profile = Profile(stated=statement or Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
     for minute in range(minutes):
         diagnoses += stream.take(START_S + minute * MINUTE_S, requests.page(each), "")
     return diagnoses
 
 
-def drifts(diagnoses: list[Diagnosis]) -> list[Cause]:
+def drifts(diagnoses: list[Verdict]) -> list[Cause]:
     """What is said of the workload."""
     return [
         cause
@@ -120,7 +119,7 @@ def test_an_hour_is_looked_at_and_no_more() -> None:
     """A night of other requests is over an hour later."""
     night = Requests(prompts=lambda dice: 9 * prompt(dice))
     profile = Profile(stated=Stated(workload=stated()))
-    stream, diagnoses = TargetStream("tiny", profile, Limits()), list[Diagnosis]()
+    stream, diagnoses = TargetStream("tiny", profile, Limits()), list[Verdict]()
     for minute in range(140):
         if minute == 40:
             night.draws[PROMPTS] = prompt
@@ -153,7 +152,7 @@ def test_a_share_is_by_data_parallel_engines_too() -> None:
 def test_engines_of_one_page_share_the_peak_whatever_the_launch_says() -> None:
     requests = Requests()
     stream = TargetStream("tiny", Profile(stated=Stated(workload=stated(), replicas=2)), Limits())
-    diagnoses = list[Diagnosis]()
+    diagnoses = list[Verdict]()
     for minute in range(8):
         page = requests.page(150)
         both = "".join(engine_only(labelled(page, engine=name)) for name in ("0", "1"))
@@ -171,11 +170,11 @@ def test_a_new_process_begins_anew() -> None:
     profile = Profile(stated=Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
     before, after = Requests(prompts=lambda dice: 9 * prompt(dice)), Requests()
-    diagnoses = list[Diagnosis]()
+    diagnoses = list[Verdict]()
     for minute in range(20):
         diagnoses += stream.take(START_S + minute * MINUTE_S, before.page(120), "")
     assert drifts(diagnoses)
-    again = list[Diagnosis]()
+    again = list[Verdict]()
     for minute in range(20, 60):
         page = restarted(after.page(120))
         again += stream.take(START_S + minute * MINUTE_S, page, "")
@@ -254,7 +253,7 @@ def test_the_cause_has_turning_points() -> None:
 def test_a_drift_does_not_keep_quiet_times_from_being_learned() -> None:
     requests = Requests(prompts=lambda dice: 9 * prompt(dice))
     stream = TargetStream("tiny", Profile(stated=Stated(workload=stated())), Limits())
-    diagnoses, capped = list[Diagnosis](), 0.0
+    diagnoses, capped = list[Verdict](), 0.0
     for minute in range(40):
         capped += 0.0 if minute < 10 else 12.0
         page = _finished(requests.page(80), length=capped, stop=80.0 * (minute + 1) - capped)
@@ -310,7 +309,7 @@ def test_rambling_is_told_from_pages() -> None:
     requests = Requests(answers=lambda dice: 5000.0 if dice.random() < 0.6 else answer(dice))
     profile = Profile(stated=Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
-    diagnoses = list[Diagnosis]()
+    diagnoses = list[Verdict]()
     for turn in range(20):
         page = _finished(requests.page(20), length=12.0 * turn, stop=8.0 * turn)
         diagnoses += stream.take(START_S + 10 * turn, page, "")

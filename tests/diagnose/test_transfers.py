@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH, pool_of
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
 from tests.diagnose.streams import INTERVAL_S, Target, bodies
@@ -102,7 +101,7 @@ def test_both_connectors_give_the_same_signals(name: str) -> None:
     assert diagnosis.values["kv_transfer_mean_s"] == pytest.approx(0.04)
     assert diagnosis.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
     assert diagnosis.values["kv_expired_per_s"] == 0
-    assert "XFER-FAIL" in {f.rule.id for f in diagnosis.findings if f.severity}
+    assert "XFER-FAIL" in {f.rule for f in diagnosis.findings if f.severity}
 
 
 OFFLOADED = """# TYPE vllm:kv_offload_load_bytes_total counter
@@ -162,7 +161,7 @@ def lmcache(
     return "\n".join(lines) + "\n"
 
 
-def retrieving(target: Target, **slow: float) -> Diagnosis:
+def retrieving(target: Target, **slow: float) -> Verdict:
     """What is said after some pages of a calm server whose LMCache retrieves ten times a page."""
     pages = bodies("healthy_light")[:12]
     per_page = {"retrieve_s": 0.01, **slow}
@@ -198,7 +197,7 @@ def test_retrieves_from_lmcache_are_transfers_of_the_only_engine() -> None:
     assert 0.25 < (diagnosis.values["kv_transfer_p95_s"] or 0.0) <= 0.5
 
 
-def told_slow(diagnosis: Diagnosis) -> Cause | None:
+def told_slow(diagnosis: Verdict) -> Cause | None:
     return next((cause for cause in diagnosis.causes if cause.id == "kv_transfer_slow"), None)
 
 
@@ -216,7 +215,7 @@ def test_slow_retrieves_are_laid_to_lmcache_and_fast_ones_to_nobody() -> None:
 def test_reads_that_fail_are_laid_to_lmcache() -> None:
     diagnosis = retrieving(Target(window_s=20.0), retrieve_s=0.001, failed=1)
     assert diagnosis.values["kv_transfer_failed_per_s"] == pytest.approx(1 / INTERVAL_S)
-    assert "XFER-FAIL" in {f.rule.id for f in diagnosis.findings if f.severity}
+    assert "XFER-FAIL" in {f.rule for f in diagnosis.findings if f.severity}
     cause = told_slow(diagnosis)
     assert cause is not None
     assert "reads from LMCache's storage fail" in [evidence.text for evidence in cause.evidence]

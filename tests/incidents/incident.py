@@ -11,7 +11,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.incidents.pages import STEP_S, Phases, pages
@@ -54,10 +54,10 @@ class Said(Struct, frozen=True):
     """The diagnoses of an incident, oldest first."""
 
     incident: Incident
-    diagnoses: Sequence[Diagnosis]
+    diagnoses: Sequence[Verdict]
 
     @property
-    def judged(self) -> Sequence[Diagnosis]:
+    def judged(self) -> Sequence[Verdict]:
         """The diagnoses that count."""
         from_s = BEGUN_S + self.incident.judged_from_s
         return [diagnosis for diagnosis in self.diagnoses if diagnosis.t_s >= from_s]
@@ -67,7 +67,7 @@ class Said(Struct, frozen=True):
         """The first judged scrape that is wrong, in words; empty where all are right."""
         return next((words for each in self.judged if (words := self._wrong(each))), "")
 
-    def _wrong(self, diagnosis: Diagnosis) -> str:
+    def _wrong(self, diagnosis: Verdict) -> str:
         expected = self.incident
         causes = {name for c in diagnosis.causes for name in (c.id, *c.explains)}
         flags = {change.flag for r in diagnosis.recommendations for change in r.changes}
@@ -86,7 +86,7 @@ class Said(Struct, frozen=True):
         return ""
 
 
-def worded(diagnosis: Diagnosis) -> str:
+def worded(diagnosis: Verdict) -> str:
     """The first cause with its severity; without causes the health."""
     if not diagnosis.causes:
         return diagnosis.health
@@ -98,7 +98,7 @@ def said(incident: Incident) -> Said:
     """The diagnoses of an incident's pages."""
     profile = Profile(targets=incident.targets, stated=Stated(replicas=1))
     stream = TargetStream("m@r0", profile, Limits())
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
     engines = (incident.load_at, *incident.other_engines)
     for at_s, page in pages(engines, incident.lasts_s, incident.step_s):
         t_s = BEGUN_S + at_s

@@ -6,11 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Cause, Evidence
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Evidence, Verdict
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.library import RULES
-from kneewatch.rules.rule import Finding, Severity
+from kneewatch.rules.rule import Finding, Severity, State
 
 NOW_S = 1795219600.0
 """2026-11-21 00:06:40 UTC."""
@@ -42,14 +41,14 @@ PRESSURE = Cause(
     since_s=NOW_S - 30,
     explains=("queue_saturation",),
 )
-HEALTHY = Diagnosis(
+HEALTHY = Verdict(
     t_s=NOW_S,
     target="http://gpu-7:8000",
     engine="0",
     model="llama",
     tier=None,
     health="ok",
-    stage=Stage(0, NOW_S - 90, Severity.OK, None, ()),
+    stage=staged(0, NOW_S - 90, Severity.OK, None, ()),
     causes=[],
     symptoms=[],
     findings=[],
@@ -61,7 +60,7 @@ HEALTHY = Diagnosis(
 SICK = replace(
     HEALTHY,
     health="critical",
-    stage=Stage(3, NOW_S - 40, Severity.WARNING, None, ("requests queue",)),
+    stage=staged(3, NOW_S - 40, Severity.WARNING, None, ("requests queue",)),
     causes=[PRESSURE],
     symptoms=["S8"],
     values={**NUMBERS, "kv_usage_ratio": 0.998, "waiting": 9.0, "preemption_ratio_per_s": 0.241},
@@ -70,7 +69,7 @@ REFUSED = "http://gpu-7:8000/metrics: connection refused"
 UNREADABLE = replace(
     HEALTHY,
     health="critical",
-    stage=None,
+    stage=UNKNOWN_STAGE,
     causes=[
         replace(
             PRESSURE,
@@ -90,13 +89,13 @@ UNREADABLE = replace(
 )
 
 
-def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:  # noqa: ANN401
+def changed(diagnosis: Verdict, **fields: Any) -> Verdict:  # noqa: ANN401
     """A diagnosis with other fields."""
     return replace(diagnosis, **fields)
 
 
-def finding(rule_id: str, state: str, value: float | None, **more: Any) -> Finding:  # noqa: ANN401
+def finding(rule_id: str, state: State, value: float | None, **more: Any) -> Finding:  # noqa: ANN401
     """A rule of the library in some state."""
     (rule,) = [rule for rule in RULES if rule.id == rule_id]
-    severity = Severity[state.upper()] if state != "unknown" else Severity.OK
-    return Finding(rule, state, severity, value, NOW_S - 10, **more)
+    fields: dict[str, Any] = {"missing": (), "since_s": NOW_S - 10} | more
+    return Finding(rule.id, state, rule.signal, value, **fields)

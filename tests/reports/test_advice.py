@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
-from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.recommendation_text import advised, change_words, rows, stop_gap
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import SICK, changed
+from tests.reports.documents import document
 from tests.reports.schema import problems
 
 FP8 = Recommendation(

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.causes.evidence import Evidence
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.ranking import EXPLAINS
-from kneewatch.reports.diagnosis_json import document, rounded
+from kneewatch.diagnose.verdict import SYMPTOMS, Evidence, Verdict
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WORDS
+from kneewatch.rules.wire import rounded
 from tests.recordings import CAPTURES, FIRST_CAUSES, diagnoses
 from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.documents import document
 from tests.reports.schema import problems, schema
 
 MADE = {
@@ -59,7 +59,7 @@ PLAIN_COUNTS = re.compile(
 
 
 @pytest.mark.parametrize("diagnosis", MADE.values(), ids=MADE)
-def test_a_document_is_as_promised(diagnosis: Diagnosis) -> None:
+def test_a_document_is_as_promised(diagnosis: Verdict) -> None:
     json_document = document(diagnosis)
     assert problems(json_document) == []
     assert json.loads(json.dumps(json_document, allow_nan=False)) == json_document

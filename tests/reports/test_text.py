@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Counterfactual
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Counterfactual, Verdict
 from kneewatch.reports.coverage import OPTIONAL, gaps, not_in_use
 from kneewatch.reports.diagnosis_text import (
     COLOURS,
@@ -21,7 +20,8 @@ from kneewatch.reports.diagnosis_text import (
     slo_words,
     text,
 )
-from kneewatch.rules.rule import Clearing, Severity
+from kneewatch.rules.library import rule_of
+from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import (
     HEALTHY,
@@ -37,11 +37,11 @@ from tests.reports.diagnoses import (
 PLAIN = Style()
 
 
-def as_text(diagnosis: Diagnosis) -> str:
+def as_text(diagnosis: Verdict) -> str:
     return text([diagnosis], PLAIN)
 
 
-def as_markdown(diagnosis: Diagnosis) -> str:
+def as_markdown(diagnosis: Verdict) -> str:
     return markdown([diagnosis])
 
 
@@ -62,7 +62,7 @@ def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
 
 @pytest.mark.parametrize("render", [as_text, as_markdown])
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
-    render: Callable[[Diagnosis], str],
+    render: Callable[[Verdict], str],
 ) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     said = render(changed(SICK, causes=[lingering]))
@@ -72,7 +72,7 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
 
 
 @pytest.mark.parametrize("render", [as_text, as_markdown])
-def test_causes_of_another_version_are_told(render: Callable[[Diagnosis], str]) -> None:
+def test_causes_of_another_version_are_told(render: Callable[[Verdict], str]) -> None:
     newer = replace(PRESSURE, id="quite_new", explains=("newer_still",))
     said = render(changed(SICK, causes=[newer]))
     assert "quite_new" in said
@@ -140,8 +140,8 @@ def test_a_target_that_was_never_read_has_no_engine() -> None:
 
 
 def test_a_forecast() -> None:
-    assert HEALTHY.stage is not None
-    stage = replace(HEALTHY.stage, number=1, forecast_s=240.0)
+    assert HEALTHY.stage.number is not None
+    stage = replace(HEALTHY.stage, number=1, name="filling", forecast_s=240.0)
     rendered = text([changed(HEALTHY, stage=stage)], PLAIN)
     assert (
         "stage 1 (filling) for 90 s, since 00:05:10 UTC; KV cache full in about 4 min" in rendered
@@ -198,15 +198,15 @@ def test_findings_that_no_cause_speaks_of() -> None:
 def test_what_only_a_clear_time_holds_is_told_as_over(
     now: float | None, more: dict[str, Any], said: str
 ) -> None:
-    over = Clearing(NOW_S - 9, 0.41, Severity.CRITICAL)
-    eviction = finding("KV-EVICT", "info", now, clearing=over, **more)
+    clearing = {"clearing_since_s": NOW_S - 9, "was": 0.41, "was_severity": Severity.CRITICAL}
+    eviction = finding("KV-EVICT", "info", now, **clearing, **more)
     diagnosis = changed(HEALTHY, health="info", findings=[eviction])
     for rendered in (as_text(diagnosis), as_markdown(diagnosis)):
         whole = " ".join(rendered.replace("\\", "").split())
         assert "preemption_ratio_per_s was 41%/s until 00:06:31 UTC" in whole
         assert said in whole
-        assert eviction.rule.summary not in whole, "it is not so now"
-        assert eviction.rule.advice not in whole
+        assert rule_of(eviction).summary not in whole, "it is not so now"
+        assert rule_of(eviction).advice not in whole
         assert "CRITICAL" not in whole.upper()
 
 
@@ -251,7 +251,7 @@ def test_lines_of_real_diagnoses_fit(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("render", [as_text, as_markdown])
-def test_names_of_other_machines_steer_nothing(render: Callable[[Diagnosis], str]) -> None:
+def test_names_of_other_machines_steer_nothing(render: Callable[[Verdict], str]) -> None:
     cause = replace(PRESSURE, summary="bad \x1b]0;name\x07")
     rendered = render(changed(SICK, target="a\x1b[2J", model="b\rc\u202e", causes=[cause]))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", rendered)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.diagnosis_timeline import Timeline, progress
 from kneewatch.rules.rule import Severity
@@ -15,11 +15,11 @@ from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed
 
 
-def rendered(moment: Sequence[Diagnosis], full: bool) -> str:
+def rendered(moment: Sequence[Verdict], full: bool) -> str:
     return f"<{[d.health for d in moment]} {full}>"
 
 
-def told(*moments: Diagnosis, named: bool = False, style: Style | None = None) -> list[str]:
+def told(*moments: Verdict, named: bool = False, style: Style | None = None) -> list[str]:
     """The lines for diagnoses two seconds apart, without the day's."""
     timeline = Timeline(style or Style(), named=named)
     lines = [
@@ -111,7 +111,7 @@ def test_the_worst_moment_and_the_end() -> None:
 @pytest.mark.parametrize(
     "moments", [[HEALTHY], [SICK], [HEALTHY, SICK], [UNREADABLE]], ids=lambda m: str(len(m))
 )
-def test_what_holds_at_the_end_is_told_once(moments: list[Diagnosis]) -> None:
+def test_what_holds_at_the_end_is_told_once(moments: list[Verdict]) -> None:
     timeline = Timeline(Style(), named=False)
     for moment in moments:
         timeline.lines([moment])

@@ -8,11 +8,16 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.rules.rule import Bound, Clearing, Finding, Guard, Rule, RuleBook, Severity
+from kneewatch.rules.rule import Bound, Finding, Guard, Rule, RuleBook, Severity
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
 
 
 @BY_ID
+def clearing(finding: Finding) -> tuple[float | None, float | None, Severity | None]:
+    """Since when a state is clearing, its last value out of bounds, and its severity before."""
+    return finding.clearing_since_s, finding.was, finding.was_severity
+
+
 def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
     book = RuleBook([rule], scale=1.0)
     guards = {guard.signal: guard.value for guard in rule.guards}
@@ -183,18 +188,20 @@ def test_a_state_that_only_its_clear_time_holds_is_told_as_over() -> None:
     judge = Judge(steps((Severity.WARNING, 10.0), (Severity.CRITICAL, 20.0)))
     judge.at(0.0, 50.0)
     finding = judge.at(10.0, 50.0)
-    assert (finding.severity, finding.clearing) == (Severity.CRITICAL, None)
+    assert (finding.severity, finding.clearing_since_s) == (Severity.CRITICAL, None)
     milder = judge.at(12.0, 15.0)
-    assert (milder.severity, milder.clearing) == (Severity.CRITICAL, None), "still out of bounds"
+    assert (milder.severity, milder.clearing_since_s) == (Severity.CRITICAL, None), (
+        "still out of bounds"
+    )
     for t_s in (14.0, 23.0):
         over = judge.at(t_s, 1.0)
         assert (over.state, over.severity, over.held) == ("info", Severity.INFO, Severity.CRITICAL)
-        assert over.clearing == Clearing(START_S + 14.0, 15.0, Severity.CRITICAL)
+        assert clearing(over) == (START_S + 14.0, 15.0, Severity.CRITICAL)
     again = judge.at(24.0, 25.0)
-    assert (again.severity, again.clearing) == (Severity.CRITICAL, None)
-    assert judge.at(26.0, 1.0).clearing == Clearing(START_S + 26.0, 25.0, Severity.CRITICAL)
+    assert (again.severity, again.clearing_since_s) == (Severity.CRITICAL, None)
+    assert clearing(judge.at(26.0, 1.0)) == (START_S + 26.0, 25.0, Severity.CRITICAL)
     ended = judge.at(56.0, 1.0)
-    assert (ended.state, ended.clearing) == ("ok", None)
+    assert (ended.state, ended.clearing_since_s) == ("ok", None)
 
 
 def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:

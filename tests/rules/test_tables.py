@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.ranking import CAUSES, EXAMINED, EXPLAINS
+from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.reports.weekly.guide_tables import Row
 from tests.guide_rows import ROWS
 from tests.rules.judged import ALL

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import cause, diagnosis
@@ -40,7 +40,7 @@ def case_of(group: str, name: str, machine: str = "8B on H100") -> Case:
 
 
 @cache
-def diagnoses_of(case: Case) -> list[Diagnosis]:
+def diagnoses_of(case: Case) -> list[Verdict]:
     """What is said of a case, without targets."""
     return list(said(played(case, 1), NO_TARGETS))
 

@@ -22,8 +22,8 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.simulator.cases import MACHINES
 from tests.simulator.days import DAY_S, KINDS, WEEK_S, load, operations, setting_of
@@ -128,7 +128,7 @@ def _stream() -> TargetStream:
 
 def _detailed(
     setting: Setting, part: Part, rng: Random, books: _Books
-) -> Iterator[Sequence[Diagnosis]]:
+) -> Iterator[Sequence[Verdict]]:
     server, stream = Server(setting, rng), _stream()
     server.source.rate = load(server.rate_per_s, part.from_s, rng, for_s=part.lasts_s)
     for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
@@ -141,9 +141,7 @@ def _detailed(
     books.busy_s = server.steps.busy.engine_s
 
 
-def _quick(
-    setting: Setting, part: Part, rng: Random, books: _Books
-) -> Iterator[Sequence[Diagnosis]]:
+def _quick(setting: Setting, part: Part, rng: Random, books: _Books) -> Iterator[Sequence[Verdict]]:
     server, stream = Server(setting, rng), _stream()
     usual = load(server.rate_per_s, part.from_s, rng, for_s=part.lasts_s)
     done = operations(part.from_s, rng, for_s=part.lasts_s)
@@ -183,7 +181,7 @@ def _quick(
     books.busy_s += engine.busy_s
 
 
-def counted(said: Iterator[Sequence[Diagnosis]]) -> tuple[Counter[str], Counter[str]]:
+def counted(said: Iterator[Sequence[Verdict]]) -> tuple[Counter[str], Counter[str]]:
     """Pages (critical) and warnings by cause: how often each began anew."""
     pages, warnings = Counter[str](), Counter[str]()
     seen_s: dict[tuple[str, Severity], float] = {}

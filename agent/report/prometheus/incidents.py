@@ -34,15 +34,15 @@ from kneewatch.agent.store.records import EngineCycle, engine_cycle
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import TARGET_LABELS, ScrapedPages, target_of
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
 from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
+from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.rules.rule import Severity
+from kneewatch.rules.wire import to_ms
 
 
 def replay_samples(
@@ -71,7 +71,7 @@ def replay_samples(
             yield engine_cycle(diagnosis, next(engines, None), None)
 
 
-def _is(diagnosis: Diagnosis, member: Member) -> bool:
+def _is(diagnosis: Verdict, member: Member) -> bool:
     engine, model = member.labels.get("engine"), member.labels.get("model_name")
     return diagnosis.engine in (engine or diagnosis.engine, "") and diagnosis.model in (
         model or diagnosis.model,
@@ -143,14 +143,26 @@ class ReplayWindow(Struct, frozen=True):
 
 def bare_cause(name: str, severity: Severity, since_s: float, summary: str) -> Cause:
     """A cause without evidence, for what is known only from the steps."""
-    return Cause(name, 1.0, severity, summary, (), (), (), "", since_s=since_s, seen_s=since_s)
+    return Cause(
+        id=name,
+        confidence=1.0,
+        severity=severity,
+        summary=summary,
+        since_s=since_s,
+        seen_s=since_s,
+    )
 
 
-def verdict(t_s: float, causes: Sequence[Cause]) -> Diagnosis:
+def verdict(t_s: float, causes: Sequence[Cause]) -> Verdict:
     """A verdict on an engine whose page was read, of which only the causes are known."""
     worst = max((cause.severity for cause in causes), default=Severity.OK)
-    return Diagnosis(
-        t_s, "", "", "", None, worst.word, None, causes, [], [], {RUNNING: None}, [], 0.0, ""
+    return Verdict(
+        t_s=to_ms(t_s),
+        target="",
+        health=worst.word,
+        causes=[cause.rounded() for cause in causes],
+        values={RUNNING: None},
+        judged_against="",
     )
 
 
@@ -360,7 +372,7 @@ class Timeline:
         if not self._goes_on and not any(row.goes_on for row in self._known):
             self._fill.end(self._name, self._end_s)
 
-    def _carry(self, last: Diagnosis, until_s: float) -> None:
+    def _carry(self, last: Verdict, until_s: float) -> None:
         """Repeat the last verdict of a replay, without its signals, until its span ends."""
         unknown = dict.fromkeys(last.values)
         for t_s in np.linspace(last.t_s, until_s, CARRIED + 1)[1:].tolist():

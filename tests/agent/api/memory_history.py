@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
+
+from msgspec.structs import replace
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import KINDS, DiagnosisLookup, Series, StoredEngine
+from kneewatch.agent.store.records import KINDS, Series, StoredEngine, VerdictLookup
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.intervals import Interval
-from kneewatch.reports.diagnosis_json import document
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 
 HOUR_S = 3600.0
@@ -32,20 +34,20 @@ class Remembered:
             if target in (None, diagnosis.target)
         ]  # fmt: skip
 
-    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """The same document at any moment of the hour."""
+    def verdict(self, engine_id: int, at_s: float) -> Verdict | None:
+        """The same verdict at any moment of the hour."""
         verdict = self._found[engine_id - 1]
         if not verdict.t_s - HOUR_S <= at_s <= verdict.t_s + 60:
             return None
-        return {**document(verdict), "t": min(at_s, verdict.t_s)}
+        return replace(verdict, t_s=min(at_s, verdict.t_s))
 
-    def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
+    def lookup(self, engine_id: int, at_s: float) -> VerdictLookup:
         """The same; nothing of it is damaged."""
-        return DiagnosisLookup(self.document(engine_id, at_s))
+        return VerdictLookup(self.verdict(engine_id, at_s))
 
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether there is one."""
-        return self.document(engine_id, at_s) is not None
+        return self.verdict(engine_id, at_s) is not None
 
     def intervals(
         self,

@@ -17,7 +17,7 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board, SourceState, TargetState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK
 
 HERE = "http://127.0.0.1"
@@ -31,7 +31,7 @@ def settings_of(**flags: Any) -> Settings:  # noqa: ANN401 - a setting has its o
     return load(file=None, environ={}, flags={"listen": "127.0.0.1:0", **stated})
 
 
-def state_of(name: str, *diagnoses: Diagnosis, t_s: float = NOW_S, **more: Any) -> TargetState:  # noqa: ANN401
+def state_of(name: str, *diagnoses: Verdict, t_s: float = NOW_S, **more: Any) -> TargetState:  # noqa: ANN401
     """A target's newest state; the diagnoses get its name."""
     defaults: dict[str, Any] = {
         "url": "http://gpu-7:8000/metrics",

@@ -141,26 +141,6 @@ def test_a_history_that_cannot_be_read_is_503_without_its_path(
     assert now.status_code == 200
 
 
-class Strange(Remembered):
-    """A history of another version."""
-
-    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """Not a diagnosis that this version could tell."""
-        stored = super().document(engine_id, at_s) or {}
-        return {**stored, "causes": 5}
-
-
-def test_a_document_of_another_version_is_still_given_as_json() -> None:
-    with asking(service_of(WELL_STATE, reader=Strange(WELL_STATE))) as client:
-        plain = client.get(f"{TRIAGE}?at=-1m")
-        document = client.get(f"{TRIAGE}?at=-1m&format=json")
-        page = client.get("/triage?at=-1m")
-    assert plain.status_code == 503
-    assert "format=json" in plain.json()["detail"]
-    assert document.json()["targets"][0]["causes"] == 5
-    assert page.status_code == 200
-
-
 ENGINE = StoredEngine(1, "r1", "llama", "0", "", {}, 0.0, 0.0)
 
 

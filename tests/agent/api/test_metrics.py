@@ -14,9 +14,9 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.channel import NotifierStats
 from kneewatch.agent.store.records import StoreStats
 from kneewatch.agent.target_state import SourceState, TargetState
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import (
     SICK_NAME,
@@ -53,7 +53,7 @@ def values(service: Service, name: str, *labels: str) -> dict[tuple[str, ...], f
     return by_labels
 
 
-def resized(wanted: float, diagnosis: Diagnosis = SICK) -> Diagnosis:
+def resized(wanted: float, diagnosis: Verdict = SICK) -> Verdict:
     """A diagnosis that recommends so many replicas."""
     recommendation = Recommendation(
         id=REPLICAS, cause="kv_pressure", changes=(Change(REPLICAS, 2.0, wanted),), summary="",
@@ -76,7 +76,7 @@ class Stats:
 
 @pytest.mark.parametrize("store", [None, Stats(), Stats("disk full")])
 def test_promtool_finds_nothing_wrong(store: Stats | None) -> None:
-    forecast = replace(HEALTHY, stage=Stage(1, NOW_S, Severity.INFO, 120.5, ()))
+    forecast = replace(HEALTHY, stage=staged(1, NOW_S, Severity.INFO, 120.5, ()))
     findings = [finding("KV-EVICT", "critical", 0.2), finding("TTFT-TAIL", "unknown", None)]
     states = (
         state_of("r1", replace(SICK, findings=findings)),
@@ -132,7 +132,7 @@ def test_findings_and_what_is_unknown() -> None:
 
 
 def test_the_forecast_is_there_only_with_a_trend() -> None:
-    rising = replace(HEALTHY, stage=Stage(1, NOW_S, Severity.INFO, 120.0, ()))
+    rising = replace(HEALTHY, stage=staged(1, NOW_S, Severity.INFO, 120.0, ()))
     service = service_of(state_of("r1", rising), state_of("r2", HEALTHY))
     assert values(service, "kv_exhaustion_seconds", "target") == {("r1",): 120.0}
 
@@ -178,7 +178,7 @@ def test_a_target_without_a_cycle_has_no_verdict() -> None:
     ],
 )
 def test_recommended_replicas(
-    diagnoses: list[Diagnosis], stated: int | None, expected: float | None
+    diagnoses: list[Verdict], stated: int | None, expected: float | None
 ) -> None:
     service = service_of(state_of("r1", *diagnoses), settings=settings_of(replicas=stated))
     replicas = values(service, "recommended_replicas", "target", "model")

@@ -147,7 +147,7 @@ def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> 
     assert "nothing was watched" not in missing.json()["detail"]
     assert "istory is damaged at that moment" in page
     reader = Reader(path)
-    look, why = AlertHistory(History(reader)).document("a", ("m", "0"), NOW_S - 60)
+    look, why = AlertHistory(History(reader)).verdict("a", ("m", "0"), NOW_S - 60)
     assert (look, why) == (None, "unknown: the history is damaged at that time")
     reader.close()
 

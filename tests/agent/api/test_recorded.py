@@ -20,10 +20,10 @@ from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.reports.diagnosis_json import document
 from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import PAGE, asking, settings_of, spec_of
 from tests.agent.api.test_triage import TRIAGE, told
+from tests.reports.documents import document
 
 NAME = "http://gpu-7:8000"
 

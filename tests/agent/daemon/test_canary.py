@@ -17,7 +17,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from tests.agent.daemon.factories import Kept, settings, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.vllm_server import MISSING, document, path_of
@@ -189,10 +189,10 @@ def test_one_request_at_a_time(serving: Start) -> None:
     assert len(waiting) == 1
 
 
-def judged(state: CanaryState, *pages: bytes) -> Diagnosis:
+def judged(state: CanaryState, *pages: bytes) -> Verdict:
     stream = TargetStream("tiny", Profile(), Limits())
     times_s: Iterator[float] = itertools.count(1000.0, 2.0)
-    diagnosis: list[Diagnosis] = []
+    diagnosis: list[Verdict] = []
     for page in pages:
         diagnosis = stream.take(next(times_s), page, "text/plain")
         stream.monitor.set_canary(state)

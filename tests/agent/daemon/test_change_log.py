@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.agent.running import capture
 from tests.recordings import diagnoses
@@ -31,7 +31,7 @@ def test_every_change_of_stage_and_causes_once(said: pytest.LogCaptureFixture) -
     verdicts = diagnoses(capture("kv_pressure_cascade"))
     for diagnosis in verdicts:
         changes.diagnosed([diagnosis])
-    stages = [verdict.stage.number for verdict in verdicts if verdict.stage]
+    stages = [verdict.stage.number for verdict in verdicts if verdict.stage.number is not None]
     expected = [number for number, _ in groupby([0, *stages])][1:]
     logged = [record.args for record in said.records if record.msg.startswith("stage changed")]
     assert [args[4] for args in logged if isinstance(args, tuple)] == expected
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> No
     assert "target_down" not in said.text, "that it is down is told as such"
 
 
-def flood(number: int, t_s: float) -> list[Diagnosis]:
+def flood(number: int, t_s: float) -> list[Verdict]:
     """A cycle of engines that nobody saw before, each with a cause."""
     return [
         replace(SICK, engine=f"{number}.{engine}", t_s=t_s, stage=None)

@@ -16,9 +16,9 @@ from kneewatch.agent.fleet.engines import FleetEngines, verdicts_of
 from kneewatch.agent.fleet.queries import AnswerLog, QueryScope, presence
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
+from kneewatch.diagnose.verdict import Verdict
 from tests.agent.fleet.prometheus_fleet import QUICK
 from tests.collector.oracle import LOOPBACK, Prometheus, Target, running
 from tests.collector.oracle_targets import captured
@@ -39,7 +39,7 @@ class Said(Struct, frozen=True):
     causes: tuple[tuple[str, str], ...]
 
 
-def said(verdict: Diagnosis) -> Said:
+def said(verdict: Verdict) -> Said:
     stage = None if verdict.stage is None else verdict.stage.number
     return Said(stage, tuple((cause.id, cause.severity.word) for cause in verdict.causes))
 

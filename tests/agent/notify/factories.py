@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
 
@@ -34,23 +33,23 @@ FP8 = Recommendation(
 LABELS = {"tier": "prod", "namespace": "ml"}
 
 
-def healthy(**more: Any) -> Diagnosis:  # noqa: ANN401
+def healthy(**more: Any) -> Verdict:  # noqa: ANN401
     """A healthy engine."""
     return replace(HEALTHY, **more)
 
 
-def sick(severity: Severity = Severity.CRITICAL, stage: int = 3, **more: Any) -> Diagnosis:  # noqa: ANN401
+def sick(severity: Severity = Severity.CRITICAL, stage: int = 3, **more: Any) -> Verdict:  # noqa: ANN401
     """An engine whose KV cache is too small."""
     fields = {
         "health": severity.word,
-        "stage": Stage(stage, NOW_S - 40, severity, None, ("requests queue",)),
+        "stage": staged(stage, NOW_S - 40, severity, None, ("requests queue",)),
         "causes": [replace(PRESSURE, severity=severity)],
         "recommendations": (FP8,),
     }
     return replace(SICK, **{**fields, **more})
 
 
-def unreadable(**more: Any) -> Diagnosis:  # noqa: ANN401
+def unreadable(**more: Any) -> Verdict:  # noqa: ANN401
     """An engine whose page cannot be read."""
     return replace(UNREADABLE, **more)
 
@@ -61,7 +60,7 @@ def cause(id_: str, severity: Severity = Severity.CRITICAL, **more: Any) -> Caus
 
 
 def state(
-    *diagnoses: Diagnosis,
+    *diagnoses: Verdict,
     after_s: float = 0.0,
     name: str = "r0",
     labels: Mapping[str, str] = LABELS,

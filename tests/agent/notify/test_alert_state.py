@@ -18,7 +18,7 @@ from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.rules.cascade import Stage
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import cause, healthy, receiver, settings, sick, state, unreadable
 from tests.recordings import CAPTURES
@@ -55,7 +55,7 @@ def test_a_stage_and_its_cause_are_one_trouble() -> None:
 
 
 def test_a_stage_that_harms_nobody_is_no_trouble() -> None:
-    filling = healthy(stage=Stage(1, NOW_S, Severity.INFO, 60.0, ()))
+    filling = healthy(stage=staged(1, NOW_S, Severity.INFO, 60.0, ()))
     assert problems(state(filling), Severity.WARNING) == {}
 
 

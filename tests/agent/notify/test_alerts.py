@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from kneewatch.agent.api.alerts import DOCUMENTS_MAX, answer
+from kneewatch.agent.api.responses import dumped
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.forward import DiagnosedAlert, PayloadError, forwarded, payload_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_json import document
+from kneewatch.diagnose.verdict import Verdict
 from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import FP8, healthy, sick, state
@@ -25,12 +26,19 @@ from tests.agent.notify.posts import alert, post
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
 from tests.reports.diagnoses import NOW_S
+from tests.reports.documents import document
 from tests.waiting import PATIENCE_S
 
 START_S = NOW_S - 300
 
 
-def at(diagnosis: Diagnosis, t_s: float, name: str = "r0") -> Diagnosis:
+def answered(payload: Mapping[str, Any], asked: Service) -> dict[str, Any]:
+    """The answer as it arrives: through JSON."""
+    document: dict[str, Any] = json.loads(dumped(answer(payload, asked)))
+    return document
+
+
+def at(diagnosis: Verdict, t_s: float, name: str = "r0") -> Verdict:
     return replace(diagnosis, t_s=t_s, target=name)
 
 
@@ -59,7 +67,7 @@ def service(*states: TargetState, **more: object) -> Service:
 
 
 def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
-    reply = answer(
+    reply = answered(
         post(alert(starts_s=START_S + 3, instance="r0:8000")),
         service(state(healthy()), reader=reader),
     )
@@ -92,7 +100,7 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
 
 @pytest.mark.parametrize("starts_s", [START_S - 4000, NOW_S + 4000, 0.0])
 def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float) -> None:
-    reply = answer(
+    reply = answered(
         post(alert(starts_s=starts_s, instance="r0:8000")), service(state(sick()), reader=reader)
     )
     (look,) = reply["alerts"][0]["diagnoses"]
@@ -102,13 +110,15 @@ def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float)
 
 
 def test_without_a_history_the_start_is_unknown() -> None:
-    reply = answer(post(alert(instance="r0:8000")), service(state(sick())))
+    reply = answered(post(alert(instance="r0:8000")), service(state(sick())))
     assert reply["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is stored"
 
 
 def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path: Path) -> None:
     down = replace(state(), diagnoses=())
-    reply = answer(post(alert(starts_s=START_S, instance="r0:8000")), service(down, reader=reader))
+    reply = answered(
+        post(alert(starts_s=START_S, instance="r0:8000")), service(down, reader=reader)
+    )
     (look,) = reply["alerts"][0]["diagnoses"]
     assert look["at_start"]["health"] == "critical"
     assert look["now"] is None
@@ -116,7 +126,7 @@ def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path
 
 
 def test_what_matches_nothing_says_so() -> None:
-    reply = answer(post(alert(instance="r9:8000")), service(state(sick())))
+    reply = answered(post(alert(instance="r9:8000")), service(state(sick())))
     (row,) = reply["alerts"]
     assert (row["match"]["targets"], row["diagnoses"]) == ([], [])
     assert row["match"]["text"].startswith("no match")
@@ -125,14 +135,14 @@ def test_what_matches_nothing_says_so() -> None:
 
 def test_an_alert_about_one_engine_gets_that_engine() -> None:
     two = state(healthy(), sick(engine="1"))
-    reply = answer(post(alert(instance="r0:8000", engine="1", model_name="llama")), service(two))
+    reply = answered(post(alert(instance="r0:8000", engine="1", model_name="llama")), service(two))
     assert [look["engine"] for look in reply["alerts"][0]["diagnoses"]] == ["1"]
 
 
 def test_long_answers_are_bounded_and_say_what_is_left_out() -> None:
     engines = [sick(engine=str(number)) for number in range(20)]
     posted = post(alert("resolved", instance="r0:8000"), *[alert(instance="r0:8000")] * 3)
-    reply = answer(posted, service(state(*engines)))
+    reply = answered(posted, service(state(*engines)))
     shown = [len(row["diagnoses"]) for row in reply["alerts"]]
     assert shown == [20, DOCUMENTS_MAX - 20, 0, 0]
     assert [row["left_out"] for row in reply["alerts"]] == [0, 8, 20, 20]
@@ -141,12 +151,12 @@ def test_long_answers_are_bounded_and_say_what_is_left_out() -> None:
 
 
 def test_what_alertmanager_left_out_is_said() -> None:
-    reply = answer(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
+    reply = answered(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
     assert "Alertmanager truncated 4 more" in reply["text"]
 
 
 def test_no_alerts_is_an_answer_too() -> None:
-    assert answer(post(), service(state(sick())))["alerts"] == []
+    assert answered(post(), service(state(sick())))["alerts"] == []
 
 
 def test_a_wrong_post_is_refused() -> None:
@@ -185,7 +195,7 @@ def test_a_receiver_is_sent_only_alerts_of_its_targets(starting: Starting, takin
     taker = taking()
     notifier = starting(webhook(taker, 'targets = ["r1"]'))
     asked = service(state(sick()), state(sick(), name="r1"), notifier=notifier)
-    reply = answer(post(alert(instance="r0:8000"), alert(instance="r1:8000")), asked)
+    reply = answered(post(alert(instance="r0:8000"), alert(instance="r1:8000")), asked)
     assert reply["sent"] == {"webhook-1": 1}
     assert taker.wait(1)[0].body["title"] == "ALERT: SlowFirstToken on r1"
 
@@ -195,7 +205,7 @@ def test_hostile_labels_stay_text(starting: Starting, taking: Taking) -> None:
     notifier = starting(webhook(taker).replace('"webhook"', '"slack"'))
     evil = alert(instance="r0:8000", alertname="<!here> <https://evil.example|x>\x1b[0m @channel")
     evil["annotations"] = {"summary": "<!channel> [x](https://evil.example)"}
-    reply = answer(post(evil), service(state(sick()), notifier=notifier))
+    reply = answered(post(evil), service(state(sick()), notifier=notifier))
     assert "\x1b" not in reply["alerts"][0]["text"]
     text = taker.wait(1)[0].body["text"]
     assert "<!" not in text

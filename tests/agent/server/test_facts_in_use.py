@@ -17,13 +17,13 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import SourceReading, Value
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.reports.diagnosis_json import diagnosis_of, document
 from kneewatch.reports.diagnosis_text import server_words
 from kneewatch.reports.json_schemas import schema as schema_of
 from tests.agent.running import Main, bodies, capture
 from tests.agent.server.test_probe import ALL
 from tests.agent.server.vllm_server import ROOT, asked, vllm_answers, vllm_server
 from tests.collector.servers import Start, always, answer
+from tests.reports.documents import diagnosis_of, document
 
 PAGES = bodies("kv_pressure_cascade", 40, 60)
 SHORT = ("--for", "0.4s", "--interval", "0.1s")

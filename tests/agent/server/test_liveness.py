@@ -19,9 +19,9 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.diagnose.causes.availability import unreadable
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_state import LOOP_S, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Cause
 from tests.agent.daemon.factories import Kept, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.conftest import Listen

@@ -16,7 +16,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import Main, bodies
 from tests.agent.server.test_facts_in_use import TYPE, of_a_new_process
@@ -47,10 +47,10 @@ class Followed:
         )
         self._times_s: Iterator[float] = itertools.count(1000.0, 5.0)
 
-    def page(self, body: bytes) -> Diagnosis:
+    def page(self, body: bytes) -> Verdict:
         return self._stream.take(next(self._times_s), body, TYPE)[0]
 
-    def refused(self) -> Diagnosis:
+    def refused(self) -> Verdict:
         return self._stream.judge(next(self._times_s), REFUSED)[0]
 
     def write(self, text: str) -> None:
@@ -63,7 +63,7 @@ def followed(tmp_path: Path) -> Followed:
     return Followed(tmp_path / "vllm.log")
 
 
-def ids(diagnosis: Diagnosis) -> list[str]:
+def ids(diagnosis: Verdict) -> list[str]:
     return [cause.id for cause in diagnosis.causes]
 
 

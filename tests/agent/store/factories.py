@@ -15,11 +15,10 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.scrape_history import Column, Restart
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.rules.cascade import Stage
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
+from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, WINDOW_S
 from tests.waiting import PATIENCE_S, until
@@ -41,7 +40,17 @@ COLUMNS = tuple(Column(f"counter_{at}", (("reason", "x"),)) for at in range(40))
 
 def cause(cause_id: str, severity: Severity = Severity.WARNING, since_s: float = math.nan) -> Cause:
     """A cause without evidence."""
-    return Cause(cause_id, 0.9, severity, f"It is {cause_id}.", (), (), ("7.4",), "-", since_s)
+    return Cause(
+        id=cause_id,
+        confidence=0.9,
+        severity=severity,
+        summary=f"It is {cause_id}.",
+        evidence=(),
+        against=(),
+        guide=("7.4",),
+        lever="-",
+        since_s=since_s,
+    )
 
 
 def diagnosis(
@@ -55,15 +64,24 @@ def diagnosis(
     causes: Sequence[Cause] = (),
     values: Mapping[str, float | None] | None = None,
     recommendations: Sequence[Recommendation] = (),
-) -> Diagnosis:
+) -> Verdict:
     """A diagnosis that says this and no more."""
     since_s = t_s if stage_since_s is None else stage_since_s
-    staged = None if stage is None else Stage(stage, since_s, Severity.OK, None, ())
+    shown = UNKNOWN_STAGE if stage is None else staged(stage, since_s, Severity.OK, None, ())
     signals = {"running": 1.0} if values is None else values
-    return Diagnosis(
-        t_s, target, engine, "m", None, health, staged, causes, [], [], signals, [], 60.0,
-        "nothing", recommendations,
-    )  # fmt: skip
+    return Verdict(
+        t_s=t_s,
+        target=target,
+        engine=engine,
+        model="m",
+        health=health,
+        stage=shown,
+        causes=causes,
+        values=signals,
+        window_s=60.0,
+        judged_against="nothing",
+        recommendations=recommendations,
+    )
 
 
 def counted(total: float) -> RawCounters:
@@ -72,7 +90,7 @@ def counted(total: float) -> RawCounters:
 
 
 def cycle(
-    *diagnoses: Diagnosis,
+    *diagnoses: Verdict,
     raw: RawCounters | None = None,
     config: Mapping[str, str] | None = None,
     started_s: float | None = None,

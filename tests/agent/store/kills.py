@@ -30,6 +30,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from tests.agent.store.factories import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
+from tests.reports.documents import document_then
 
 RUN_CYCLES = (1, 30)
 """A child writes so many cycles at least."""
@@ -103,7 +104,7 @@ def found_in(path: Path) -> int:
     assert set(raw[-1].values.values()) == {count - 1.0}, "the newest counters"
     assert all(b.t_s - a.t_s <= 60.0 for a, b in pairwise(raw))
     for at in {0, count // 2, count - 1}:
-        document = reader.document(engine.id, START_S + STEP_S * at)
+        document = document_then(reader, engine.id, START_S + STEP_S * at)
         assert document is not None
         assert document["signals"]["n"] == at
         assert bool(document["causes"]) == (at % 20 < 10), "the document in force"

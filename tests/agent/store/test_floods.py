@@ -22,6 +22,7 @@ from tests.agent.store.factories import (
     diagnosis,
     settle,
 )
+from tests.reports.documents import document_then
 from tests.waiting import PATIENCE_S
 
 MOST = 10
@@ -73,7 +74,7 @@ def test_there_is_room_again_and_then_all_is_told(tmp_path: Path) -> None:
     engines = reader.engines()
     assert {engine.engine for engine in engines} == set(names)
     for stored in engines:
-        assert reader.document(stored.id, START_S + NEW_ENGINES_S + 3 * STEP_S) is not None, (
+        assert document_then(reader, stored.id, START_S + NEW_ENGINES_S + 3 * STEP_S) is not None, (
             stored.engine
         )
     store.close(PATIENCE_S)

@@ -14,7 +14,6 @@ import pytest
 from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Series
-from kneewatch.reports.diagnosis_json import document
 from tests.agent.store.factories import (
     EVER,
     START_S,
@@ -26,6 +25,7 @@ from tests.agent.store.factories import (
     written,
 )
 from tests.agent.store.snapshots import snapshots
+from tests.reports.documents import document, document_then
 
 
 def float32(value: float | None) -> float:
@@ -88,7 +88,7 @@ def test_every_document_of_a_recording_can_be_told_again(
     for scrape in cycles:
         for engine in scrape.engines:
             verdict = engine.diagnosis
-            stored = reader.document(by_name[verdict.model, verdict.engine], scrape.t_s)
+            stored = document_then(reader, by_name[verdict.model, verdict.engine], scrape.t_s)
             assert stored is not None
             assert said(stored) == said(document(verdict))
             assert_numbers_are_of_the_scrape(stored, document(verdict))
@@ -180,7 +180,7 @@ def test_sealed_and_open_rows_read_as_one(tmp_path: Path) -> None:
     assert len(raw) < len(cycles) / 10
     assert len(reader.scrapes("a", **EVER).times) == len(cycles)
     for at in (0, FLUSH_ROWS - 1, FLUSH_ROWS, FLUSH_ROWS + 50, len(cycles) - 1):
-        stored = reader.document(engine.id, START_S + STEP_S * at + 1)
+        stored = document_then(reader, engine.id, START_S + STEP_S * at + 1)
         assert stored is not None
         assert stored["signals"] == {"n": at, "flat": 7.0, "none": None}
     reader.close()
@@ -191,8 +191,8 @@ def test_a_moment_that_was_not_watched_has_no_document(tmp_path: Path) -> None:
     written(tmp_path / "store.db", *cycles)
     reader = Reader(tmp_path / "store.db")
     (engine,) = reader.engines()
-    assert reader.document(engine.id, START_S - 0.1) is None
+    assert document_then(reader, engine.id, START_S - 0.1) is None
     last_s = cycles[-1].t_s
-    assert reader.document(engine.id, last_s + 5 * STEP_S) is not None
-    assert reader.document(engine.id, last_s + 5 * STEP_S + 1) is None
-    assert reader.document(engine.id + 1, last_s) is None
+    assert document_then(reader, engine.id, last_s + 5 * STEP_S) is not None
+    assert document_then(reader, engine.id, last_s + 5 * STEP_S + 1) is None
+    assert document_then(reader, engine.id + 1, last_s) is None

@@ -21,9 +21,9 @@ from kneewatch.diagnose.intervals import (
     TIMES_KEPT,
     Change,
     Condition,
+    Conditions,
     IntervalBook,
     Open,
-    Verdict,
 )
 from kneewatch.rules.rule import Severity
 
@@ -38,10 +38,10 @@ def seen(
     severity: Severity = WARNING,
     since_s: float | None = None,
     restarted: bool = False,
-) -> Verdict:
+) -> Conditions:
     """What a scrape says."""
     since_s = t_s if since_s is None else since_s
-    return Verdict(
+    return Conditions(
         t_s,
         Condition("health", health, OK, t_s),
         None if stage is None else Condition("stage", str(stage), OK, t_s),
@@ -59,7 +59,7 @@ class Kept(Struct, dict=True):
         default_factory=list["tuple[Open, float | None, str]"]
     )
 
-    def take(self, *verdicts: Verdict) -> Kept:
+    def take(self, *verdicts: Conditions) -> Kept:
         for verdict in verdicts:
             self.apply(self.book.take(verdict))
         return self
@@ -243,7 +243,7 @@ def test_intervals_of_one_kind_never_overlap(
 class Naive(Struct, frozen=True, dict=True):
     """The intervals of verdicts with ascending times, all of which say something."""
 
-    seen: Sequence[Verdict]
+    seen: Sequence[Conditions]
 
     def broken(self, at: int) -> bool:
         """Whether nobody looked right before a scrape."""
@@ -267,7 +267,11 @@ class Naive(Struct, frozen=True, dict=True):
 
     def told(self, at: int) -> dict[tuple[str, str], Condition]:
         verdict = self.seen[at]
-        conditions = [verdict.health, *([verdict.stage] if verdict.stage else []), *verdict.causes]
+        conditions = [
+            verdict.health,
+            *([verdict.stage] if verdict.stage is not None else []),
+            *verdict.causes,
+        ]
         return {(each.kind, each.id): each for each in conditions}
 
     def after(self, name: tuple[str, str], at: int) -> tuple[int | None, float | None, str]:
@@ -331,8 +335,8 @@ class Naive(Struct, frozen=True, dict=True):
 
 
 @st.composite
-def verdicts(draw: st.DrawFn) -> list[Verdict]:
-    drawn: list[Verdict] = []
+def verdicts(draw: st.DrawFn) -> list[Conditions]:
+    drawn: list[Conditions] = []
     t_s = 0.0
     for _ in range(draw(st.integers(1, 25))):
         t_s += draw(st.sampled_from([1.0, 5.0, 5.0, 5.0, 20.0, 70.0, 300.0, 1000.0]))
@@ -351,7 +355,7 @@ def verdicts(draw: st.DrawFn) -> list[Verdict]:
 
 
 @given(verdicts())
-def test_intervals_are_those_of_the_naive_definition(judged: list[Verdict]) -> None:
+def test_intervals_are_those_of_the_naive_definition(judged: list[Conditions]) -> None:
     kept = Kept().take(*judged)
     rows = [
         (interval.kind, interval.id, interval.start_s, end_s, how)

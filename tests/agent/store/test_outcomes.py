@@ -239,7 +239,7 @@ def test_a_recommendation_that_is_followed_and_right_is_kept(tmp_path: Path) -> 
     assert advice.applied_s == told_s + STEP_S
     assert advice.predicted == PREDICTED
     assert advice.measured == pytest.approx({"kv_usage_ratio": 0.77, "preemption_per_s": 0.0})
-    assert advice.document["id"] == "kv-fp8"
+    assert advice.recommendation.id == "kv-fp8"
 
 
 def test_one_that_made_it_worse_is_told_so(tmp_path: Path) -> None:

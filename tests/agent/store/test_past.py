@@ -8,10 +8,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kneewatch.agent.store.encoding import CHAIN_MAX_LINKS, document_at_scrape, encode_document
+from kneewatch.agent.store.encoding import CHAIN_MAX_LINKS, encode_document, verdict_at_scrape
 from kneewatch.agent.store.reader import Reader
 from tests.agent.store.factories import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
 from tests.agent.store.test_schema import CYCLES, RECORDING, of_version
+from tests.reports.documents import document_then
 
 SICK = diagnosis(START_S, causes=[cause("kv_pressure")], values={"running": 3.0})
 
@@ -21,9 +22,9 @@ def test_evidence_that_is_older_than_its_moment_says_so() -> None:
     later_s = START_S + 40
 
     def unknown(*, averaged: bool, exact: bool, t_s: float = later_s) -> list[str]:
-        document = document_at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
-        assert document["signals"] == values
-        return list(document["unknown"])
+        verdict = verdict_at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
+        assert verdict.values == values
+        return list(verdict.unknown)
 
     older = "causes: causes and evidence are as of 11:06:40"
     mean = "signals: downsampled to one-minute means at this age"
@@ -45,7 +46,7 @@ def test_a_cause_that_is_concluded_at_every_scrape_is_kept_once(tmp_path: Path) 
         (encode_document,) = connection.execute("SELECT count(*) FROM documents").fetchone()
     assert encode_document == 2, "while it is concluded, and while it only lingers"
     reader = Reader(path)
-    documents = [reader.document(1, t_s) for t_s in times_s]
+    documents = [document_then(reader, 1, t_s) for t_s in times_s]
     assert [
         document["causes"][0]["seen"] for document in documents if document is not None
     ] == seen_s
@@ -57,7 +58,9 @@ def test_a_store_of_an_earlier_version_says_of_when_its_evidence_is(tmp_path: Pa
     written(path, recorded(RECORDING)[CYCLES])
     reader = Reader(path)
     (engine,) = [engine for engine in reader.engines() if engine.model]
-    documents = [reader.document(engine.id, scrape.t_s) for scrape in recorded(RECORDING)[:CYCLES]]
+    documents = [
+        document_then(reader, engine.id, scrape.t_s) for scrape in recorded(RECORDING)[:CYCLES]
+    ]
     sick = [document for document in documents if document is not None and document["causes"]]
     as_of = [
         document
@@ -86,7 +89,7 @@ def test_a_document_is_read_by_way_of_few_others(tmp_path: Path) -> None:
     assert 2 < max(map(links, bases)) <= CHAIN_MAX_LINKS + 1
     reader = Reader(path)
     for at, scrape in enumerate(cycles):
-        document = reader.document(1, scrape.t_s)
+        document = document_then(reader, 1, scrape.t_s)
         assert document is not None
         assert [named["id"] for named in document["causes"]] == [f"cause_{at}"]
     reader.close()

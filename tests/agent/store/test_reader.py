@@ -29,6 +29,7 @@ from tests.agent.store.factories import (
     written,
 )
 from tests.agent.store.snapshots import snapshots
+from tests.reports.documents import document_then
 from tests.waiting import PATIENCE_S, until
 
 SCRAPES = 2500
@@ -44,7 +45,7 @@ def whole(reader: Reader, engine_id: int) -> int:
     series = reader.signals(engine_id, ["n"], **EVER)
     assert list(series.values["n"]) == list(range(len(series.times)))
     last_s = series.times[-1]
-    document = reader.document(engine_id, last_s)
+    document = document_then(reader, engine_id, last_s)
     assert document is not None
     assert document["signals"]["n"] >= series.values["n"][-1]
     raw = [set(snapshot.values.values()) for snapshot in snapshots(reader.path, engine_id, **EVER)]

@@ -17,6 +17,7 @@ from kneewatch.agent.store.records import DAY_S, Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from tests.agent.store.factories import EVER, cause, counted, cycle, diagnosis, settle
 from tests.agent.store.snapshots import snapshots
+from tests.reports.documents import document_then
 from tests.waiting import PATIENCE_S
 
 START_S = 29_916_666 * 60.0
@@ -91,7 +92,7 @@ def test_old_signals_become_a_value_a_minute(tmp_path: Path) -> None:
         assert series.values["running_max"][at] == max(row % 7 for row in rows)
         assert series.values["waiting_min"][at] == min(row % 5 for row in rows)
     assert all(map(math.isnan, series.values["x"]))
-    document = reader.document(engine.id, START_S + 3 * CHUNK_S + 30)
+    document = document_then(reader, engine.id, START_S + 3 * CHUNK_S + 30)
     assert document is not None
     assert document["t"] == pytest.approx(START_S + 3 * CHUNK_S, abs=60)
     scrapes = reader.scrapes("a", **EVER)
@@ -122,7 +123,7 @@ def test_what_is_too_old_goes_but_what_was_in_force_stays(tmp_path: Path) -> Non
     assert [interval.id for interval in reader.intervals(kinds=("cause",), **EVER)] == [
         "kv_pressure"
     ]
-    document = reader.document(engine.id, times[0])
+    document = document_then(reader, engine.id, times[0])
     assert document is not None, "the document from before still holds"
     assert [row["id"] for row in document["causes"]] == ["kv_pressure"]
     assert [config.after for config in reader.configs(engine.id, **EVER)] == [{"block_size": "16"}]
@@ -191,7 +192,7 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     assert {("health", START_S, before[-1].t_s), ("health", after[0].t_s, None)} < spans
     assert all(interval.end_s is None or interval.end_s <= before[-1].t_s for interval in intervals)
     for at_scrape in (before[3], after[-1]):
-        document = reader.document(engine.id, at_scrape.t_s)
+        document = document_then(reader, engine.id, at_scrape.t_s)
         assert document is not None
         assert document["t"] == at_scrape.t_s
     reader.close()

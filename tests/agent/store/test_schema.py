@@ -24,6 +24,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from tests.agent.store.factories import KEEP_ALL, Span, recorded, settle, written
 from tests.agent.store.snapshots import snapshots
+from tests.reports.documents import document_then
 from tests.waiting import PATIENCE_S
 
 VERSIONS = Path(__file__).parent / "versions"
@@ -62,7 +63,7 @@ def test_a_store_of_every_version_is_taken_up_with_all_it_holds(
     assert list(reader.signals(engine.id, ["running"], **span).times) == [
         scrape.t_s for scrape in cycles if scrape.engines
     ]
-    before = reader.document(engine.id, cycles[CYCLES - 1].t_s)
+    before = document_then(reader, engine.id, cycles[CYCLES - 1].t_s)
     assert before is not None
     assert before["signals"]["kv_capacity_tokens"] > 0
     assert {interval.kind for interval in reader.intervals(**span)} == {"stage", "cause", "health"}

@@ -37,6 +37,7 @@ from tests.agent.store.factories import (
     settle,
     written,
 )
+from tests.reports.documents import document_then
 from tests.waiting import PATIENCE_S, until
 
 
@@ -119,7 +120,7 @@ def test_files_that_become_read_only(tmp_path: Path) -> None:
         store.put(numbered(1))
         until(lambda: bool(store.stats().last_error))
         reader = Reader(path)
-        assert reader.document(1, START_S) is not None
+        assert document_then(reader, 1, START_S) is not None
         reader.close()
     settle(store)
     store.close(PATIENCE_S)
@@ -143,7 +144,7 @@ def test_a_queue_that_is_full_drops_the_oldest_and_counts_them(tmp_path: Path) -
     kept = numbers(path)
     assert kept == list(range(more - len(kept), more))
     reader = Reader(path)
-    first = reader.document(1, START_S + STEP_S * kept[0])
+    first = document_then(reader, 1, START_S + STEP_S * kept[0])
     assert first is not None, "what dropped cycles said is said again"
 
 
@@ -323,14 +324,14 @@ def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     store.put(numbered(0))
     settle(store)
     reader = Reader(path)
-    assert reader.document(1, START_S) is not None
+    assert document_then(reader, 1, START_S) is not None
     for name in ("store.db", "store.db-wal", "store.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     store.put(numbered(1))
     settle(store)
     store.put(numbered(2))
     settle(store)
-    assert reader.document(1, START_S + 2 * STEP_S) is not None
+    assert document_then(reader, 1, START_S + 2 * STEP_S) is not None
     assert numbers(path) == [1, 2]
     store.close(PATIENCE_S)
 

@@ -23,6 +23,7 @@ from kneewatch.agent.store.writer import Store
 from tests.agent.store.factories import Span
 from tests.agent.store.load import Server, fleet
 from tests.agent.store.snapshots import snapshots
+from tests.reports.documents import document_then
 
 START_S = 1_795_000_000.0
 BUDGET_BYTES = 400e6
@@ -92,7 +93,9 @@ def read(path: Path) -> None:
     hours: Span = {"from_s": engine.last_s - 6 * 3600, "to_s": engine.last_s}
     timed("3 signals, 6 h", len(reader.signals(engine.id, keys, **hours).times), since_s)
     since_s = time.monotonic()
-    document = reader.document(engine.id, engine.first_s + 0.6 * (engine.last_s - engine.first_s))
+    document = document_then(
+        reader, engine.id, engine.first_s + 0.6 * (engine.last_s - engine.first_s)
+    )
     timed("document in the past", document and document["health"], since_s)
     since_s = time.monotonic()
     timed("counters, all", len(snapshots(path, engine.id, **span)), since_s)

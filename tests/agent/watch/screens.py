@@ -14,7 +14,7 @@ from kneewatch.agent.watch.command import View, recording_feeds
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
 from kneewatch.agent.watch.state import Kind, ScreenState
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from tests.agent.running import capture
 from tests.recordings import WINDOW_S
 from tests.reports.diagnoses import HEALTHY, SICK
@@ -50,7 +50,7 @@ def played(wall: ScreenState, name: str, scrapes: int | None = None) -> None:
         wall.put(feed.name, reader.stream.replay(entry), now_s=entry.t_s)
 
 
-def told(wall: ScreenState, *diagnoses: Diagnosis, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
+def told(wall: ScreenState, *diagnoses: Verdict, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
     """Put diagnoses of a server on a wall; they get its name."""
     wall.expect(source, Kind.SERVER, patience_s=10.0)
     named = [replace(diagnosis, target=source) for diagnosis in diagnoses]

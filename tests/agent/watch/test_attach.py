@@ -23,12 +23,13 @@ from kneewatch.agent.watch.feeds import (
 )
 from kneewatch.agent.watch.state import ScreenState
 from kneewatch.collector.errors import CollectError
-from kneewatch.reports.diagnosis_json import DocumentError, document
+from kneewatch.rules.wire import DocumentError
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of
 from tests.agent.api.serving import settings_of as daemon_settings
 from tests.agent.watch.screens import settings_of
 from tests.collector.servers import Start, always, answer
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE
+from tests.reports.documents import document
 from tests.waiting import until
 
 TOKEN = "a-token-that-only-a-daemon-sees"
@@ -61,8 +62,8 @@ def test_read() -> None:
         triage(
             document(SICK),
             document(replace(HEALTHY, target="r1")),
-            watching=[{"target": "r1", "late": True}, {"target": "x", "late": False}, 7],
-            pending=["new", 3],
+            watching=[{"target": "r1", "late": True}, {"target": "x", "late": False}],
+            pending=["new"],
         )
     )
     assert answer.t_s == NOW_S + 1

@@ -10,18 +10,22 @@ from msgspec.structs import replace
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
 from kneewatch.agent.watch.rendering import Frame, details, ttft_bound_s
 from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.library import slo_rules
-from kneewatch.rules.rule import Finding, Severity
+from kneewatch.rules.rule import Finding
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 
 CASCADE = diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz")
-QUEUEING = [d for d in CASCADE if d.stage and d.stage.number == 3 and d.health == "critical"][9]
+QUEUEING = [
+    d
+    for d in CASCADE
+    if d.stage.number is not None and d.stage.number == 3 and d.health == "critical"
+][9]
 HOSTILE = "a\x1b[31m[red]b[/red]\u202e\r\nc \x9b31m"
 
 
-def row_of(diagnosis: Diagnosis | None, **more: object) -> Row:
+def row_of(diagnosis: Verdict | None, **more: object) -> Row:
     """A row of a server."""
     row = Row(EngineKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
     return replace(row, **more)
@@ -36,11 +40,11 @@ def text_of(lines: list[Line]) -> str:
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
-def told(diagnosis: Diagnosis, trail: Trail | None = None, width: int = 80) -> str:
+def told(diagnosis: Verdict, trail: Trail | None = None, width: int = 80) -> str:
     return text_of(details(row_of(diagnosis), trail or Trail(), frame(width)))
 
 
-def trail_of(judged: list[Diagnosis]) -> Trail:
+def trail_of(judged: list[Verdict]) -> Trail:
     trail = Trail()
     for diagnosis in judged:
         trail.add(diagnosis.t_s, diagnosis.values)
@@ -142,8 +146,8 @@ def test_what_is_stale_says_so() -> None:
 
 
 def test_forecast() -> None:
-    assert HEALTHY.stage is not None
-    filling = replace(HEALTHY.stage, number=1, forecast_s=130.0)
+    assert HEALTHY.stage.number is not None
+    filling = replace(HEALTHY.stage, number=1, name="filling", forecast_s=130.0)
     assert "full in about 2 min at the present trend" in told(changed(HEALTHY, stage=filling))
 
 
@@ -153,10 +157,10 @@ def test_how_many_may_wait(running: float, most: int) -> None:
     assert f"≤ {most} " in shown[3]
 
 
-def with_targets(ttft_s: float | None, itl_s: float | None) -> Diagnosis:
+def with_targets(ttft_s: float | None, itl_s: float | None) -> Verdict:
     """A healthy diagnosis of a server with these targets."""
     rules = slo_rules(ttft_p99_s=ttft_s, itl_p99_s=itl_s)
-    ok = [Finding(rule, "ok", Severity.OK, None, None) for rule in rules]
+    ok = [Finding(rule.id, "ok", rule.signal) for rule in rules]
     return changed(HEALTHY, findings=(*HEALTHY.findings, *ok))
 
 
@@ -171,7 +175,7 @@ def with_targets(ttft_s: float | None, itl_s: float | None) -> Diagnosis:
         (HEALTHY, None),
     ],
 )
-def test_what_ttft_is_held_against(diagnosis: Diagnosis, bound_s: float | None) -> None:
+def test_what_ttft_is_held_against(diagnosis: Verdict, bound_s: float | None) -> None:
     held_against = ttft_bound_s(diagnosis)
     assert held_against == (None if bound_s is None else pytest.approx(bound_s))
 
@@ -200,7 +204,7 @@ def test_lines_are_as_wide_as_the_screen(width: int, glyphs: Glyphs) -> None:
     text=st.text(max_size=40) | st.just(HOSTILE),
     diagnosis=st.sampled_from([HEALTHY, SICK, UNREADABLE, QUEUEING]),
 )
-def test_hostile_text_stays_text(width: int, rows: int, text: str, diagnosis: Diagnosis) -> None:
+def test_hostile_text_stays_text(width: int, rows: int, text: str, diagnosis: Verdict) -> None:
     cause = replace(PRESSURE, summary=text, lever=text, explains=(text,), guide=(text,))
     hostile = changed(
         diagnosis, target=text, model=text, engine=text, causes=[cause], unknown=[text],

@@ -64,7 +64,7 @@ def test_the_worst_is_followed_until_one_is_chosen() -> None:
     wall = three()
 
     async def follow(pilot: Pilot[None]) -> None:
-        worse = changed(SICK, stage=replace(SICK.stage, number=4) if SICK.stage else None)
+        worse = changed(SICK, stage=replace(SICK.stage, number=4, name="collapsing"))
         told(wall, worse, source="c-well")
         await settled(pilot)
         assert selected(lines_of(pilot)) == "c-well"

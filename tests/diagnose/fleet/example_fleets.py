@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, health, worst_of
+from kneewatch.diagnose.engine.diagnosis import health
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import (
     Gone,
@@ -25,9 +25,11 @@ from kneewatch.diagnose.fleet.inventory import (
 from kneewatch.diagnose.fleet.routers import RouterState
 from kneewatch.diagnose.ranking import conclude, ranked
 from kneewatch.diagnose.values import GpuState, Histogram
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict, worst_of
 from kneewatch.rules.cascade import Cascade
 from kneewatch.rules.cascade import lacking as lacking_for
 from kneewatch.rules.facts import Baselines
+from kneewatch.rules.rule import Severity
 
 T = TypeVar("T")
 T_S = 1_795_257_000.0
@@ -113,7 +115,7 @@ def verdict(
     faulty, streaks = of_pods(faulty_gpus), of_pods(streaks_s)
     gpu_figures, usuals = of_pods(gpus), usual or {}
     members = {member.key: member for member in shape.members}
-    verdicts: dict[Key, Diagnosis] = {}
+    verdicts: dict[Key, Verdict] = {}
     for labels, own in engines:
         key = shape.key(labels)
         values = {name: v for name, v in {**USUAL, **own}.items() if name not in lacking}
@@ -167,14 +169,14 @@ def judged(
     streaks_s: Mapping[str, float],
     gpus: Sequence[GpuState],
     gpus_guessed: bool,
-) -> Diagnosis:
+) -> Verdict:
     """The verdict on an engine with these signals, as if its conditions had held so long."""
     evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
     cascade = Cascade(scale=1.0, targets=profile.targets, evicting=evicting)
     stage = cascade.judge(T_S, values, preempted=values.get("preemption_per_s", 0.0))
-    known = None if lacking_for(stage, values) else stage
-    severity = float(stage.severity)
-    values = {**values, "cascade_stage": float(stage.number), "cascade_severity": severity}
+    known = UNKNOWN_STAGE if lacking_for(stage, values) else stage
+    severity = float(stage.severity or Severity.OK)
+    values = {**values, "cascade_stage": float(stage.level), "cascade_severity": severity}
     facts = Facts(
         values,
         profile.targets,
@@ -190,10 +192,16 @@ def judged(
         now_s=T_S,
     )
     causes = ranked(conclude(facts))
-    return Diagnosis(
-        T_S, target, "", "", None, health(worst_of(causes, known, ()), readable=known is not None),
-        known, causes, (), (), values, (), 60.0, "nothing",
-    )  # fmt: skip
+    return Verdict(
+        t_s=T_S,
+        target=target,
+        health=health(worst_of(causes, known, ()), readable=known.number is not None),
+        stage=known,
+        causes=causes,
+        values=values,
+        window_s=60.0,
+        judged_against="nothing",
+    )
 
 
 def fleet(count: int, **more: str) -> list[Row]:

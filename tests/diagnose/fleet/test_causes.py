@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
 from kneewatch.diagnose.values import GpuState, Histogram, XidSeen
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.example_fleets import DILUTED, Row, causes, fleet, pod, verdict

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.recommend.adviser import recommend
 from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
 
@@ -65,7 +65,17 @@ ADVISED = tuple(record.id for record in CAUSES if record.levers)
 
 def cause(cause_id: str) -> Cause:
     """A cause as a diagnosis concludes it."""
-    return Cause(cause_id, 0.9, Severity.WARNING, "words", (), (), ("9.3",), "lever", 0.0)
+    return Cause(
+        id=cause_id,
+        confidence=0.9,
+        severity=Severity.WARNING,
+        summary="words",
+        evidence=(),
+        against=(),
+        guide=("9.3",),
+        lever="lever",
+        since_s=0.0,
+    )
 
 
 def advised(

@@ -15,12 +15,12 @@ from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.reports.diagnosis_json import document
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
 from tests.examples import examples
 from tests.reports.diagnoses import SICK
+from tests.reports.documents import document
 from tests.reports.schema import problems
 
 OVERRIDE = {**PAGE, "num_gpu_blocks_override": "10001"}

@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.reports.diagnosis_json import document
+from kneewatch.diagnose.verdict import Verdict
 from tests.diagnose.recommend.scenes import ADVISED, changes
 from tests.recordings import CAPTURES, diagnoses
+from tests.reports.documents import document
 from tests.reports.schema import problems
 
 FIRST = {
@@ -26,11 +26,11 @@ FIRST = {
 
 
 @cache
-def diagnoses_of(name: str) -> list[Diagnosis]:
+def diagnoses_of(name: str) -> list[Verdict]:
     return diagnoses(CAPTURES / f"{name}.jsonl.gz")
 
 
-def against(diagnosis: Diagnosis, cause_id: str) -> list[Recommendation]:
+def against(diagnosis: Verdict, cause_id: str) -> list[Recommendation]:
     return [advice for advice in diagnosis.recommendations if advice.cause == cause_id]
 
 
@@ -59,7 +59,7 @@ def test_kv_pressure_in_the_cascade() -> None:
     evicting = [
         diagnosis
         for diagnosis in diagnoses_of("kv_pressure_cascade")
-        if diagnosis.stage is not None and diagnosis.stage.number >= 2 and diagnosis.causes
+        if diagnosis.stage.number is not None and diagnosis.stage.number >= 2 and diagnosis.causes
     ]
     assert len(evicting) > 20
     for diagnosis in evicting:

@@ -10,7 +10,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.incidents.pages import SERVING, Load, Phases, pages
 from tests.recordings import CAPTURES
@@ -21,14 +21,14 @@ OVERLOADED_AT = 30
 STEP_S, HANGS_S = 2.0, 40.0
 
 
-def hanging() -> list[Diagnosis]:
+def hanging() -> list[Verdict]:
     """A server under overload that then hangs: the same page again and again."""
     stream = TargetStream("t", Profile(window_s=30.0), Limits())
     entries = list(islice(CaptureReader(CAPTURES / "queue_overload.jsonl.gz"), OVERLOADED_AT + 1))
     for entry in entries:
         stream.replay(entry)
     last = entries[-1]
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Verdict] = []
     for step in range(1, int(HANGS_S / STEP_S) + 1):
         diagnoses += stream.replay(replace(last, t_s=last.t_s + step * STEP_S))
     return diagnoses
@@ -68,7 +68,7 @@ def test_a_queue_before_an_engine_that_runs_nothing_is_no_overload() -> None:
     assert not {"queue_saturation", "admission_limit"} & set(ids)
 
 
-def of_pages(load_at: Phases, lasts_s: float) -> dict[float, Diagnosis]:
+def of_pages(load_at: Phases, lasts_s: float) -> dict[float, Verdict]:
     """The diagnoses of pages every 2 s in a window of 12 s, by seconds since the first page."""
     stream = TargetStream("t", Profile(window_s=12.0), Limits())
     taken = [
@@ -78,7 +78,7 @@ def of_pages(load_at: Phases, lasts_s: float) -> dict[float, Diagnosis]:
     return {at_s: diagnoses[0] for at_s, diagnoses in taken}
 
 
-def silence_said(diagnoses: dict[float, Diagnosis], from_s: float, to_s: float) -> set[str]:
+def silence_said(diagnoses: dict[float, Verdict], from_s: float, to_s: float) -> set[str]:
     """Severities of `engine_stalled` between two moments."""
     return {
         cause.severity.word

@@ -9,9 +9,8 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.reports.diagnosis_json import diagnosis_of, document
+from kneewatch.diagnose.verdict import Evidence
 from kneewatch.reports.triage.page import ASSETS, asset, render
 from kneewatch.reports.triage.view_model import (
     EngineView,
@@ -20,9 +19,10 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
 )
-from kneewatch.rules.library import slo_rules
-from kneewatch.rules.rule import Clearing, Finding, Severity
+from kneewatch.rules.library import rule_of, slo_rules
+from kneewatch.rules.rule import Finding, Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.documents import diagnosis_of, document
 from tests.reports.triage import views
 from tests.reports.triage.html_tree import Node, read, tree
 
@@ -290,7 +290,14 @@ def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None
     rules = {rule.id: rule for rule in slo_rules(ttft_p99_s=1.25, itl_p99_s=None)}
     recorded = list(views.until("kv_pressure_cascade", 100))
     rule = rules[f"TTFT-P{percent}"]
-    out_of_bounds = Finding(rule, "critical", Severity.CRITICAL, 5.1, recorded[-1].t_s - 20)
+    out_of_bounds = Finding(
+        rule.id,
+        "critical",
+        rule.signal,
+        5.1,
+        since_s=recorded[-1].t_s - 20,
+        bounds={bound.severity.word: bound.threshold for bound in rule.bounds},
+    )
     recorded[-1] = changed(recorded[-1], causes=[], recommendations=(), findings=[out_of_bounds])
     read = diagnosis_of(document(recorded[-1]))
     shown = replace(views.engine(recorded), diagnosis=read)
@@ -302,9 +309,11 @@ def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None
 def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
     recorded = list(views.until("kv_pressure_cascade", 100))
     t_s = recorded[-1].t_s
-    over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(t_s - 9, 0.4, Severity.CRITICAL))
+    over = finding(
+        "KV-EVICT", "info", 0.0, clearing_since_s=t_s - 9, was=0.4, was_severity=Severity.CRITICAL
+    )
     over = replace(over, since_s=t_s - 40)
-    drawn = [over, replace(over, clearing=None)]
+    drawn = [over, replace(over, clearing_since_s=None, was_severity=None)]
     widths: list[float] = []
     for shown_finding in drawn:
         recorded[-1] = changed(
@@ -315,7 +324,7 @@ def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
         item = root.one("li", css="finding")
         widths.append(float(item.one("rect", css="held").attributes["width"].rstrip("%")))
         assert ("was 40%/s until" in item.text) == (shown_finding is over)
-        assert (over.rule.summary in root.text) == (shown_finding is not over)
+        assert (rule_of(over).summary in root.text) == (shown_finding is not over)
     assert widths[0] < widths[1] * 0.9
 
 

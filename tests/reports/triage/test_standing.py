@@ -14,7 +14,7 @@ from kneewatch.reports.triage.view_model import (
     standings,
     tally,
 )
-from kneewatch.rules.rule import Clearing, Severity
+from kneewatch.rules.rule import Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 
@@ -67,9 +67,11 @@ def test_headlines() -> None:
     )
     note = changed(HEALTHY, health="info", findings=[finding("KV-FULL", "info", 0.93)])
     assert stands(EngineView(note))[0].headline == "KV cache usage is above its target band."
-    assert HEALTHY.stage is not None
+    assert HEALTHY.stage.number is not None
     filling = changed(
-        HEALTHY, health="info", stage=replace(HEALTHY.stage, number=1, severity=Severity.INFO)
+        HEALTHY,
+        health="info",
+        stage=replace(HEALTHY.stage, number=1, name="filling", severity=Severity.INFO),
     )
     assert stands(EngineView(filling))[0].headline == "The KV cascade is at stage 1 (filling)."
 
@@ -82,7 +84,14 @@ def test_sentence(words: str, expected: str) -> None:
 
 
 def test_a_state_that_is_over_is_no_headline() -> None:
-    over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(NOW_S - 9, 0.41, Severity.CRITICAL))
+    over = finding(
+        "KV-EVICT",
+        "info",
+        0.0,
+        clearing_since_s=NOW_S - 9,
+        was=0.41,
+        was_severity=Severity.CRITICAL,
+    )
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over])))
     assert standing.headline == (
         "No problem now: preemption_ratio_per_s was 41%/s until 00:06:31 UTC, back "

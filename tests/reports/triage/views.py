@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import (
     EngineView,
     IntervalView,
@@ -27,24 +27,24 @@ INTERVAL_S = 2.0
 
 
 @cache
-def recorded(name: str) -> tuple[Diagnosis, ...]:
+def recorded(name: str) -> tuple[Verdict, ...]:
     """Every diagnosis of a recording, oldest first."""
     return tuple(diagnoses(CAPTURES / f"{name}.jsonl.gz"))
 
 
-def until(name: str, seconds: float) -> list[Diagnosis]:
+def until(name: str, seconds: float) -> list[Verdict]:
     """The diagnoses of a recording's first seconds."""
     recording = recorded(name)
     return [diagnosis for diagnosis in recording if diagnosis.t_s <= recording[0].t_s + seconds]
 
 
-def intervals(recording: Sequence[Diagnosis]) -> list[IntervalView]:
+def intervals(recording: Sequence[Verdict]) -> list[IntervalView]:
     """The stages, causes and healths of diagnoses as stretches of time."""
     done: list[IntervalView] = []
     open_: dict[tuple[str, str], IntervalView] = {}
     for diagnosis in recording:
         now = {("health", diagnosis.health): diagnosis.health}
-        if diagnosis.stage is not None:
+        if diagnosis.stage.severity is not None:
             now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity.word
         now |= {("cause", cause.id): cause.severity.word for cause in diagnosis.causes}
         for key in [key for key in open_ if key not in now]:
@@ -58,7 +58,7 @@ def intervals(recording: Sequence[Diagnosis]) -> list[IntervalView]:
     return [*done, *open_.values()]
 
 
-def series(recording: Sequence[Diagnosis], keys: Iterable[str]) -> dict[str, SeriesView]:
+def series(recording: Sequence[Verdict], keys: Iterable[str]) -> dict[str, SeriesView]:
     """Signals of diagnoses over time."""
     times = [diagnosis.t_s for diagnosis in recording]
     values = {key: [diagnosis.values.get(key) for diagnosis in recording] for key in keys}
@@ -69,7 +69,7 @@ def series(recording: Sequence[Diagnosis], keys: Iterable[str]) -> dict[str, Ser
     }
 
 
-def engine(recording: Sequence[Diagnosis]) -> EngineView:
+def engine(recording: Sequence[Verdict]) -> EngineView:
     """An engine as of its last diagnosis."""
     return EngineView(recording[-1], intervals(recording), series(recording, cited(recording[-1])))
 
@@ -151,8 +151,9 @@ def past() -> TriageView:
 def shifted(engine_view: EngineView, by_s: float, **fields: Any) -> EngineView:  # noqa: ANN401
     """The same engine at another time, under another name."""
     diagnosis = engine_view.diagnosis
-    stage = diagnosis.stage and replace(diagnosis.stage, since_s=diagnosis.stage.since_s + by_s)
-    causes = [replace(cause, since_s=cause.since_s + by_s) for cause in diagnosis.causes]
+    stage, began_s = diagnosis.stage, diagnosis.stage.since_s
+    stage = stage if began_s is None else replace(stage, since_s=began_s + by_s)
+    causes = [replace(cause, since_s=(cause.since_s or 0.0) + by_s) for cause in diagnosis.causes]
     moved = [
         replace(i, start_s=i.start_s + by_s, end_s=None if i.end_s is None else i.end_s + by_s)
         for i in engine_view.intervals

@@ -6,7 +6,7 @@ import math
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.evidence import Evidence
+from kneewatch.diagnose.verdict import Evidence
 from kneewatch.reports.weekly.figures import Advice, FlagChange, Line
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 
