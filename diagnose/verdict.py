@@ -287,13 +287,14 @@ WORDS_OF = {
 
 
 def documented(verdict: Verdict) -> Verdict:
-    """The verdict as documents contain it: recommendations have the current signal values, and
-    causes lack what only the judge needs."""
-    if not (verdict.causes or verdict.recommendations):
+    """The verdict as documents contain it: symptoms have their actions, recommendations the current
+    signal values, and causes lack what only the judge needs."""
+    if not (verdict.causes or verdict.recommendations or verdict.symptoms):
         return verdict
     return replace(
         verdict,
         causes=[told(cause) for cause in verdict.causes],
+        symptom_actions=symptom_actions(verdict.symptoms),
         recommendations=[
             in_document(with_current_values(advice, verdict.values))
             for advice in verdict.recommendations

@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kneewatch.agent.notify.message import Message, email, slack, webhook
@@ -184,7 +185,7 @@ def post(
         SendError: the receiver did not accept the document.
     """
     deadline_s = time.monotonic() + timeout_s
-    data = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
+    data = json.dumps(to_builtins(body), ensure_ascii=True, allow_nan=False).encode()
     try:
         address = web.address()
         # Errors and logs show the address; a webhook's path and query may be secret.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.agent.notify.message import (
@@ -261,25 +261,22 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
 def _document(event: Event, base: str, docs_url: str) -> dict[str, Any]:
     diagnosis, cause = event.diagnosis, event.cause
     recommendations = advice.advised(diagnosis, cause) if diagnosis and cause else []
-    document: dict[str, Any] = to_builtins(
-        {
-            "what": event.kind,
-            "target": event.key.target,
-            "model": event.key.model,
-            "engine": event.key.engine,
-            "id": event.key.id,
-            "severity": event.severity.word,
-            "since": round(event.since_s, 3),
-            "ended": None if event.ended_s is None else round(event.ended_s, 3),
-            "how": event.how,
-            "left": list(event.left),
-            "stage": diagnosis.stage if diagnosis else None,
-            "cause": replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
-            "recommendation": in_document(recommendations[0]) if recommendations else None,
-            "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
-        }
-    )
-    return document
+    return {
+        "what": event.kind,
+        "target": event.key.target,
+        "model": event.key.model,
+        "engine": event.key.engine,
+        "id": event.key.id,
+        "severity": event.severity.word,
+        "since": round(event.since_s, 3),
+        "ended": None if event.ended_s is None else round(event.ended_s, 3),
+        "how": event.how,
+        "left": list(event.left),
+        "stage": diagnosis.stage if diagnosis else None,
+        "cause": replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
+        "recommendation": in_document(recommendations[0]) if recommendations else None,
+        "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
+    }
 
 
 # --- Which alerts a receiver already has, and grouping of similar events --------------------------

@@ -21,7 +21,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     in_document,
     with_current_values,
 )
-from kneewatch.diagnose.verdict import Cause, Verdict, decode, symptom_actions, told
+from kneewatch.diagnose.verdict import Cause, Verdict, decode, told
 from kneewatch.rules.cascade import EVICTS, forecast_s
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN
@@ -95,7 +95,6 @@ def encode_document(verdict: Verdict) -> bytes:
         replace(
             verdict,
             server=None,
-            symptom_actions={},
             causes=[told(cause) for cause in verdict.causes],
             findings=findings,
             recommendations=[_unmeasured(advice, verdict) for advice in verdict.recommendations],
@@ -178,7 +177,6 @@ def verdict_at_scrape(
         t_s=now_s,
         stage=stage,
         causes=causes,
-        symptom_actions=symptom_actions(verdict.symptoms),
         findings=[
             finding
             if finding.state == UNKNOWN

@@ -44,7 +44,6 @@ from kneewatch.diagnose.verdict import (
     Cause,
     Counterfactual,
     Verdict,
-    symptom_actions,
     worst_of,
 )
 from kneewatch.rules.baseline import (
@@ -235,7 +234,6 @@ class Judge:
         findings = list(facts.findings.values())
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
-        shown = symptoms(facts, causes)
         self._newest_read = Verdict(
             t_s=to_ms(t_s),
             target=self._target,
@@ -244,8 +242,7 @@ class Judge:
             health=health(worst_of(causes, stage, findings), readable=readable),
             stage=stage,
             causes=causes,
-            symptoms=shown,
-            symptom_actions=symptom_actions(shown),
+            symptoms=symptoms(facts, causes),
             findings=findings,
             values=facts.values,
             unknown=[

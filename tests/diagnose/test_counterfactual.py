@@ -17,6 +17,7 @@ from kneewatch.diagnose.engine import judge
 from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
 from kneewatch.diagnose.ranking import BY_ID, conclude
 from kneewatch.diagnose.verdict import Cause
+from kneewatch.rules.wire import rounded
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 
@@ -113,9 +114,11 @@ def test_a_verdict_is_of_one_snapshot(
     kept: list[Cause] = []
     for diagnosis in diagnoses:
         for cause in diagnosis.causes:
+            assert cause.since_s is not None
+            assert cause.seen_s is not None
             assert cause.since_s <= cause.seen_s <= diagnosis.t_s
             facts, concluded = seen[cause.seen_s]
-            then = concluded[cause.id]
+            then = concluded[cause.id].rounded()
             assert (cause.summary, cause.confidence) == (then.summary, then.confidence)
             assert (cause.evidence, cause.against) == (then.evidence, then.against)
             if cause.seen_s < diagnosis.t_s:
@@ -124,7 +127,9 @@ def test_a_verdict_is_of_one_snapshot(
             for point in cause.unless:
                 values = [item.value for item in cause.evidence if item.signal == point.signal]
                 of_window = facts.values[point.signal]
-                assert point.now == (values[0] if point.signal in facts.recent else of_window)
+                assert point.now == (
+                    values[0] if point.signal in facts.recent else rounded(of_window)
+                )
                 assert stands_at(facts, cause.id, point.signal, point.now), point
                 gap = point.now - point.at
                 assert point.above == (gap < 0)

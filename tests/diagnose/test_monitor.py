@@ -210,7 +210,7 @@ def test_a_stage_that_cannot_be_judged_is_unknown_and_says_why(
 def test_the_first_scrape_has_no_stage() -> None:
     target = Target()
     first = target.one(FIRST)
-    assert (first.stage, first.health) == (None, "unknown")
+    assert (first.stage.number, first.health) == (None, "unknown")
     assert "one scrape" in first.stage_unknown
     second = target.one(NEXT)
     assert second.stage.number is not None
@@ -400,7 +400,7 @@ def test_a_failed_first_scrape_says_so_and_the_next_page_is_read() -> None:
     monitor = target.stream.monitor
     refused = CollectError("connection refused", kind="refused", hint="Is it running?")
     (first,) = monitor.failed(START_S - 2, refused)
-    assert (first.health, first.engine, first.stage) == ("unknown", "", None)
+    assert (first.health, first.engine, first.stage.number) == ("unknown", "", None)
     (cause,) = first.causes
     assert (cause.id, cause.severity, cause.since_s) == ("target_down", Severity.INFO, START_S - 2)
     assert "connection refused" in cause.summary

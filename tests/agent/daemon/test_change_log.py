@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.rules.rule import Severity
 from tests.agent.running import capture
 from tests.recordings import diagnoses
@@ -46,7 +46,9 @@ def test_a_cause_that_gets_worse_is_logged_once(said: pytest.LogCaptureFixture) 
     (first, *_) = SICK.causes
     severities = [Severity.INFO, Severity.CRITICAL, Severity.INFO, Severity.CRITICAL]
     for severity in severities:
-        changes.diagnosed([replace(SICK, stage=None, causes=(replace(first, severity=severity),))])
+        changes.diagnosed(
+            [replace(SICK, stage=UNKNOWN_STAGE, causes=(replace(first, severity=severity),))]
+        )
     logged = [(r.levelname, *r.getMessage().split(" target=t ")) for r in said.records]
     assert [(level, what) for level, what, _ in logged] == [
         ("INFO", "cause began"),
@@ -85,7 +87,7 @@ def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> No
 def flood(number: int, t_s: float) -> list[Verdict]:
     """A cycle of engines that nobody saw before, each with a cause."""
     return [
-        replace(SICK, engine=f"{number}.{engine}", t_s=t_s, stage=None)
+        replace(SICK, engine=f"{number}.{engine}", t_s=t_s, stage=UNKNOWN_STAGE)
         for engine in range(ENGINES_MAX)
     ]
 
@@ -99,7 +101,7 @@ def test_labels_that_change_with_every_scrape_do_not_fill_the_log(
     assert said.messages[-1].startswith("too many changes, suppressing further log lines")
     assert len(said.records) == LINES_MAX + 1
     said.clear()
-    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=None)])
+    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=UNKNOWN_STAGE)])
     lines = [record.getMessage() for record in said.records]
     left_out = 10 * ENGINES_MAX - LINES_MAX
     assert lines[0] == f"log lines suppressed target=t lines={left_out}"
@@ -118,5 +120,5 @@ def test_a_clock_that_is_set_back_does_not_silence_the_log(said: pytest.LogCaptu
     changes = ChangeLog("t")
     changes.diagnosed(flood(0, 9000.0))
     said.clear()
-    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0, stage=None)])
+    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0, stage=UNKNOWN_STAGE)])
     assert "cause began target=t model=llama engine=a" in said.text

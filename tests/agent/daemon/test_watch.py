@@ -145,7 +145,7 @@ def test_a_target_that_never_answered(kept: Kept, watching: Watching) -> None:
     spec = target(unused_url())
     run(watching(spec), 3)
     (diagnosis,) = kept.states[-1].diagnoses
-    assert (diagnosis.health, diagnosis.model, diagnosis.stage) == ("critical", "", None)
+    assert (diagnosis.health, diagnosis.model, diagnosis.stage.number) == ("critical", "", None)
     assert "connection refused" in (kept.cycles[-1].error or "")
 
 
@@ -248,7 +248,7 @@ def test_a_bug_is_no_health(serving: Start, kept: Kept, watching: Watching) -> N
     assert [target_watch.crashed(ValueError("oops")) for _ in range(3)] == [5, 5, 10]
     assert kept.cycles[-1].error == "internal error: ValueError: oops"
     (diagnosis,) = kept.states[-1].diagnoses
-    assert (diagnosis.health, diagnosis.causes[0].id, diagnosis.stage) == (
+    assert (diagnosis.health, diagnosis.causes[0].id, diagnosis.stage.number) == (
         "critical",
         "target_down",
         None,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetWatch, lost_state, states_of
@@ -87,7 +88,7 @@ def test_a_cause_across_replicas_is_told_once(ledger: AlertState) -> None:
     down = verdict(*fleet(3), gone=DOWN)
     events = told(ledger, down, down, down)
     assert words(events) == [("began", "fleet/prod", "target_down")]
-    json.dumps(webhook(message(events, receiver="hook", base="")), allow_nan=False)
+    json.dumps(to_builtins(webhook(message(events, receiver="hook", base=""))), allow_nan=False)
 
 
 def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
@@ -106,7 +107,7 @@ def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ale
     assert words(events) == [("began", "fleet", SYSTEM_DOWN)]
     said = message(events, receiver="hook", base="")
     assert "refused" in text(said)
-    json.dumps(webhook(said), allow_nan=False)
+    json.dumps(to_builtins(webhook(said)), allow_nan=False)
     assert ledger.sent(events[0])
     back = [later(ill(**QUEUE), at) for at in range(8, 12)]
     ended = [

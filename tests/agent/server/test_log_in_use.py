@@ -16,7 +16,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict import Server, Verdict
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import Main, bodies
 from tests.agent.server.test_facts_in_use import TYPE, of_a_new_process
@@ -56,6 +56,11 @@ class Followed:
     def write(self, text: str) -> None:
         with self.log.open("a") as file:
             file.write(text)
+
+
+def fact(server: Server, name: str) -> object:
+    """The value of a fact; None if it is unknown."""
+    return next((each.value for each in server.facts if each.name == name), None)
 
 
 @pytest.fixture
@@ -120,7 +125,7 @@ def test_a_failure_from_before_the_first_page_is_only_a_note(followed: Followed,
     assert ids(diagnosis) == []
     assert diagnosis.server is not None
     assert diagnosis.server.notes == (ENDED,)
-    assert diagnosis.server.value("weights_gib") is None
+    assert fact(diagnosis.server, "weights_gib") is None
 
 
 def test_the_facts_of_the_log_are_of_the_log(followed: Followed) -> None:
@@ -148,7 +153,7 @@ def test_a_log_that_contradicts_the_page_is_of_another_start(
     followed.page(PAGES[0])
     server = followed.page(PAGES[1]).server
     assert server is not None
-    assert (server.value("weights_gib") is None) == (problem is not None)
+    assert (fact(server, "weights_gib") is None) == (problem is not None)
     assert problem is None or any(problem in note for note in server.notes)
 
 
@@ -159,13 +164,13 @@ def test_a_restart_without_a_new_start_in_the_log_drops_its_facts(followed: Foll
     followed.page(of_a_new_process(PAGES[1]))
     server = followed.page(of_a_new_process(PAGES[1])).server
     assert server is not None
-    assert server.value("weights_gib") is None
+    assert fact(server, "weights_gib") is None
     assert any("has no newer start" in note for note in server.notes)
     followed.write(SERVING.replace("12.66", "13.5"))
     followed.page(of_a_new_process(PAGES[1]))
     server = followed.page(of_a_new_process(PAGES[1])).server
     assert server is not None
-    assert server.value("weights_gib") == 13.5
+    assert fact(server, "weights_gib") == 13.5
 
 
 def test_a_scrape_reads_a_bounded_part_of_a_log(

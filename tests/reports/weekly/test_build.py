@@ -15,6 +15,8 @@ from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
@@ -241,8 +243,8 @@ def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> Epi
     slot = WEEK.slots[0]
     return EpisodeObserved(
         "t", "a", "0", of,
-        document={"causes": [{"id": cause, "evidence": [{"signal": "x", "value": 1.0,
-                  "threshold": None, "text": "seen"}], "against": [], "guide": ["9.3"]}]},
+        cause=Cause(id=cause, severity=severity, evidence=(Evidence("x", 1.0, None, "seen"),),
+                    guide=("9.3",)),
         during=span(slot, 1.0, late_ratio=0.5, preempted_per_s=0.5),
         hour_before=span(slot, 2.0),
         series={"ttft_p99_s": ([start_s - 60, start_s + 30, start_s + 60], [0.2, 1.4, 2.0])},
@@ -271,14 +273,14 @@ def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> Non
 
 def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:
     """A recommendation for engine a."""
-    document = {
-        "id": "kv-fp8", "cause": cause, "summary": "fp8 KV cache",
-        "changes": [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}],
-        "before": {"waiting": 4.0}, "predicted": {"waiting": 2.0}, "cost_usd_per_hour": cost,
-        "risk": "quality", "verify": ["watch"], "guide": ["4.3"],
-    }  # fmt: skip
+    made_of = Recommendation(
+        id="kv-fp8", cause=cause, summary="fp8 KV cache",
+        changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+        before={"waiting": 4.0}, predicted={"waiting": 2.0}, cost_usd_per_hour=cost,
+        risk="quality", verify=("watch",), guide=("4.3",),
+    )  # fmt: skip
     return Recommended(
-        "t", "a", "0", document, fate, WEEK.from_s + 100, WEEK.from_s + 900, None,
+        "t", "a", "0", made_of, fate, WEEK.from_s + 100, WEEK.from_s + 900, None,
         {"waiting": 2.0}, {"waiting": 3.0} if fate == "missed" else {},
     )  # fmt: skip
 
@@ -337,8 +339,10 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
     start_s = WEEK.from_s + 90
     first = recommended("kv_pressure")
     again = replace(first, first_s=first.first_s + 60,
-                    document={**first.document, "summary": "larger"})  # fmt: skip
-    other = replace(first, document={**first.document, "id": "replicas", "summary": "more"})
+                    recommendation=replace(first.recommendation, summary="larger"))  # fmt: skip
+    other = replace(
+        first, recommendation=replace(first.recommendation, id="replicas", summary="more")
+    )
 
     def counted_ids(*made_of: Recommended) -> list[str]:
         report = made(
@@ -352,7 +356,9 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
         return [advice.summary for advice in report.incidents[0].advice]
 
     assert counted_ids(first, other, again) == ["larger", "more"]
-    kept = replace(first, outcome="kept", document={**first.document, "summary": "done"})
+    kept = replace(
+        first, outcome="kept", recommendation=replace(first.recommendation, summary="done")
+    )
     assert counted_ids(kept, again) == ["done"]
 
 

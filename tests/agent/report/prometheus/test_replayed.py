@@ -124,9 +124,9 @@ def test_what_is_stored_of_samples_is_what_the_sidecar_stores(
     causes = [interval for interval in replay.intervals if interval.kind == "cause"]
     assert causes
     for interval in causes:
-        document = replay.reader.document(interval.engine_id, interval.last_s - 1.0)
-        assert document is not None
-        assert interval.id in {row["id"] for row in document["causes"]}
+        verdict = replay.reader.verdict(interval.engine_id, interval.last_s - 1.0)
+        assert verdict is not None
+        assert interval.id in {cause.id for cause in verdict.causes}
     assert [*replay.reader.counter_arrays(causes[0].engine_id, METRICS, **EVER)]
 
 
