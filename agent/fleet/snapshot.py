@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.engines import FleetEngines, verdicts_of
 from kneewatch.agent.fleet.past_days import past_of
-from kneewatch.agent.fleet.presence import namespace_of, pod_of, presence_of
+from kneewatch.agent.fleet.presence import Presence, namespace_of, pod_of, presence_of
 from kneewatch.agent.fleet.queries import (
     COUNTED,
     GPUS,
@@ -25,7 +26,7 @@ from kneewatch.agent.fleet.queries import (
 )
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.collector.errors import CollectError
+from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -168,21 +169,40 @@ class Shard(Struct, frozen=True):
     index: int = 0
     count: int = 1
 
-    def of(self, shape: Shape) -> Shape:
-        """The members that this daemon judges."""
-        if self.count == 1:
-            return shape
+    def has(self, pool: str) -> bool:
+        """Whether this daemon judges the pool."""
+        return crc32(pool.encode()) % self.count == self.index
+
+    def of(self, presence: Presence) -> Presence:
+        """The replicas that this daemon judges."""
+        members = tuple(member for member in presence.shape.members if self.has(member.pool))
         return replace(
-            shape,
-            members=tuple(
-                member
-                for member in shape.members
-                if crc32(member.pool.encode()) % self.count == self.index
-            ),
+            presence,
+            shape=replace(presence.shape, members=members),
+            gone=[replica for replica in presence.gone if self.has(replica.pool)],
+            loading=[replica for replica in presence.loading if self.has(replica.pool)],
         )
 
 
 WHOLE = Shard()
+SHARD = re.compile(r"([1-9][0-9]*)/([1-9][0-9]*)")
+
+
+def shard_of(text: str | None, origin: str) -> Shard:
+    """The shard that a setting such as `1/2` names; all pools without one.
+
+    Raises:
+        SettingsError: the text names no shard.
+    """
+    if text is None:
+        return WHOLE
+    match = SHARD.fullmatch(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise SettingsError(
+            f"fleet.shard ({origin}): {text!r} is not a part of a whole: use 1/2 and 2/2 for two "
+            "daemons"
+        )
+    return Shard(int(match[1]) - 1, int(match[2]))
 
 
 class FleetConfig(Struct, frozen=True):
@@ -220,10 +240,10 @@ def observe(
     at_s = clock.server_s if config.at_s is None else config.at_s
     scope = QueryScope(config.selector, config.window_s)
     running = log.samples("presence", source.instant(queries.presence(scope), at_s))
-    shape = config.shard.of(shape_of([sample.labels for sample in running], config.names))
+    shape = shape_of([sample.labels for sample in running], config.names)
     scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)
-    presence = presence_of(moment, scope, config.names, shape)
+    presence = config.shard.of(presence_of(moment, scope, config.names, shape))
     shape, interval_s = presence.shape, presence.interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
@@ -380,6 +400,7 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
         at_s,
         settings["fleet.lookback_s"],
         profile=settings.profile(stated=stated(settings)),
+        shard=shard_of(settings["fleet.shard"], settings.origin("fleet.shard")),
     )
 
 

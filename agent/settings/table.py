@@ -193,7 +193,8 @@ SETTINGS: tuple[Setting, ...] = (
     seconds(
         "fleet.lookback_s", "how far back --prometheus looks for a tier's peak load", 7 * DAY_S
     ),
-    seconds("fleet.interval_s", "time between diagnoses in run --prometheus", 60.0, most=DAY_S),
+    seconds("fleet.interval_s", "time between diagnoses in run --prometheus", 15.0, most=DAY_S),
+    text("fleet.shard", "part of the pools for this daemon, such as 1/2; unset: all pools"),
     seconds("fleet.query_timeout_s", "time limit for one query to a metrics system", 30.0),
     texts("file_sd", "target files in Prometheus's file_sd format, with * and ?"),
     text(

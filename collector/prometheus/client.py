@@ -112,7 +112,11 @@ class TimedSession(requests.Session):
         deadline_s = time.monotonic() + self._timeout_s
         kwargs |= {
             "data": form,
-            "headers": request_headers(self._address, self._settings),
+            "headers": {
+                **request_headers(self._address, self._settings),
+                # Compressing an answer costs the server as much as making it.
+                "Accept-Encoding": "gzip" if self._settings.gzip else "identity",
+            },
             "timeout": (self._settings.connect_timeout_s, self._timeout_s),
             "allow_redirects": False,
             "stream": True,

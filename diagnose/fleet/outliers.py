@@ -153,12 +153,9 @@ def _beside_peers(engine: Engine, tier: Tier) -> Facts:
         value for e in tier.engines if e is not engine and (value := e.get("itl_p99_s")) is not None
     ]
     heat_c = engine.gpus.get("temperature_c")
-    usual_c = middle(e.gpus.get("temperature_c") for e in tier.engines)
+    usual_c = tier.gpu_median("temperature_c")
     worst = own_s is not None and bool(others_s) and own_s > max(others_s)
-    clock, usual_mhz = (
-        engine.gpus.get("sm_clock_mhz"),
-        middle(e.gpus.get("sm_clock_mhz") for e in tier.engines),
-    )
+    clock, usual_mhz = engine.gpus.get("sm_clock_mhz"), tier.gpu_median("sm_clock_mhz")
     values = {
         SLOW.key: over(engine, tier, "itl_p50_s"),
         SHARE.key: over(engine, tier, "arrival_per_s"),
@@ -177,10 +174,7 @@ def _clock_low(engine: Engine, tier: Tier) -> float | None:
 
     None unless it is low while the engine works.
     """
-    own, usual = (
-        engine.gpus.get("sm_clock_mhz"),
-        middle(e.gpus.get("sm_clock_mhz") for e in tier.engines),
-    )
+    own, usual = engine.gpus.get("sm_clock_mhz"), tier.gpu_median("sm_clock_mhz")
     if own is None or not usual or (engine.in_flight or 0.0) < 1:
         return None
     return own / usual if own / usual <= CLOCK_BELOW else None
@@ -188,7 +182,7 @@ def _clock_low(engine: Engine, tier: Tier) -> float | None:
 
 def over(engine: Engine, tier: Tier, signal: str) -> float | None:
     """A signal divided by the tier's median; None if either is unknown."""
-    own, usual = engine.get(signal), middle(e.get(signal) for e in tier.engines)
+    own, usual = engine.get(signal), tier.median(signal)
     return own / usual if own is not None and usual else None
 
 
@@ -275,10 +269,7 @@ def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
     """The case of an imbalance: by requests or, if all have about as many requests, by tokens."""
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
-    usage, others = (
-        most.get("kv_usage_ratio"),
-        middle(e.get("kv_usage_ratio") for e in tier.engines),
-    )
+    usage, others = most.get("kv_usage_ratio"), tier.median("kv_usage_ratio")
     by_requests = _has_more_requests(load, usual)
     figures = f"{load:.0f} requests in flight, the median is {usual:.0f}"
     if not by_requests:

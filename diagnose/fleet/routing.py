@@ -412,7 +412,7 @@ def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tie
 
 
 def _middle(tier: Tier, signal: str) -> float | None:
-    return middle(engine.get(signal) for engine in tier.engines)
+    return tier.median(signal)
 
 
 def _arrivals(tier: Tier) -> float | None:

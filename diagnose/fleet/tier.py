@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Case
@@ -85,6 +85,21 @@ class Tier(Struct, frozen=True):
     role: str
     engines: tuple[Engine, ...]
     spreads: tuple[Spread, ...]
+    medians: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """Medians that were computed so far, by signal: each engine is compared with them."""
+
+    def median(self, signal: str) -> float | None:
+        """A signal's median over the engines; None if none has a value."""
+        if signal not in self.medians:
+            self.medians[signal] = middle(engine.get(signal) for engine in self.engines)
+        return self.medians[signal]
+
+    def gpu_median(self, key: str) -> float | None:
+        """The median of a figure of the engines' GPUs; None if none has a value."""
+        name = f"gpus:{key}"
+        if name not in self.medians:
+            self.medians[name] = middle(engine.gpus.get(key) for engine in self.engines)
+        return self.medians[name]
 
     @property
     def name(self) -> str:

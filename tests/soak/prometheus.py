@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextmanager
-def prometheus(urls: Sequence[str], *, interval_s: float) -> Generator[int | None]:
+def prometheus(urls: Sequence[str], *, interval_s: float, port: int = 0) -> Generator[int | None]:
     """Its pid while it runs, on loopback; None where it is not installed."""
     if shutil.which("prometheus") is None:
         yield None
@@ -30,7 +30,7 @@ def prometheus(urls: Sequence[str], *, interval_s: float) -> Generator[int | Non
         config.write_text(json.dumps({"scrape_configs": jobs}))  # JSON is YAML
         argv = [
             "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data",
-            "--web.listen-address=127.0.0.1:0", "--log.level=error",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
         ]  # fmt: skip
         with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
             try:

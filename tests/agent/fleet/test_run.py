@@ -81,7 +81,8 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> int:
     at_s = int(time.time()) - 20
     then: dict[str, Any] = json.loads(daemon.get(f"/api/v1/triage?at={at_s}&format=json"))
     assert (then["t"], then["partial"], then["lost"]) == (at_s, False, None)
-    same = document(watched(server, at_s=float(at_s)), docs_url="/docs")
+    now = document(watched(server, at_s=float(at_s)), docs_url="/docs")
+    same: dict[str, Any] = json.loads(json.dumps(now))
     assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
     assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"
     assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}")
@@ -108,9 +109,11 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
         daemon = Daemon(tmp_path, *with_fleet).__enter__()
         try:
             until(lambda: answered(daemon))
+            planted = ("bad_node", "routing_dilution", "replica_imbalance")
+            until(lambda: {*planted} <= {cause["id"] for cause in told(daemon)["causes"]})
             shown, series = told(daemon), metrics(daemon)
             causes = {cause["id"]: cause["replicas"] for cause in shown["causes"]}
-            for cause in ("bad_node", "routing_dilution", "replica_imbalance"):
+            for cause in planted:
                 assert sorted(causes[cause]) == sorted(fleet.planted(cause)), cause
             schema = schema_of("fleet")
             validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped

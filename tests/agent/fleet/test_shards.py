@@ -1,0 +1,51 @@
+"""Two daemons share a fleet: each pool is judged by one of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kneewatch.agent.fleet.snapshot import FleetConfig, Shard, observe, shard_of
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.fleet.inventory import label_map
+from tests import fleets
+from tests.agent.fleet.prometheus_fleet import QUICK
+from tests.collector.oracle import LOOPBACK, running
+from tests.programs import require
+
+
+def test_each_pool_is_judged_by_one_of_two(tmp_path_factory: pytest.TempPathFactory) -> None:
+    end_s = int(time.time()) // 15 * 15
+    blocks = tmp_path_factory.mktemp("fleet") / "blocks"
+    fleets.write_blocks(blocks, fleets.fleet(24), end_s=end_s)
+    pools: list[set[str]] = []
+    gone: list[set[str]] = []
+    with (
+        running(require("prometheus"), blocks=blocks) as server,
+        PrometheusSource(f"http://{LOOPBACK}:{server.port}", QUICK) as source,
+    ):
+        for shard in (Shard(), Shard(0, 2), Shard(1, 2)):
+            wanted = FleetConfig("", label_map({}, "default"), 60.0, end_s, shard=shard)
+            observed = observe(source, wanted)
+            pools.append({member.pool for member in observed.shape.members})
+            gone.append({replica.replica for replica in observed.gone})
+            assert set(observed.verdicts) == {member.key for member in observed.shape.members}
+    whole, first, second = pools
+    assert first
+    assert second
+    assert not first & second
+    assert first | second == whole
+    assert gone[1] | gone[2] == gone[0] != set()
+
+
+@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "1/0", "a/b", "1/2/3", ""])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="use 1/2 and 2/2"):
+        shard_of(text, "--fleet-shard")
+
+
+def test_a_part_counts_from_one() -> None:
+    assert shard_of("2/2", "file") == Shard(1, 2)
+    assert shard_of(None, "default") == Shard()
