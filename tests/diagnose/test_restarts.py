@@ -97,8 +97,7 @@ def test_what_was_wrong_with_the_old_process_is_not_said_of_the_new(
     target = Target(window_s=15.0)
     sick = target.one(*map(old, pages[PREEMPTING]))
     assert cause_ids(sick)[0] == "kv_pressure"
-    assert sick.stage
-    assert sick.stage.number >= 2
+    assert sick.stage.level >= 2
     fresh = target.one(new(pages[0]))
     assert cause_ids(fresh) == ["engine_restarted"]
     assert alarming([fresh]) == []

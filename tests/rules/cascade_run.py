@@ -41,7 +41,7 @@ class Run:
 
     def numbers(self, *steps: tuple[float, float, dict[str, float]]) -> list[int]:
         """The stages after several scrapes: (time, preempted, what is different)."""
-        return [self.at(t_s, preempted, **values).number for t_s, preempted, values in steps]
+        return [self.at(t_s, preempted, **values).level for t_s, preempted, values in steps]
 
     def forget(self) -> None:
         """The process was replaced."""

@@ -50,7 +50,7 @@ def test_a_counter_that_stands_still_behind_a_full_cache_holds_the_stage() -> No
     run.at(0.0, 1, **QUEUE)
     for t_s in range(2, 600, 2):
         stage = run.at(float(t_s), **QUEUE)
-        assert stage.number >= 3
+        assert stage.level >= 3
         assert "still full" in stage.reasons[0]
 
 
@@ -65,7 +65,7 @@ def test_a_counter_that_stands_still_behind_a_full_cache_holds_the_stage() -> No
 def test_the_counter_standing_still_holds_nothing_else(values: dict[str, float | None]) -> None:
     run = Run()
     run.at(0.0, 1, **QUEUE)
-    assert run.at(EXIT_HOLD_S, 0.0, **values).number < 2
+    assert run.at(EXIT_HOLD_S, 0.0, **values).level < 2
 
 
 def test_a_full_cache_with_a_queue_is_no_eviction_before_the_first_preemption() -> None:

@@ -9,15 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.rules.rule import Bound, Finding, Guard, Rule, RuleBook, Severity
+from kneewatch.rules.wire import rounded
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
 
 
-@BY_ID
 def clearing(finding: Finding) -> tuple[float | None, float | None, Severity | None]:
     """Since when a state is clearing, its last value out of bounds, and its severity before."""
     return finding.clearing_since_s, finding.was, finding.was_severity
 
 
+@BY_ID
 def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
     book = RuleBook([rule], scale=1.0)
     guards = {guard.signal: guard.value for guard in rule.guards}
@@ -54,7 +55,7 @@ def test_a_rule_flips_at_its_threshold_once_it_was_crossed_for_long_enough(
         assert judge.at(rule.for_s - 0.5, over).state == "ok"
     finding = judge.at(rule.for_s, over)
     assert (finding.state, finding.severity) == (bound.severity.word, bound.severity)
-    assert finding.value == over
+    assert finding.value == rounded(over)
     assert finding.since_s == START_S
 
 

@@ -40,8 +40,9 @@ class Said(Struct, frozen=True):
 
 
 def said(verdict: Verdict) -> Said:
-    stage = None if verdict.stage is None else verdict.stage.number
-    return Said(stage, tuple((cause.id, cause.severity.word) for cause in verdict.causes))
+    return Said(
+        verdict.stage.number, tuple((cause.id, cause.severity.word) for cause in verdict.causes)
+    )
 
 
 def thinned(target: Target, every_s: float) -> Target:

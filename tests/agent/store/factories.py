@@ -19,7 +19,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.rules.cascade import staged
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import Severity, State
 from tests.recordings import CAPTURES, WINDOW_S
 from tests.waiting import PATIENCE_S, until
 
@@ -58,7 +58,7 @@ def diagnosis(
     *,
     target: str = "a",
     engine: str = "0",
-    health: str = "ok",
+    health: State = "ok",
     stage: int | None = 0,
     stage_since_s: float | None = None,
     causes: Sequence[Cause] = (),
