@@ -160,7 +160,15 @@ def test_how_many_may_wait(running: float, most: int) -> None:
 def with_targets(ttft_s: float | None, itl_s: float | None) -> Verdict:
     """A healthy diagnosis of a server with these targets."""
     rules = slo_rules(ttft_p99_s=ttft_s, itl_p99_s=itl_s)
-    ok = [Finding(rule.id, "ok", rule.signal) for rule in rules]
+    ok = [
+        Finding(
+            rule.id,
+            "ok",
+            rule.signal,
+            bounds={bound.severity.word: bound.threshold for bound in rule.bounds},
+        )
+        for rule in rules
+    ]
     return changed(HEALTHY, findings=(*HEALTHY.findings, *ok))
 
 
