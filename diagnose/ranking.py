@@ -16,6 +16,7 @@ from kneewatch.diagnose.causes import (
     latency,
     leaks,
     startup,
+    unexplained,
     workload,
 )
 from kneewatch.diagnose.causes import kv_and_queue as memory
@@ -85,13 +86,16 @@ CAUSES: tuple[CauseRecord, ...] = (
     gpu_clocks.GPU_THROTTLED,
     observer.ENGINE_STALLED,
     observer.ENGINE_ASLEEP,
+    observer.METRICS_STALE,
     memory.KV_PRESSURE,
     leaks.KV_LEAK,
+    leaks.KV_HELD,
     leaks.HOST_MEMORY_LEAK,
     memory.KV_EXHAUSTION_AHEAD,
     memory.QUEUE_SATURATION,
     memory.ADMISSION_LIMIT,
     clients.CLIENTS_GIVE_UP,
+    clients.REQUESTS_FAILING,
     clients.CLIENT_ERRORS,
     prefix.PREFIX_CACHE_OFF,
     prefix.PREFIX_REUSE_LOST,
@@ -108,6 +112,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     bottleneck.HOST_CONTENTION,
     bottleneck.SLOW_STEPS,
     latency.PAST_KNEE,
+    unexplained.UNEXPLAINED_LATENCY,
     workload.RUNAWAY_GENERATION,
     left_profile.WORKLOAD_DRIFT,
     workload.UNDERUSED,
@@ -165,7 +170,14 @@ _OVER = each_holds({record.id: record.over for record in CAUSES if record.over i
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause whose evidence gives enough confidence, in no particular order."""
     examined = compress(EXAMINED, _MAY_STAND(facts).values())
-    return [cause for record in examined if (cause := record.examine(facts)) is not None]
+    concluded = [cause for record in examined if (cause := record.examine(facts)) is not None]
+    wrong = disproved(concluded)
+    return [cause for cause in concluded if cause.id not in wrong] if wrong else concluded
+
+
+def disproved(causes: Sequence[Cause]) -> set[str]:
+    """Ids of causes that rest on numbers that one of these causes shows to be wrong."""
+    return {other for cause in causes for other in BY_ID[cause.id].disproves}
 
 
 def over(facts: Facts) -> set[str]:

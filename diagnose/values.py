@@ -136,6 +136,11 @@ class Values(Struct, frozen=True):
       so far.
     - `preempted`: preemptions.
 
+    Since the process started:
+
+    - `totals`: the counters that the account compares, in the order of `COUNTED`
+      (engine/reader.py); 0 where the page lacks one. None without a page.
+
     Distributions:
 
     - `prefix_counts`: for each scrape of the window, the counters of tokens looked up in the prefix
@@ -170,6 +175,7 @@ class Values(Struct, frozen=True):
     longest_prefill_s: float = 0.0
     prefill_s_per_token: float = 0.0
     preempted: float | None = None
+    totals: tuple[float, ...] | None = None
     prefix_counts: Sequence[tuple[float, ...]] = ()
     answers: Histogram | None = None
     more_answers: Histogram | None = None

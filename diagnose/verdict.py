@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.diagnose.changed import Changed
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     in_document,
@@ -216,6 +217,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tier: str | None = written(None)
     health: State
     stage: Stage = written(UNKNOWN_STAGE)
+    changed: Changed | None = written(None)
     causes: Sequence[Cause] = written([])
     symptoms: Sequence[str] = written([])
     symptom_actions: Mapping[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())

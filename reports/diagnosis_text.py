@@ -134,6 +134,11 @@ def stage_words(diagnosis: Verdict) -> str:
     return line + slo_words(diagnosis)
 
 
+def changed_words(diagnosis: Verdict) -> str:
+    """What changed since quiet times, in one line; empty if no factor is known."""
+    return "" if diagnosis.changed is None else diagnosis.changed.words()
+
+
 def slo_words(diagnosis: Verdict) -> str:
     """The forecast of when TTFT P99 exceeds its target, as text to append to a line. Empty without
     a forecast."""
@@ -279,8 +284,8 @@ def _body(diagnosis: Verdict, style: Style) -> list[str]:
     def fold(line: str, *, indent: int = 0) -> list[str]:
         return wrapped(line, width=style.width, indent=indent)
 
-    lines = [_verdict(diagnosis, style), *fold(stage_words(diagnosis))]
-    lines += fold(_figures_line(diagnosis))
+    lines = [_verdict(diagnosis, style), *fold(changed_words(diagnosis))]
+    lines += [*fold(stage_words(diagnosis)), *fold(_figures_line(diagnosis))]
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
         lines += fold(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
     for place, cause in enumerate(diagnosis.causes, 1):
@@ -397,6 +402,8 @@ def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
         "",
         f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC. {stage_words(diagnosis)}.",
     ]
+    if line := changed_words(diagnosis):
+        lines[2:2] = [f"{line[0].upper()}{line[1:]}.", ""]
     if line := _figures_line(diagnosis):
         lines.append(f"{line[0].upper()}{line[1:]}.")
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):

@@ -50,6 +50,9 @@ STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
 """The families that stages 2 and above of the cascade disturb: preempted requests lose their
 blocks."""
 
+SLOW_MOVES = (TTFT, ITL, LOAD)
+"""The families that slow steps disturb, whatever else is concluded."""
+
 QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
 """From this mean of queued requests on, a scrape is not quiet for these families."""
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import KneewatchError
 
-LEVEL = 6
+LEVEL = 9
 INT_MAX = float(1 << 53)
 """Largest number up to which all integers are exact in float64."""
 

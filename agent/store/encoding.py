@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
+from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.intervals import Conditions, conditions_of
 from kneewatch.diagnose.recommend.recommendation import (
     MEASURED,
@@ -95,6 +96,7 @@ def encode_document(verdict: Verdict) -> bytes:
         replace(
             verdict,
             server=None,
+            changed=None,
             causes=[told(cause) for cause in verdict.causes],
             findings=findings,
             recommendations=[_unmeasured(advice, verdict) for advice in verdict.recommendations],
@@ -177,6 +179,7 @@ def verdict_at_scrape(
         t_s=now_s,
         stage=stage,
         causes=causes,
+        changed=changed(signals, now_s),
         findings=[
             finding
             if finding.state == UNKNOWN

@@ -129,7 +129,7 @@ _OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info
 
 A prefix that is not in `PREFIXES` is accepted only with one of these names.
 """
-OF_THE_PAGE = ("lmcache:", "http_requests", "process_resident_memory_bytes")
+OF_THE_PAGE = ("lmcache:", "http_requests", "process_resident_memory_bytes", "process_open_fds")
 """Beginnings of metric names without vLLM's prefix. Their series have no label for the engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,

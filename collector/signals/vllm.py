@@ -765,6 +765,14 @@ HOST = (
         needs="one engine behind the endpoint: the metric has no engine label",
         optional=True,
     ),
+    Signal(
+        "open_files",
+        HereOnly(Gauge("process_open_fds")),
+        "Files and sockets that the API server's process holds open: each call in flight is one.",
+        "prometheus_client/process_collector.py",
+        needs="one engine behind the endpoint: the metric has no engine label",
+        optional=True,
+    ),
 )
 
 WORK = of_feature(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.account_signals import ALL_CANCELLED, AT_THE_DOOR, CANCELLED
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
@@ -111,7 +112,13 @@ def _stalled(facts: Facts) -> str:
         for signal, state in (("running", "running"), ("waiting", "queued"))
         if (count := facts.values.get(signal)) is not None
     ]
-    if not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
+    at_the_door = facts.get(AT_THE_DOOR)
+    if at_the_door and not facts.get("running") + facts.get("waiting"):
+        counts = [
+            f"{plural(round(at_the_door), 'call')} open at the API server beyond the usual number "
+            "of connections, while it shows no request in flight"
+        ]
+    elif not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
         per_s = facts.get("accepted_per_s")
         counts = [f"{per_s:.1f} calls/s end unanswered while it shows no request in flight"]
     words = f"no token for {span(_stalled_s(facts))}, {' and '.join(counts)}"
@@ -178,6 +185,54 @@ ENGINE_STALLED = CauseRecord(
     onset_s=Number(0.0),
 )
 
+
+GAUGES_STALE = Signal(CANCELLED) >= ALL_CANCELLED
+
+METRICS_STALE = CauseRecord(
+    id="metrics_stale",
+    title="Gauges are stale",
+    means="The gauges show requests whose calls have all ended: clients left at once, and vLLM "
+    "writes its gauges only at the next step.",
+    forms=(
+        Form(
+            gate=GAUGES_STALE & (IN_FLIGHT >= 1.0),
+            start=Number(0.5),
+            terms=(
+                term(
+                    Signal(CANCELLED),
+                    ALL_CANCELLED,
+                    2.5,
+                    "the calls of {value:%} of the requests on the page ended unfinished, within "
+                    "seconds of the last token, and none was opened since",
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "The gauges are stale: {in_flight} requests on the page, the calls of all of "
+                    "them have ended. Nothing hangs.",
+                ),
+            ),
+            words=(("in_flight", IN_FLIGHT),),
+            summary="The gauges are stale: all calls have ended",
+            lever="Send one request: the next step corrects the gauges. Do not restart. Routers "
+            "that read these gauges avoid the server until then.",
+            guide=("9.4",),
+        ),
+    ),
+    disproves=(
+        *QUEUES,
+        "engine_stalled",
+        "kv_pressure",
+        "kv_exhaustion_ahead",
+        "kv_leak",
+        "kv_held",
+        "clients_give_up",
+    ),
+    covers=(*QUEUE_RULES, "KV-EXHAUST", "KV-FULL"),
+    moves=FAMILIES,
+)
 
 CANARY_FAILURES = 2
 """Failed canary requests in a row that count; a single failure may come from a proxy's restart."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from kneewatch.diagnose.account_signals import SPEED
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     ITL_DRIFT,
     ITL_P99_S,
     ITL_TARGET_S,
-    KV_USAGE,
     NOT_EVICTING,
     SERVED,
     WINDOW_S,
@@ -190,7 +190,10 @@ PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
 P50_DRIFT = Signal("itl_p50_drift_ratio")
-COMPUTED_PROMPTS = Signal("computed_prompt_tokens_per_s")
+SPEED_RATIO = Signal(SPEED)
+SLOW_FROM, HARMFUL_FROM = 0.75, 0.35
+"""Steps are slow, and harmfully so, from these shares of the speed of quiet times on."""
+
 BATCH_GROWTH = BATCH / BaselineValue("running_avg")
 LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 
@@ -202,7 +205,9 @@ SLOWED_TOKENS = (
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 """The batch is no larger, and answers are no longer, than in quiet times."""
 
-SLOW_AT_EQUAL_WORK = (ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK
+SLOW_AT_EQUAL_WORK = ((ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK) | (
+    SPEED_RATIO <= SLOW_FROM
+).assume(unknown=False)
 """Most steps take longer than in quiet times, although they do no more work."""
 
 WARMED_UP = Watched(Number(1.0))
@@ -333,52 +338,36 @@ HOST_CONTENTION = CauseRecord(
 # --- Slow steps whose reason is not measured ------------------------------------------------------
 
 NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
-FAR_SLOWER, HARMFUL = 1.5, 3.0
-ACCEPTED = "spec_accepted_per_draft_tokens"
 OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
 
-KV_GROWTH = KV_USAGE / BaselineValue(KV_USAGE.key)
-SAME_CONTEXTS = KV_GROWTH <= 1.3
-
-BEYOND_WORK = 5.0 * BATCH_GROWTH.at_least(1.0) * KV_GROWTH.at_least(1.0)
-"""Growth of a step's time that more work cannot explain: five times the explainable growth.
-
-A step reads all weights once and each context once. So its time grows at most by the growth of the
-batch times the growth of the contexts.
-"""
-
-SLOW_BEYOND_WORK = (
-    (ITL_DRIFT >= BEYOND_WORK)
-    & (P50_DRIFT >= BEYOND_WORK)
-    & (Signal("large_step_per_s") <= 0.0).assume(unknown=True)
-)
-"""Steps are slower than their work explains, and no step was large (unknown counts as none).
-
-Prompts under prefill also make steps long, and vLLM counts a prompt only when its prefill ends.
-"""
-
+SLOWER_BY = 1.0 / SPEED_RATIO
+WORK_IS_COUNTED = (Signal("given_up_ratio") <= 0.2).assume(unknown=True)
+"""Few calls are given up: vLLM counts no prompt tokens of a request that has no first token."""
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
-    means="Most steps take far longer than in quiet times, and the batch, its contexts and the "
-    "prompts did not grow as much. vLLM's metrics do not show why.",
+    means="Steps take longer than this engine needed for the same work in quiet times: more than "
+    "its batch, its contexts and its prompts explain. vLLM's metrics do not show why.",
     forms=(
         Form(
-            gate=(ITL_DRIFT >= FAR_SLOWER)
-            & (P50_DRIFT >= FAR_SLOWER)
-            & ((EQUAL_WORK & SAME_CONTEXTS) | SLOW_BEYOND_WORK)
-            & (BATCH >= 1.0)
-            & (COMPUTED_PROMPTS / BaselineValue(COMPUTED_PROMPTS.key) <= 1.3).assume(unknown=True)
-            & (Signal(ACCEPTED) / BaselineValue(ACCEPTED) >= 0.9).assume(unknown=True),
+            gate=(SPEED_RATIO <= SLOW_FROM) & WORK_IS_COUNTED,
             start=Number(0.0),
             terms=(
                 term(
+                    SPEED_RATIO,
+                    SLOW_FROM,
+                    2.0,
+                    "a step takes {slower:.1f}x as long as in quiet times for the same work "
+                    "(speed x{value:.2f} +-{engine_speed_error_ratio:.2f}, by "
+                    "{engine_speed_samples} quiet samples)",
+                    below=True,
+                ),
+                term(
                     ITL_DRIFT,
-                    FAR_SLOWER,
-                    0.8,
+                    None,
+                    0.0,
                     SLOWED_TOKENS,
                 ),
-                term(P50_DRIFT, FAR_SLOWER, 0.8, "its median is {value:.1f}x its quiet value"),
                 term(
                     NEIGHBOURS,
                     0.02,
@@ -389,22 +378,19 @@ SLOW_STEPS = CauseRecord(
                 *bound_terms("host")[:1],
             ),
             levels=(
-                Level(Severity.CRITICAL, (ITL_DRIFT >= HARMFUL) & OVER_TARGET),
+                Level(Severity.CRITICAL, (SPEED_RATIO <= HARMFUL_FROM) & OVER_TARGET),
                 Level(Severity.WARNING, OVER_TARGET),
                 Level(Severity.INFO),
             ),
             say=(
                 (
-                    EQUAL_WORK & SAME_CONTEXTS,
-                    "Steps take {itl_mean_drift_ratio:.1f}x as long as in quiet times at equal "
-                    "work; vLLM's metrics do not show why.",
-                ),
-                (
                     ALWAYS,
-                    "Steps take {itl_mean_drift_ratio:.1f}x as long as in quiet times, far longer "
-                    "than batch and context explain; vLLM's metrics do not show why.",
+                    "Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
+                    "metrics do not show why.",
                 ),
             ),
+            words=(("slower", SLOWER_BY),),
+            root=True,
             summary="Steps take far longer than in quiet times at equal work",
             lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
             "at the host's CPU (`top`), and at what clients ask for since then: structured "
@@ -414,8 +400,9 @@ SLOW_STEPS = CauseRecord(
         ),
     ),
     explains=("past_knee", "decode_bound", "slo_conflict"),
+    heads=("queue_saturation", "admission_limit", "past_knee", "decode_bound", "slo_conflict"),
     moves=(TTFT, ITL, LOAD),
     # The first steps of a new process are slow: it warms up.
-    onset_s=Number(60.0),
+    onset_s=Number(30.0),
     clear_s=Number(45.0),
 )

@@ -7,14 +7,28 @@ ones, so they are computed from the other counts.
 from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
-from kneewatch.rules.baseline import LOAD
+from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 CALLS_MIN = 4.0
 """Least number of calls in the window for computing a share of them."""
+
+READ_LOG = "Read vLLM's log for the error of these requests."
+
+
+def _failing_lever(facts: Facts) -> str:
+    """What to do about failing requests, by what else the page shows."""
+    if facts.get("kv_transfer_failed_per_s") > 0 or facts.get("external_hit_ratio") > 0:
+        return (
+            f"{READ_LOG} Look at the KV connector and the tier behind it first. With "
+            '`"kv_load_failure_policy": "recompute"` vLLM computes what cannot be loaded.'
+        )
+    return READ_LOG
+
 
 ACCEPTED, GIVEN_UP = Signal("accepted_per_s"), Signal("given_up_per_s")
 GIVEN_UP_SHARE = Signal("given_up_ratio")
@@ -75,6 +89,68 @@ CLIENTS_GIVE_UP = CauseRecord(
     moves=(LOAD,),
     levers=("more_replicas", "queue_limit"),
     capacity=True,
+)
+
+FAILED, FAILED_SHARE = Signal("finished_error_per_s"), Signal("finished_error_ratio")
+TRANSFERS_FAIL = Signal("kv_transfer_failed_per_s")
+EXTERNAL = Signal("external_hit_ratio")
+
+REQUESTS_FAILING = CauseRecord(
+    id="requests_failing",
+    title="Requests end in an error",
+    means="The engine ends requests with an error of the server's making.",
+    forms=(
+        Form(
+            gate=(FAILED_SHARE >= 0.02) & (FAILED * WINDOW_S >= 3.0),
+            start=Number(0.3),
+            terms=(
+                term(
+                    FAILED_SHARE,
+                    0.02,
+                    2.0,
+                    "{value:%} of the finished requests ended in an error "
+                    "({finished_error_per_s:.2f}/s)",
+                ),
+                term(
+                    TRANSFERS_FAIL,
+                    None,
+                    0.5,
+                    "KV transfers fail meanwhile ({value:.2f}/s)",
+                    when=TRANSFERS_FAIL > 0.0,
+                ),
+                term(
+                    EXTERNAL,
+                    None,
+                    0.0,
+                    "prompts are loaded from another cache tier (hit ratio there {value:%}): where "
+                    "a load fails, kv_load_failure_policy may fail the request",
+                    when=EXTERNAL > 0.0,
+                ),
+                term(
+                    Signal("waiting_deferred_avg"),
+                    None,
+                    0.0,
+                    "{value:.1f} requests are held back for KV, an adapter or a grammar",
+                    when=Signal("waiting_deferred_avg") > 0.0,
+                ),
+            ),
+            levels=(Level(Severity.CRITICAL, FAILED_SHARE >= 0.1), Level(Severity.WARNING)),
+            say=(
+                (
+                    EXTERNAL > 0.0,
+                    "{finished_error_ratio:%} of the finished requests ended in an error, on a "
+                    "server that loads KV from another tier.",
+                ),
+                (ALWAYS, "{finished_error_ratio:%} of the finished requests ended in an error."),
+            ),
+            summary="Requests end in an error",
+            lever=_failing_lever,
+            guide=("9.4",),
+        ),
+    ),
+    covers=("ERRORS",),
+    moves=(LENGTHS, LOAD),
+    clear_s=Number(45.0),
 )
 
 CLIENT_ERRORS = CauseRecord(

@@ -212,7 +212,7 @@ KV_TRANSFER_SLOW = CauseRecord(
             guide=("6.5", "7.7"),
         ),
     ),
-    explains=QUEUES,
+    explains=(*QUEUES, "kv_held"),
     covers=("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
     moves=(TRANSFER, TTFT),
     levers=("transfer_path",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import COMPUTED, DEMAND
 from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
@@ -57,8 +58,17 @@ USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 """Half a second is at least five steps. If steps are longer, it is within their normal spread."""
 
+SAME_PROMPTS = (
+    (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
+).assume(unknown=False)
+"""As many prompts of the same length are computed as in quiet times, when none paused a stream.
+
+Then prefills do not explain pauses: a prefill that takes long now waits as the streams do.
+"""
+
 STALLS = (
     (STALL_SHARE >= 0.05)
+    & ~SAME_PROMPTS
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & (LONG_WERE_SEEN | (NONE_ENDED & LARGE_STEPS_PAUSE))
     & LARGE_STEPS_PAUSE.assume(unknown=True)

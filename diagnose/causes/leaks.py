@@ -12,10 +12,12 @@ from kneewatch.diagnose.causes.common_conditions import (
     WORK_GROWTH,
     at_hour,
     goes_on,
+    queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
+from kneewatch.rules.baseline import LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Held, Signal
@@ -145,6 +147,87 @@ KV_LEAK = CauseRecord(
     ),
 )
 
+
+# --- KV blocks held by what does not run ------------------------------------------------------
+
+PROMPT_TOKENS, ANSWER_TOKENS = Signal("prompt_tokens_mean"), Signal("output_tokens_mean")
+OWNED = (
+    1.5 * Signal("running_avg") * (PROMPT_TOKENS + ANSWER_TOKENS) + Signal("prompt_tokens_p99")
+) / Signal("kv_capacity_tokens")
+"""Most of the KV cache that the running requests need: whole requests, half as long again as the
+finished ones, and a long prompt that no gauge shows yet."""
+
+HELD_FROM = 0.15
+KV_HELD_SHARE = KV_USAGE - OWNED
+"""Share of the KV cache that running requests do not account for."""
+
+FETCHES = (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
+DEFERRED = Signal("waiting_deferred_avg")
+EXPIRED = Signal("kv_expired_per_s")
+
+KV_HELD = CauseRecord(
+    id="kv_held",
+    title="KV blocks held by what does not run",
+    means="Much more of the KV cache is in use than the running requests account for, on a server "
+    "with a KV connector: transfers or deferred requests hold it.",
+    forms=(
+        Form(
+            gate=(CONNECTED | FETCHES)
+            & Held("kv_unaccounted", KV_HELD_SHARE >= HELD_FROM, Number(30.0)),
+            start=Number(0.3),
+            terms=(
+                term(
+                    KV_HELD_SHARE,
+                    HELD_FROM,
+                    1.5,
+                    "running requests account for at most {owned:%} of the KV cache, and "
+                    "{kv_usage_avg_ratio:%} is in use",
+                    signal="kv_usage_avg_ratio",
+                ),
+                term(
+                    DEFERRED,
+                    1.0,
+                    0.6,
+                    "{value:.1f} requests are deferred: they hold blocks and do not run",
+                    when=DEFERRED >= 1.0,
+                    signal="waiting_deferred",
+                ),
+                term(
+                    EXPIRED,
+                    None,
+                    0.6,
+                    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
+                    when=EXPIRED > 0.0,
+                ),
+            ),
+            levels=(
+                Level(Severity.CRITICAL, (KV_USAGE >= 0.95) & queued_for(60.0)),
+                Level(Severity.WARNING),
+            ),
+            say=(
+                (
+                    ALWAYS,
+                    "{held:%} of the KV cache is held by what does not run: transfers that nobody "
+                    "ends, or deferred requests.",
+                ),
+            ),
+            words=(
+                ("owned", OWNED),
+                ("held", KV_HELD_SHARE),
+                ("expired_per_min", 60.0 * EXPIRED),
+            ),
+            root=True,
+            summary="KV blocks are held by what does not run",
+            lever="Look for aborted or failed KV transfers in the logs of both sides; let the "
+            "connector give up before clients and routers do (time-outs), and restart the engine "
+            "when the cache is nearly full.",
+            guide=("6.5", "7.4"),
+        ),
+    ),
+    heads=("kv_pressure", "queue_saturation", "admission_limit", "kv_exhaustion_ahead"),
+    moves=(TTFT, LOAD),
+    clear_s=Number(45.0),
+)
 
 # --- Host memory that is never given back ---------------------------------------------------------
 

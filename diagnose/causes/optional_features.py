@@ -339,9 +339,10 @@ SPEC_DECODE_POOR = CauseRecord(
             guide=("6.6", "9.3"),
         ),
     ),
-    explains=("decode_bound", "slo_conflict", "slow_steps"),
+    explains=("decode_bound", "slo_conflict"),
     covers=("SPEC-ACCEPT",),
     moves=(ITL,),
+    unusual=FALLEN,
     slows_tokens=True,
     levers=("shorter_draft", "no_speculation"),
 )

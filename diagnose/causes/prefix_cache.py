@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
+    ARRIVALS,
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
     SLOW_PROMPTS,
+    WINDOW_S,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -78,6 +80,16 @@ FILLED = Watched(Number(2.0)) & ~(Signal("awake_min") < 1.0).assume(unknown=Fals
 """The cache has had time to fill. It is empty in a new process and after an engine wakes up."""
 
 NO_HITS = CACHING & (HITS <= 0.02)
+MANY_MISSED = (
+    NO_HITS
+    & (QUIET_HIT_RATIO >= 0.9)
+    & Watched(Number(1.0))
+    & (ARRIVALS * WINDOW_S >= 16.0)
+    & ~(Signal("awake_min") < 1.0).assume(unknown=False)
+)
+"""None of many requests since the start has hit, although nearly whole prompts were shared before:
+the second of two equal prompts would hit."""
+
 NEVER_HIT = (
     NO_HITS
     & (COMPUTED > 0.0)
@@ -345,7 +357,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             gate=PREFILL_IS_HEAVY
             & CACHING
             & SHARED
-            & FILLED
+            & (FILLED | MANY_MISSED)
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
             & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)

@@ -149,6 +149,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
     """The definition of a cause: how it is concluded, and what follows from it.
 
     - `explains`: causes that are reported under this one.
+    - `disproves`: causes that rest on numbers that this cause shows to be wrong. They end.
     - `heads`: causes that usually explain this one. While its form is a root, they are reported
       under it instead, with everything that they explain.
     - `covers`: rules whose findings add nothing to this cause.
@@ -165,6 +166,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
     forms: tuple[Form, ...] = ()
     judge: Callable[[Facts], Cause | None] | None = None
     explains: tuple[str, ...] = ()
+    disproves: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()

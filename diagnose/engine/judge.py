@@ -15,6 +15,8 @@ from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
+from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY, Explained
+from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import CanaryState
@@ -27,6 +29,7 @@ from kneewatch.diagnose.engine.diagnosis import (
     judged_against,
     symptoms,
 )
+from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
@@ -35,7 +38,15 @@ from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift, LiveWorkload
-from kneewatch.diagnose.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
+from kneewatch.diagnose.ranking import (
+    BY_ID,
+    STREAKS,
+    conclude,
+    disproved,
+    moved_families,
+    over,
+    ranked,
+)
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.values import PREFILL_SILENCE, STALL, Signals, Values
 from kneewatch.diagnose.verdict import (
@@ -51,6 +62,7 @@ from kneewatch.rules.baseline import (
     LENGTHS,
     QUEUE_MOVES,
     QUIET_WAITING,
+    SLOW_MOVES,
     STAGE_MOVES,
     Baseline,
 )
@@ -82,6 +94,7 @@ class Learned:
         self.knee = self._new_knee()
         self._launch: Mapping[str, str] = {}
         self.slow_trends = SlowTrends()
+        self.account = Account(window_s=window_s)
         self._lengths = OutputLengths(
             window_s=window_s,
             stated=self.workload.points.get(ANSWERS, ()),
@@ -138,6 +151,7 @@ class Learned:
         self._forecaster.forget()
         self._slo_forecaster.forget()
         self.slow_trends.forget()
+        self.account.restarted()
         self.workload.forget()
 
 
@@ -182,6 +196,7 @@ class Judge:
         self.learned = Learned(profile)
         self._streaks = Streaks(STREAKS, profile.targets)
         self._tracker = CauseTracker(scale=profile.scale)
+        self._explained = Explained()
         self._adviser: Adviser | None = None
         self._stated: Stated = profile.stated
         self._weekly_peak_requests: float | None = None
@@ -243,6 +258,7 @@ class Judge:
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
+            changed=changed(facts.values, t_s),
             findings=findings,
             values=facts.values,
             unknown=[
@@ -332,6 +348,8 @@ class Judge:
             signals["canary_s"] = values.canary.latency_s
         signals |= values.host
         signals |= learned.slow_trends.update(t_s, signals)
+        learned.account.update(t_s, values)
+        signals |= learned.account.values
         return signals, notes, workload
 
     def _facts(self, t_s: float, values: Values) -> tuple[Facts, tuple[str, ...]]:
@@ -344,6 +362,7 @@ class Judge:
         signals["cascade_stage"] = None if missing else float(stage.level)
         signals["cascade_severity"] = None if missing else float(stage.severity or OK)
         streaks_s = self._streaks.update(t_s, values, signals)
+        signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)
         signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
         findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
@@ -393,7 +412,9 @@ class Judge:
         )
         if missing is not None:
             concluded.append(missing)
-        causes = ranked(self._tracker.update(facts.now_s, concluded, over(facts)))
+        ended = over(facts) | disproved(concluded)
+        tracked = self._tracker.update(facts.now_s, concluded, ended)
+        causes = ranked(self._explained.without(tracked, BY_ID, facts))
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
@@ -425,6 +446,10 @@ class Judge:
             disturbed.update(STAGE_MOVES)
         if facts.get("waiting_avg") >= QUIET_WAITING:
             disturbed.update(QUEUE_MOVES)
+        if self.learned.account.is_slow:
+            disturbed.update(SLOW_MOVES)
+        if facts.held(FAR_OFF_HELD, 0.0):
+            disturbed.update(UNEXPLAINED_LATENCY.moves)
         for family in disturbed:
             self._disturbed_s[family] = facts.now_s
         if facts.observed_s < self._profile.window_s / 2 or not facts.get("arrival_per_s"):

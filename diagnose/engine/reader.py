@@ -10,9 +10,25 @@ from weakref import WeakKeyDictionary
 
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
-from kneewatch.collector.scrape_history import NO_COLUMNS, Column, Columns, History, Restart
+from kneewatch.collector.scrape_history import (
+    NO_COLUMNS,
+    Column,
+    Columns,
+    History,
+    Restart,
+    Where,
+)
 from kneewatch.collector.signals.signal import BoundSignals, Signal, SignalSet, metrics_of
-from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_SIGNALS
+from kneewatch.collector.signals.vllm import (
+    GENERATION_HANDLERS,
+    HTTP,
+    ITL,
+    OUTPUT_LENGTH,
+    PREFILL,
+    PROMPT_LENGTH,
+    TTFT,
+    VLLM_SIGNALS,
+)
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -46,7 +62,37 @@ from kneewatch.rules.rule import LONG_WINDOWS
 
 LORA_INFO, RUNNING_ADAPTERS = "lora_requests_info", "running_lora_adapters"
 
-METRICS_READ = metrics_of(VLLM_SIGNALS) | {LORA_INFO}
+COUNTED: tuple[tuple[tuple[str, Where, str], ...], ...] = (
+    (("generation_tokens", (), ""),),
+    ((ITL, (), "sum"),),
+    ((ITL, (), "count"),),
+    ((TTFT, (), "count"),),
+    (("iteration_tokens_total", (), "count"),),
+    (("prompt_tokens", (), ""),),
+    (("prompt_tokens_by_source", (("source", "local_compute"),), ""),),
+    (("prefix_cache_hits", (), ""),),
+    ((PREFILL, (), "sum"),),
+    ((PREFILL, (), "count"),),
+    (("request_prefill_kv_computed_tokens", (), "sum"),),
+    ((OUTPUT_LENGTH, (), "count"),),
+    ((OUTPUT_LENGTH, (), "sum"),),
+    (("num_preemptions", (), ""),),
+    (("request_success", (), ""),),
+    tuple(
+        (HTTP, (("handler", handler), ("method", "POST"), ("status", "2xx")), "")
+        for handler in GENERATION_HANDLERS
+    ),
+)
+"""The counters of `Values.totals`, each a sum of some: metric, labels and part.
+
+Those of `Work` (learned/account.py) in the order of its fields, then finished requests and accepted
+calls.
+"""
+
+METRICS_COUNTED = frozenset(metric for parts in COUNTED for metric, _, _ in parts)
+"""The metrics that are counted."""
+
+METRICS_READ = metrics_of(VLLM_SIGNALS) | METRICS_COUNTED | {LORA_INFO}
 """Metrics that signals are computed from; a quarter of a page's counters belong to other
 metrics."""
 
@@ -70,6 +116,7 @@ class EngineReader:
         self._signals = SignalSet(signals, self.history)
         self._prefix_counts: deque[tuple[float, ...]] = deque()
         self._counted = NO_COLUMNS
+        self._totalled, self._parts = NO_COLUMNS, tuple[tuple[int, ...], ...]()
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
 
@@ -137,6 +184,7 @@ class EngineReader:
             longest_prefill_s=_longest_s(history, PREFILL) if is_silent else 0.0,
             prefill_s_per_token=_prefill_s_per_token(history) if is_silent else 0.0,
             preempted=gained(history, history.columns.counter_columns("num_preemptions")),
+            totals=self._totals(),
             prefix_counts=self._prefixes(window, reading.values.get("prefix_hit_ratio")),
             answers=answers,
             more_answers=self._more_answers(t_s, answers, reading.values),
@@ -146,6 +194,19 @@ class EngineReader:
             host=host,
             canary=canary,
         )
+
+    def _totals(self) -> tuple[float, ...]:
+        """`Values.totals`."""
+        columns, row = self.history.columns, self.history.frames[-1].counters
+        if columns is not self._totalled:
+            self._totalled = columns
+            self._parts = tuple(
+                tuple(at for counter in sums for at in columns.counter_columns(*counter))
+                for sums in COUNTED
+            )
+        totals = [row[part[0]] if len(part) == 1 else sum(row[at] for at in part)
+                  for part in self._parts]  # fmt: skip
+        return tuple([total if total == total else 0.0 for total in totals])
 
     def _range_s(self, t_s: float) -> float:
         """The window in seconds. It is shorter until a whole window was seen, and longer if scrapes

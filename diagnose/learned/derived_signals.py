@@ -9,8 +9,16 @@ from operator import sub
 
 from msgspec import Struct
 
+from kneewatch.diagnose.account_signals import (
+    ACCOUNT_SIGNALS,
+    ALL_CANCELLED,
+    AT_THE_DOOR,
+    CANCELLED,
+    OPEN_CALLS_SIGNALS,
+)
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
+from kneewatch.diagnose.learned.open_calls import OpenCalls
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
 from kneewatch.diagnose.values import HIT_SPREAD, PREFILL_SILENCE, STALL, Signals, Values
 from kneewatch.rules.baseline import Baseline
@@ -136,6 +144,8 @@ FOLLOWED: Mapping[str, str] = {
     "host_cpu_steal_ratio": "share of the node's CPU time that its hypervisor withheld since the "
     "last scrape",
     **slow_trends.HELP,
+    **ACCOUNT_SIGNALS,
+    **OPEN_CALLS_SIGNALS,
 }
 """Help texts of derived signals without an expression.
 
@@ -273,6 +283,11 @@ class Streaks:
                 self._doubted.add(name)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
+    @property
+    def open_calls(self) -> Signals:
+        """The signals of calls in flight at the API server, as of the newest scrape."""
+        return self._progress.open_calls.values
+
     def prefill_silence_s(self, values: Values, signals: Signals) -> float:
         """Seconds for which one prefill may delay the next token; 0 after a token."""
         return self._progress.prefill_silence_s(values, signals)
@@ -291,6 +306,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        self.open_calls = OpenCalls()
         self._filled = self._held = 0.0
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
 
@@ -301,8 +317,9 @@ class Progress:
         """
         running, usage = signals.get("running") or 0.0, signals.get("kv_usage_ratio") or 0.0
         generated = values.generated
-        in_flight = running + (signals.get("waiting") or 0.0) >= 1
-        has_requests = in_flight or _unanswered(signals)
+        token = generated is None or generated > 0
+        self.open_calls.update(now_s, values, signals, token=token)
+        has_requests = self._has_requests(signals)
         if not has_requests or generated is None or generated > 0 or values.answered:
             if self._silent_s and values.arrivals:
                 self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
@@ -314,6 +331,14 @@ class Progress:
             self._filled = usage
             return True
         return False
+
+    def _has_requests(self, signals: Signals) -> bool:
+        """Whether requests are in flight, by the gauges or at the API server's door."""
+        of_calls = self.open_calls.values
+        if (of_calls[CANCELLED] or 0.0) >= ALL_CANCELLED:
+            return False
+        in_flight = (signals.get("running") or 0.0) + (signals.get("waiting") or 0.0) >= 1
+        return in_flight or bool(of_calls[AT_THE_DOOR]) or _unanswered(signals)
 
     def prefill_silence_s(self, values: Values, signals: Signals) -> float:
         """Seconds for which one prefill may delay the next token; 0 after a token or while nothing

@@ -15,7 +15,13 @@ from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import latency_basis, server_words, stage_words, symptom_lines
+from kneewatch.reports.diagnosis_text import (
+    changed_words,
+    latency_basis,
+    server_words,
+    stage_words,
+    symptom_lines,
+)
 from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
@@ -277,6 +283,7 @@ FILTERS: dict[str, Any] = {
     "date": date,
     "interval_name": interval_name,
     "server_words": server_words,
+    "changed_words": changed_words,
     "latency_basis": latency_basis,
     "local_stamp": local_stamp,
     "moment": moment,

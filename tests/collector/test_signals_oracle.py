@@ -40,7 +40,7 @@ WITHOUT_PROMQL = (
 names no engine."""
 
 CAPTURES = ("lora_thrash", "spec_mixed", "kv_pressure_cascade", "prefix_churn", "restart_mid_run")
-UNASKED = ("cache_config_info", "lmcache_", "http_requests", "process_resident")
+UNASKED = ("cache_config_info", "lmcache_", "http_requests", "process_resident", "process_open")
 """What PromQL says nothing of is not generated: the signals beside it would differ from it."""
 
 STAGES = "num_requests_kv_fetch_by_stage"

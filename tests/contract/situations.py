@@ -26,6 +26,8 @@ PREFILL, DECODE, RUNAWAY = (
 )
 MEMORY_LEAK, SPEC_DRIFT = CONCLUSIVE["host_memory_leak"], CONCLUSIVE["spec_acceptance_drift"]
 SLOW_STEPS = CONCLUSIVE["slow_steps"]
+HELD, UNEXPLAINED = CONCLUSIVE["kv_held"], CONCLUSIVE["unexplained_latency"]
+SPIKES = CONCLUSIVE["prefill_interference"]
 CLIMBING = CALM.but(
     kv_floor_before_ratio=0.3, kv_floor_growth_ratio=0.15, kv_floor_level_ratio=0.45,
     kv_floor_straight_ratio=0.97, kv_floor_late_ratio=1.0, **SAME_WORK,
@@ -164,18 +166,67 @@ OTHERS: Mapping[str, Situation] = {
         itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
     ),
     "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
-    "slow_steps:twice": SLOW_STEPS.but(itl_mean_drift_ratio=2.0, itl_p50_drift_ratio=2.5),
-    "slow_steps: not in some steps only": SLOW_STEPS.but(itl_p50_drift_ratio=1.4),
-    "slow_steps: not in few tokens": SLOW_STEPS.but(itl_mean_drift_ratio=1.4),
-    "slow_steps:a request": SLOW_STEPS.but(running_avg=1.5),
-    "slow_steps: not with a request now and then": SLOW_STEPS.but(running_avg=0.6),
-    "slow_steps: not with longer contexts": SLOW_STEPS.but(kv_usage_avg_ratio=0.9),
-    "slow_steps: not with unknown contexts": SLOW_STEPS.but(kv_usage_avg_ratio=None),
-    "slow_steps: not with more prompts": SLOW_STEPS.but(computed_prompt_tokens_per_s=350.0),
-    "slow_steps:speculation as before": SLOW_STEPS.but(spec_accepted_per_draft_tokens=3.0),
-    "slow_steps: not with fewer drafts accepted": SLOW_STEPS.but(
-        spec_accepted_per_draft_tokens=1.8
+    "host_contention:slow, a larger batch": CONCLUSIVE["host_contention"].but(
+        itl_p50_drift_ratio=1.0, engine_speed_ratio=0.6
     ),
+    "kv_held:deferred": HELD.but(kv_usage_avg_ratio=0.6, waiting_deferred_avg=1.5),
+    "kv_held:expired": HELD.but(kv_usage_avg_ratio=0.6, kv_expired_per_s=0.05),
+    "kv_held:full, none queue": HELD.but(kv_usage_avg_ratio=0.97),
+    "kv_held:full, some queue": HELD.but(
+        kv_usage_avg_ratio=0.97, running=40.0, waiting_by_capacity=5.0
+    ).lasting(kv_unaccounted=60.0, queued=90.0),
+    "requests_failing:with transfers": CONCLUSIVE["requests_failing"].but(
+        finished_error_ratio=0.025, kv_transfer_failed_per_s=0.2
+    ),
+    "unexplained_latency:tokens": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_mean_s=0.06, itl_mean_drift_ratio=2.6, engine_speed_ratio=0.8
+    ),
+    "unexplained_latency:pauses": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
+    ),
+    "unexplained_latency:long pauses": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.7, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
+    ),
+    "unexplained_latency: not by the median alone": replace(
+        UNEXPLAINED.but(ttft_mean_s=0.15), quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1}
+    ),
+    "unexplained_latency:by the mean too": replace(
+        UNEXPLAINED.but(ttft_mean_s=0.3), quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1}
+    ),
+    "unexplained_latency:very late": UNEXPLAINED.but(ttft_p50_drift_ratio=14.0, ttft_p99_s=14.0),
+    "prefix_reuse_lost:none of many since the start": replace(
+        LOST.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0, arrival_per_s=0.4),
+        quiet={**LOST.quiet, "prefix_hit_ratio": 0.95}, observed_s=90.0,
+    ),
+    "prefix_reuse_lost: not of a woken engine": replace(
+        LOST.but(
+            prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0, arrival_per_s=0.4, awake_min=0.0
+        ),
+        quiet={**LOST.quiet, "prefix_hit_ratio": 0.95}, observed_s=90.0,
+    ),
+    "prefill_interference: not with the usual prompts": replace(
+        SPIKES.but(computed_moved_ratio=1.0, demand_moved_ratio=1.0),
+        quiet={**SPIKES.quiet, "itl_p99_s": 0.4},
+    ),
+    "prefill_interference:longer prompts": replace(
+        SPIKES.but(computed_moved_ratio=1.5, demand_moved_ratio=1.0),
+        quiet={**SPIKES.quiet, "itl_p99_s": 0.4},
+    ),
+    "prefill_interference:more prompts": replace(
+        SPIKES.but(computed_moved_ratio=1.0, demand_moved_ratio=1.5),
+        quiet={**SPIKES.quiet, "itl_p99_s": 0.4},
+    ),
+    "prefill_interference:pauses as ever": replace(
+        SPIKES.but(computed_moved_ratio=1.0, demand_moved_ratio=1.0),
+        quiet={**SPIKES.quiet, "itl_p99_s": 0.7},
+    ),
+    "slow_steps:a little": SLOW_STEPS.but(engine_speed_ratio=0.7),
+    "slow_steps: not nearly as fast": SLOW_STEPS.but(engine_speed_ratio=0.8),
+    "slow_steps: not of unknown speed": SLOW_STEPS.but(engine_speed_ratio=None),
+    "slow_steps:a request now and then": SLOW_STEPS.but(running_avg=0.6),
+    "slow_steps:no baseline": SLOW_STEPS.but(itl_mean_drift_ratio=None),
+    "slow_steps: not while calls are given up": SLOW_STEPS.but(given_up_ratio=0.3),
+    "slow_steps:few calls are given up": SLOW_STEPS.but(given_up_ratio=0.1),
     "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
     "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),
@@ -392,26 +443,6 @@ OTHERS: Mapping[str, Situation] = {
         itl_stall_time_ratio=0.7, completed_per_s=1.0,
     ),
     "slow_steps:a neighbour on the GPU": SLOW_STEPS.but(gpu_neighbour_memory_ratio=0.03),
-    "slow_steps:beyond the work": SLOW_STEPS.but(
-        running_avg=20.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=17.0,
-        itl_p50_drift_ratio=17.0,
-    ),
-    "slow_steps:beyond the work, longer contexts": SLOW_STEPS.but(
-        running_avg=5.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=9.0,
-        itl_p50_drift_ratio=9.0,
-    ),
-    "slow_steps:beyond the work, a larger batch": SLOW_STEPS.but(
-        running_avg=20.0, kv_usage_avg_ratio=0.3, itl_mean_drift_ratio=11.0,
-        itl_p50_drift_ratio=11.0,
-    ),
-    "slow_steps: not with a batch so much larger": SLOW_STEPS.but(
-        running_avg=20.0, kv_usage_avg_ratio=0.3, itl_mean_drift_ratio=9.0,
-        itl_p50_drift_ratio=9.0,
-    ),
-    "slow_steps: not with contexts so much longer": SLOW_STEPS.but(
-        running_avg=5.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=7.0,
-        itl_p50_drift_ratio=7.0,
-    ),
     "kv_transfer_slow:share": replace(
         XFER.but(kv_transfer_mean_s=0.04, ttft_mean_s=0.1), quiet={}
     ),

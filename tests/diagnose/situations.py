@@ -244,7 +244,31 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "host_contention": CALM.but(
         itl_mean_drift_ratio=1.8, itl_p50_drift_ratio=1.7, host_cpu_pressure_ratio=0.4
     ),
-    "slow_steps": CALM.but(itl_mean_drift_ratio=4.0, itl_p50_drift_ratio=3.5, itl_p99_s=0.12),
+    "slow_steps": CALM.but(
+        engine_speed_ratio=0.3,
+        engine_speed_error_ratio=0.05,
+        engine_speed_samples=40.0,
+        itl_mean_drift_ratio=4.0,
+        itl_p50_drift_ratio=3.5,
+        itl_p99_s=0.12,
+    ),
+    "unexplained_latency": CALM.but(
+        ttft_p50_drift_ratio=4.0,
+        ttft_p99_drift_ratio=4.0,
+        demand_moved_ratio=1.0,
+        computed_moved_ratio=1.0,
+        answers_moved_ratio=1.0,
+    ).lasting(far_off=90.0),
+    "requests_failing": CALM.but(finished_error_ratio=0.05, finished_error_per_s=0.1),
+    "kv_held": CALM.but(
+        kv_usage_ratio=0.7,
+        kv_usage_avg_ratio=0.7,
+        kv_transfer_mean_s=0.001,
+        prompt_tokens_mean=200.0,
+        prompt_tokens_p99=400.0,
+        waiting_deferred_avg=0.5,
+    ).lasting(kv_unaccounted=60.0),
+    "metrics_stale": CALM.but(cancelled_ratio=1.0),
     "spec_acceptance_drift": CALM.but(
         spec_accepted_per_draft_tokens=2.8,
         spec_accepted_level_tokens=2.8,

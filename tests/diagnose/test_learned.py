@@ -55,7 +55,7 @@ MOVED = {
     "itl_spikes": (ITL, TTFT),
     "queueing": QUEUE,
     "lora_thrash": QUEUE,
-    "spec_ineffective": (ITL,),
+    "spec_ineffective": (),
     "prefix_churn": (PREFIX, TTFT, ITL),
     "preempting": (*QUEUE, PREFIX),
     "preempting_and_queueing": (*QUEUE, PREFIX),

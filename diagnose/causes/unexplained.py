@@ -1,0 +1,153 @@
+"""Latency that changed although demand and work did not, and no cause explains it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from kneewatch.diagnose.account_signals import ANSWERS, COMPUTED, DEMAND, LEARNED_FROM, SPEED
+from kneewatch.diagnose.causes.common_conditions import (
+    ITL_DRIFT,
+    ITL_P99_S,
+    STALL_SHARE,
+    TTFT_P99_S,
+)
+from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.rules.baseline import ITL, TTFT
+from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.rule import Severity
+
+FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
+FAR, VERY_FAR = 2.0, 10.0
+"""Latency is far off its usual value, and very far, from these ratios on."""
+
+UNMOVED = 1.3
+SAME_LOAD = (
+    (Signal(DEMAND) <= UNMOVED)
+    & (Signal(COMPUTED) <= UNMOVED)
+    & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
+).assume(unknown=False)
+"""Requests, their prompts and their answers are as usual: the load does not explain latency."""
+
+TTFT_DRIFT = Signal("ttft_p50_drift_ratio")
+FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR) & (Signal("ttft_p99_drift_ratio") >= 1.3)
+MEAN_IS_LATE = FIRST_TOKENS_LATE & (
+    Signal("ttft_mean_s") / BaselineValue("ttft_mean_s") >= FAR
+).assume(unknown=True)
+"""The mean is as far off as the median, which jumps from bucket to bucket."""
+
+USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
+STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (USUAL_ITL_P99_S < 0.25)
+"""Streams pause for half a second or more, at least twice as long as 99% of the gaps before."""
+
+TOKENS_LATE = (ITL_DRIFT >= FAR) & (Signal(SPEED) <= LEARNED_FROM)
+"""Tokens come late, and more work in a step (a larger batch, longer contexts) is not the reason."""
+
+FAR_OFF = (FIRST_TOKENS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False)
+
+UNEXPLAINED_LATENCY = CauseRecord(
+    id="unexplained_latency",
+    title="Latency changed, and no cause explains it",
+    means="TTFT or inter-token latency is at least twice its usual value, or streams pause, for a "
+    "minute, although requests/s, prompts and answers are as usual, and no other cause is found.",
+    forms=(
+        Form(
+            gate=Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S))
+            & (MEAN_IS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False),
+            start=Number(0.2),
+            terms=(
+                term(
+                    TTFT_DRIFT,
+                    FAR,
+                    1.2,
+                    "TTFT P50 is {ttft_p50_s:s}, {value:.1f}x its usual value",
+                    when=FIRST_TOKENS_LATE,
+                    signal="ttft_p50_s",
+                ),
+                term(
+                    ITL_DRIFT,
+                    FAR,
+                    1.2,
+                    "mean inter-token latency is {itl_mean_s:s}, {value:.1f}x its usual value",
+                    when=TOKENS_LATE,
+                    signal="itl_mean_s",
+                ),
+                term(
+                    STALL_SHARE,
+                    0.05,
+                    1.2,
+                    "streams pause for more than 0.5 s in {value:%} of decode time, and did not "
+                    "before",
+                    when=STREAMS_PAUSE,
+                ),
+                term(
+                    Signal(DEMAND),
+                    None,
+                    0.0,
+                    "requests/s x{value:.1f}, computed prompt tokens x{computed_moved_ratio:.1f}: "
+                    "the load does not explain it",
+                ),
+            ),
+            levels=(
+                Level(
+                    Severity.CRITICAL,
+                    (TTFT_DRIFT >= VERY_FAR) & (TTFT_P99_S >= 10.0)
+                    | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
+                ),
+                Level(Severity.WARNING),
+            ),
+            say=(
+                (
+                    FIRST_TOKENS_LATE,
+                    "First tokens take {ttft_drift:.1f}x as long as usual at an equal load, and no "
+                    "cause is found.",
+                ),
+                (
+                    STREAMS_PAUSE,
+                    "Streams pause for more than 0.5 s in {itl_stall_time_ratio:%} of decode time "
+                    "at an equal load, which is unusual, and no cause is found.",
+                ),
+                (
+                    ALWAYS,
+                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual at an equal load, "
+                    "and no cause is found.",
+                ),
+            ),
+            words=(("ttft_drift", TTFT_DRIFT),),
+            summary="Latency is far from usual at an equal load, and no cause is found",
+            lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
+            "clocks, and at what clients ask for since then; record a trace with the profiler "
+            "endpoint. State a latency target (slo.ttft_p99_s, slo.itl_p99_s) if this is fine.",
+            guide=("8.4",),
+        ),
+    ),
+    moves=(TTFT, ITL),
+    clear_s=Number(45.0),
+)
+
+
+class Explained:
+    """When another cause last explained latency: that long ago, or longer, it may be unexplained.
+
+    The window still holds what such a cause did for one window after its end.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = -inf
+
+    def without(
+        self, causes: Sequence[Cause], records: Mapping[str, CauseRecord], facts: Facts
+    ) -> list[Cause]:
+        """The causes, without unexplained latency if one of the others explains it."""
+        ours = UNEXPLAINED_LATENCY.id
+        if any(
+            cause.id != ours
+            and not {TTFT, ITL}.isdisjoint(records[cause.id].moves)
+            and records[cause.id].is_unusual(facts)
+            for cause in causes
+        ):
+            self._last_s = facts.now_s
+        allowed = facts.now_s - self._last_s > facts.window_s + FAR_OFF_S * facts.scale
+        return [cause for cause in causes if cause.id != ours or allowed]

@@ -1,0 +1,118 @@
+"""What changed since quiet times: the split of latency into demand, work, speed and limits. Pure.
+
+Latency = demand x work / speed, within limits. The split heads each verdict. All its numbers are
+signals of the account (learned/account.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+from msgspec import Struct
+
+from kneewatch.diagnose import account_signals as account
+from kneewatch.rules.formatting import clock
+from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written, written_as
+
+WORK: Mapping[str, str] = {
+    "prompts": account.PROMPTS,
+    "answers": account.ANSWERS,
+    "hits": account.HITS,
+    "drafts": account.DRAFTS,
+}
+"""The factors of a request's work, by name, and their signals."""
+
+PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
+UNCHANGED = (1 / account.CHANGED_FROM, account.CHANGED_FROM)
+
+
+class Speeds(Struct, frozen=True):
+    """Speed of decode steps at equal work, its error, and speed of prefills of equal length."""
+
+    ratio: Figure | None = None
+    error: Figure | None = None
+    prefill: Figure | None = None
+
+
+class Changed(Struct, frozen=True):
+    """Each factor over its usual value, 1 where nothing changed; None where unknown.
+
+    - `since_s`: since when the speed, or without that another factor, has been off its usual value;
+      None if none is.
+    - `demand`: requests/s. `follows`: whether demand fell with the speed (callers that wait for
+      their answers); None while the speed is as usual.
+    - `work`: by the names in `WORK`.
+    - `limits`: what admits no more requests now: `seats` or `kv`.
+    """
+
+    since_s: UnixTime | None = written_as("since", None)
+    demand: Figure | None = None
+    follows: bool | None = written_as("demand_follows_speed", None)
+    work: Mapping[str, Figure | None] = written({})
+    speed: Speeds = written(Speeds())
+    limits: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """The split in one line."""
+        factors = {"requests/s": self.demand} | dict(self.work)
+        if (drafts := self.work.get("drafts")) is None or _is_usual(drafts):
+            factors.pop("drafts", None)
+        parts = [f"{name} {_times(ratio)}" for name, ratio in factors.items()]
+        of = self.speed
+        speed = f"engine speed {_times(of.ratio)}"
+        if of.ratio is not None and of.error is not None:
+            speed = f"engine speed x{of.ratio:.2f} (+-{of.error:.2f})"
+        parts.append(speed)
+        if of.prefill is not None and not _is_usual(of.prefill):
+            parts.append(f"prefill speed x{of.prefill:.2f}")
+        head = "as usual" if self.since_s is None else f"since {clock(self.since_s)[:5]}"
+        limits = f"; limited by {' and '.join(self.limits)}" if self.limits else ""
+        return f"{head}: {', '.join(parts)}{limits}"
+
+
+def changed(values: Mapping[str, float | None], t_s: float) -> Changed | None:
+    """What changed, by a verdict's signals at `t_s`; None if no factor is known."""
+    factors = {name: values.get(key) for name, key in WORK.items()}
+    demand, speed = values.get(account.DEMAND), values.get(account.SPEED)
+    if demand is None and speed is None:
+        return None
+    moved_for_s = values.get(account.MOVED_FOR)
+    prefill, error = values.get(account.PREFILL_SPEED), values.get(account.SPEED_ERROR)
+    return Changed(
+        None if moved_for_s is None else to_ms(t_s - moved_for_s),
+        rounded(demand),
+        _follows(demand, speed),
+        {name: rounded(ratio) for name, ratio in factors.items()},
+        Speeds(rounded(speed), rounded(error), rounded(prefill)),
+        _limits(values),
+    )
+
+
+def _follows(demand: float | None, speed: float | None) -> bool | None:
+    """Whether demand fell with the speed; None if the speed has not fallen."""
+    if not demand or not speed or speed >= account.LEARNED_FROM:
+        return None
+    return log(demand) <= account.FALLS_ALONG * log(speed)
+
+
+def _limits(values: Mapping[str, float | None]) -> tuple[str, ...]:
+    """The limits that keep requests queued now."""
+    batch, most = values.get("running_avg"), values.get("running_max")
+    usage, queued = values.get("kv_usage_avg_ratio"), values.get("waiting_by_capacity") or 0.0
+    if usage is None or queued < 1:
+        return ()
+    if usage >= KV_FULL_RATIO:
+        return ("kv",)
+    pinned = batch is not None and bool(most) and batch >= PINNED_RATIO * (most or 0.0)
+    return ("seats",) if pinned and usage < KV_ROOM_RATIO else ()
+
+
+def _is_usual(ratio: float) -> bool:
+    return UNCHANGED[0] < ratio < UNCHANGED[1]
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return "unknown"
+    return f"x{ratio:.1f}" if ratio >= 0.95 else f"x{ratio:.2f}"

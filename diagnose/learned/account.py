@@ -1,0 +1,617 @@
+"""The account of one engine's service: demand, work per request, speed at equal work. Pure.
+
+An engine is a server with a demand, a work per request and a speed: its latency follows from them.
+The account measures them and compares them with quiet times.
+
+Speed is the time that this engine needs for a step of the same work, over the time that the step
+takes. No model of the engine is assumed. Three things hold for each healthy engine and limit how
+long a step of other work may take:
+
+- A step with more work never takes less time.
+- The time never grows faster than the work: twice the batch takes at most twice as long.
+- One more sequence takes at most as long as a few prompt tokens, because a decode token needs the
+  same arithmetic as a prompt token. Its context takes time as well, but reading the whole KV cache
+  takes at most `READ_RATIO` times the step.
+
+So a batch that grew, which slow steps bring about by Little's law, excuses slow steps only as far
+as it can explain them. A load that was never seen makes the limits wide, and the speed unknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import exp, inf, log, log2, sqrt
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from kneewatch.diagnose.account_signals import (
+    ACCOUNT_SIGNALS,
+    ANSWERS,
+    CHANGED_FROM,
+    COMPUTED,
+    DEMAND,
+    DRAFTS,
+    HITS,
+    LEARNED_FROM,
+    MOVED_FOR,
+    PREFILL_SPEED,
+    PROMPTS,
+    SPEED,
+    SPEED_ERROR,
+    SPEED_SAMPLES,
+)
+from kneewatch.diagnose.values import Signals, Values
+
+WORK_FACTORS = (PROMPTS, COMPUTED, ANSWERS, HITS, DRAFTS)
+FACTORS = (DEMAND, PROMPTS, ANSWERS, HITS, DRAFTS)
+"""The factors, beside the speeds, that a verdict names."""
+
+SAMPLES_A_WINDOW = 6
+"""A sample lasts a sixth of the window, or as long as it takes to see `GAPS_MIN` tokens."""
+
+GAPS_MIN = 20.0
+LONGEST_WINDOWS = 5.0
+"""A sample that takes longer than this many windows is dropped."""
+
+FIRST_SAMPLES, FIRST_PREFILLS = 8, 2
+"""As many samples are learned before any is judged."""
+
+READ_RATIO = 8.0
+TOKENS_A_SEQUENCE = 3.0
+"""One more sequence in a step takes at most as long as this many computed prompt tokens."""
+
+MARGIN, FEWEST_SHARE = 1.5, 0.2
+"""Margin of the time per computed prompt token, which is a mean; and the least share of a prefill
+that its tokens take, beside the step that it waits for."""
+
+SPECULATES_FROM = 1.05
+"""From this many tokens per sequence and step on, the engine speculates."""
+
+REFERENCES_MAX = 12
+SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
+"""A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
+
+STEP_NOISE, PREFILL_NOISE = 0.06, 0.12
+NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
+BEYOND_NOISE = 2.0
+"""Speeds within this many standard deviations of quiet times count as unchanged."""
+
+KNOWN_UP_TO = 2.5
+"""If the limits of a step's time are further apart than this ratio, and the time lies between
+them, the speed is unknown."""
+
+WARM_UP_WINDOWS = 0.5
+"""The first steps of a process are slow; they are not learned for so many windows."""
+
+COUNT_MIN = 4.0
+"""Fewest requests for a mean of them."""
+
+SAMPLES_TOLD = 20
+"""More samples are told as this many."""
+
+USAGE_MIN = 0.005
+"""A smaller KV usage counts as this one: a few blocks more or less are no work."""
+
+HITS_MIN = 0.02
+"""A smaller share of cached prompt tokens counts as none."""
+
+FADE_SAMPLES = 240.0
+"""Usual values of demand and work are means of about this many samples."""
+
+ACCEPTED_AFTER_S = 86_400.0
+"""A speed that has lasted for so long is the new usual speed."""
+
+HALF_MS_S = 0.0005
+SQRT_2 = sqrt(2.0)
+
+
+class Work(Struct, frozen=True):
+    """What an engine did in `seconds`: increases of its counters, and its mean KV usage.
+
+    The fields from `tokens` on are the first of `Values.totals`, in the same order.
+    """
+
+    seconds: float
+    usage: float
+    tokens: float
+    gaps_s: float
+    gaps: float
+    first_tokens: float
+    steps: float
+    prompt_tokens: float
+    computed: float
+    hits: float
+    prefills_s: float
+    prefills: float
+    prefilled: float
+    answers: float
+    answer_tokens: float
+    preemptions: float
+
+    @property
+    def step(self) -> Step:
+        """The mean decode step."""
+        sequences = self.gaps + self.first_tokens
+        step_s = self.gaps_s / self.gaps
+        # Without a count of steps, their number and batch follow from Little's law.
+        steps = self.steps or self.seconds / step_s
+        return Step(
+            step_s,
+            max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
+            max(USAGE_MIN, self.usage),
+            self.computed_tokens / steps,
+            self.tokens / sequences,
+        )
+
+    @property
+    def computed_tokens(self) -> float:
+        """Prompt tokens that no cache saved; before vLLM 0.16, all that missed the cache."""
+        return self.computed or max(0.0, self.prompt_tokens - self.hits)
+
+    def prefill(self, step: Step) -> Step | None:
+        """The mean prefill beside such decode steps; None if too few ended."""
+        if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
+            return None
+        beside = step.size + self.prefills_s / self.seconds
+        size = self.prefilled / self.prefills
+        return Step(self.prefills_s / self.prefills, size, beside, 0.0, step.tokens)
+
+
+GAPS, FINISHED, ACCEPTED = 2, 14, 15
+"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls."""
+
+
+class Step(NamedTuple):
+    """A mean decode step or prefill: its time and its work.
+
+    - `size`: sequences in the step's batch; of a prefill its computed tokens.
+    - `beside`: share of the KV cache in use; of a prefill what runs beside it.
+    - `prompt_tokens`: computed prompt tokens in a decode step.
+    - `tokens`: tokens per sequence, above 1 where drafts are accepted.
+    """
+
+    took_s: float
+    size: float
+    beside: float
+    prompt_tokens: float
+    tokens: float
+
+
+class Reference(Struct):
+    """The mean of quiet steps of nearly the same work. `samples`: how many it stands on."""
+
+    took_s: float
+    size: float
+    beside: float
+    prompt_tokens: float
+    tokens: float
+    samples: float
+    seen_s: float
+
+    def add(self, step: Step, now_s: float) -> None:
+        """Add a sample."""
+        self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
+        share = 1.0 / self.samples
+        self.took_s += share * (step.took_s - self.took_s)
+        self.size += share * (step.size - self.size)
+        self.beside += share * (step.beside - self.beside)
+        self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
+        self.tokens += share * (step.tokens - self.tokens)
+        self.seen_s = now_s
+
+    def limits(self, step: Step, token_s: float | None, noise: float) -> tuple[float, float]:
+        """The least and the most seconds that a step of this work may take, by this reference.
+
+        `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
+        sample.
+        """
+        own_s = self.took_s
+        size, beside = step.size / self.size, step.beside / self.beside
+        most_s, least_s = own_s * max(1.0, size, beside), own_s * min(1.0, size, beside)
+        more_tokens = step.prompt_tokens - self.prompt_tokens
+        if token_s is None:
+            prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens)
+            most_s, least_s = most_s * max(1.0, prompts), least_s * min(1.0, prompts)
+        else:
+            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
+            read_s = READ_RATIO * own_s * (step.beside - self.beside)
+            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
+            least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
+            most_s += token_s * max(0.0, more_tokens)
+            least_s += token_s * min(0.0, more_tokens)
+        if step.tokens > max(self.tokens, SPECULATES_FROM):
+            most_s *= step.tokens / self.tokens  # longer drafts: longer steps with more tokens
+        few = 1.0 + BEYOND_NOISE * noise / sqrt(self.samples)
+        return least_s / few, most_s * few
+
+
+class Speed(Struct, frozen=True):
+    """Speed at equal work, 1 as in quiet times, and its error: half of the likely range.
+
+    `samples`: number of quiet samples that it stands on.
+    """
+
+    ratio: float
+    error: float
+    samples: int
+
+
+class Noise:
+    """A standard deviation that is learned from differences; a prior counts as a few of them."""
+
+    __slots__ = ("_samples", "_square")
+
+    def __init__(self, prior: float) -> None:
+        self._samples, self._square = NOISE_WEIGHT, prior * prior
+
+    def add(self, difference: float) -> None:
+        """Add a difference."""
+        self._samples = min(self._samples + 1.0, NOISE_KEPT)
+        square = min(NOISE_MAX, abs(difference)) ** 2
+        self._square += (square - self._square) / self._samples
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; larger where it stands on few differences."""
+        return sqrt(self._square * (1.0 + FEW_DIFFERENCES / self._samples))
+
+
+class Pace:
+    """Reference steps of an engine, and its speed compared with them."""
+
+    def __init__(self, *, first_samples: int, noise: float) -> None:
+        self._first_samples = first_samples
+        self._references: dict[tuple[int, int, int], Reference] = {}
+        self._quiet_noise, self._changes = Noise(noise), Noise(noise)
+        self._before: float | None = None
+        self._unsettled: deque[tuple[float, Step, float | None]] = deque()
+        self.token_s: float | None = None
+        """Mean seconds per computed prompt token, with a margin; None if unknown."""
+        self.samples = 0
+        """Number of samples learned."""
+
+    def limits(self, step: Step, token_s: float | None = None) -> tuple[float, float] | None:
+        """The least and the most seconds that a step of this work may take; None if unknown."""
+        if self.samples < self._first_samples:
+            return None
+        least_s, most_s, noise = 0.0, inf, self._noise
+        for reference in self._references.values():
+            low_s, high_s = reference.limits(step, token_s, noise)
+            if low_s > least_s:
+                least_s = low_s
+            if high_s < most_s:
+                most_s = high_s
+        if least_s > most_s:
+            least_s = most_s = sqrt(least_s * most_s)
+        return least_s, most_s
+
+    def follow(self, speed_at_most: float) -> None:
+        """Note how much the speed of a sample differs from that of the sample before."""
+        if self._before is not None:
+            self._changes.add(log(speed_at_most / self._before) / SQRT_2)
+        self._before = speed_at_most
+
+    @property
+    def _noise(self) -> float:
+        """Standard deviation of a sample's speed (of its logarithm).
+
+        A machine whose speed wanders differs as much from sample to sample.
+        """
+        return max(self._quiet_noise.deviation, self._changes.deviation)
+
+    def may_learn(self, speed_at_most: float) -> bool:
+        """Whether a sample whose speed is at most this belongs to quiet times."""
+        return speed_at_most >= LEARNED_FROM * exp(-self._noise)
+
+    def learn(self, step: Step, now_s: float, token_s: float | None = None) -> None:
+        """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
+
+        `token_s`: the time per computed prompt token that a prefill shows.
+        """
+        self._unsettled.append((now_s, step, token_s))
+        if self.samples < self._first_samples:
+            self.settle(now_s)
+
+    def settle(self, until_s: float) -> None:
+        """Learn the samples up to this time: no trouble has followed them."""
+        while self._unsettled and self._unsettled[0][0] <= until_s:
+            t_s, step, token_s = self._unsettled.popleft()
+            self._settle(step, t_s)
+            if token_s is not None:
+                before_s = token_s if self.token_s is None else self.token_s
+                self.token_s = before_s + (token_s - before_s) / min(NOISE_KEPT, self.samples)
+
+    def doubt(self) -> None:
+        """Drop the samples that have not settled: trouble has followed them."""
+        self._unsettled.clear()
+
+    def _settle(self, step: Step, now_s: float) -> None:
+        self.samples += 1
+        key = (
+            round(2 * log2(step.size)),
+            round(log2(1 + step.prompt_tokens) / 2),
+            round(4 * log2(step.tokens)) if step.tokens > SPECULATES_FROM else 0,
+        )
+        reference = self._references.get(key)
+        if reference is None:
+            if len(self._references) == REFERENCES_MAX:
+                del self._references[min(self._references, key=self._last_seen)]
+            self._references[key] = Reference(*step, 1.0, now_s)
+            return
+        self._quiet_noise.add(log(step.took_s / reference.took_s))
+        reference.add(step, now_s)
+
+    def forget(self) -> None:
+        """Start anew: what was learned no longer holds."""
+        self._references.clear()
+        self._unsettled.clear()
+        self.samples = 0
+
+    def _last_seen(self, key: tuple[int, int, int]) -> float:
+        return self._references[key].seen_s
+
+    def speed(self, most: float, least: float) -> Speed | None:
+        """The speed that lies between two limits; None if it is unknown.
+
+        A speed of 1 that the limits allow is taken for 1. Otherwise the speed is at the nearer
+        limit, or between them where even that is far off. Noise of quiet times is taken for 1.
+        """
+        if least <= 1.0 <= most:
+            if most > KNOWN_UP_TO * least:
+                return None
+            ratio = 1.0
+        elif most < 1.0:
+            towards_middle = min(1.0, max(0.0, (LEARNED_FROM - most) / 0.25))
+            ratio = most * (least / most) ** (towards_middle / 2)
+        else:
+            ratio = least
+        apart, noise = abs(log(ratio)), BEYOND_NOISE * self._noise
+        kept = min(1.0, 2 * max(0.0, apart - noise) / noise)
+        ratio = ratio**kept
+        error = max((most - least) / 2, ratio * self._noise)
+        return Speed(ratio, min(error, ratio), self.samples)
+
+
+class Usual:
+    """The usual value of one factor: a mean of quiet samples."""
+
+    __slots__ = ("_samples", "value")
+
+    def __init__(self) -> None:
+        self._samples, self.value = 0.0, 0.0
+
+    def add(self, value: float) -> None:
+        """Add a quiet sample."""
+        self._samples = min(self._samples + 1.0, FADE_SAMPLES)
+        self.value += (value - self.value) / self._samples
+
+    def ratio(self, value: float | None) -> float | None:
+        """A value over its usual value; None if either is unknown."""
+        if value is None or self._samples < FIRST_SAMPLES or not self.value:
+            return None
+        return value / self.value
+
+
+class Sample(NamedTuple):
+    """One sample: its end, its work, its mean step, and the least and the most that may take."""
+
+    t_s: float
+    work: Work
+    step: Step
+    limits_s: tuple[float, float] | None
+
+
+class Account:
+    """The account of one engine. `window_s` is the short window.
+
+    It survives a restart of the server: the new process is compared with the old one.
+    """
+
+    def __init__(self, *, window_s: float) -> None:
+        self._window_s, self._sample_s = window_s, window_s / SAMPLES_A_WINDOW
+        self._begun: tuple[float, tuple[float, ...]] | None = None
+        self._usages: list[float] = []
+        self._recent: deque[Sample] = deque()
+        self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
+        self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
+        self._prefills_s = -inf
+        self._usual = {key: Usual() for key in (DEMAND, *WORK_FACTORS)}
+        self._off_s: dict[str, float] = {}
+        self._slow_since_s = inf
+        self.is_slow = False
+        """Whether the engine is slower than in quiet times: nothing is to be learned of it."""
+        self.values: Signals = NOTHING_KNOWN
+        """The account's signals; the same object until a sample ends."""
+
+    def restarted(self) -> None:
+        """Another process answers now, or the clock was set back."""
+        self._begun = None
+        self._pause()
+
+    def _pause(self) -> None:
+        self._recent.clear()
+        self.values = NOTHING_KNOWN
+
+    def update(self, now_s: float, values: Values) -> None:
+        """Take a scrape into account."""
+        totals, begun = values.totals, self._begun
+        if totals is None:
+            return
+        self._usages.append(values.signals.get("kv_usage_ratio") or 0.0)
+        if begun is None:
+            self._begin(now_s, totals)
+            return
+        seconds = now_s - begun[0]
+        if seconds < self._sample_s - HALF_MS_S:
+            return
+        if totals[GAPS] - begun[1][GAPS] >= GAPS_MIN:
+            usage = sum(self._usages) / len(self._usages)
+            gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
+            self._begin(now_s, totals)
+            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values.started_s)
+        elif seconds > self._window_s:
+            if self._recent and now_s - self._recent[-1].t_s > self._window_s:
+                self._pause()
+            if seconds > LONGEST_WINDOWS * self._window_s:
+                self._begin(now_s, totals)
+
+    def _begin(self, now_s: float, totals: tuple[float, ...]) -> None:
+        """Begin a sample."""
+        self._begun, self._usages = (now_s, totals), self._usages[-1:]
+
+    def _add(self, work: Work, now_s: float, started_s: float | None) -> None:
+        step = work.step
+        limits_s = self._steps.limits(step, self._prefills.token_s)
+        if limits_s is not None:
+            self._steps.follow(limits_s[1] / step.took_s)
+        recent = self._recent
+        recent.append(Sample(now_s, work, step, limits_s))
+        while recent[0].t_s < now_s - KEPT_WINDOWS * self._window_s:
+            recent.popleft()
+        speed = self._speed()
+        if speed is not None and speed.ratio >= CHANGED_FROM:
+            if self._is_full(now_s):
+                self._steps.forget()  # what was learned was not this engine's best
+            speed = None
+        slow = speed is not None and speed.ratio < LEARNED_FROM
+        warms_up = started_s is not None and now_s - started_s < WARM_UP_WINDOWS * self._window_s
+        quiet = not slow and not warms_up and not work.preemptions
+        if quiet and (limits_s is None or self._steps.may_learn(limits_s[1] / step.took_s)):
+            self._steps.learn(step, now_s)
+        total = _total([sample.work for sample in recent])
+        prefill = self._prefill_speed(total, quiet, now_s)
+        for pace in (self._steps, self._prefills):
+            if slow or (prefill is not None and prefill.ratio < LEARNED_FROM):
+                pace.doubt()
+            else:
+                pace.settle(now_s - SETTLED_WINDOWS * self._window_s)
+        self._compare(total, speed, prefill, now_s)
+
+    def _speed(self) -> Speed | None:
+        """The speed over the recent samples, each weighted by its tokens."""
+        took_s = least_s = most_s = 0.0
+        for _, work, step, limits_s in self._recent:
+            if work.preemptions:
+                return None
+            if limits_s is None:
+                continue
+            took_s += work.gaps * step.took_s
+            least_s += work.gaps * limits_s[0]
+            most_s += work.gaps * limits_s[1]
+        return self._steps.speed(most_s / took_s, least_s / took_s) if took_s else None
+
+    def _is_full(self, now_s: float) -> bool:
+        """Whether the recent samples cover their time, and all of them were judged."""
+        covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
+        judged = all(sample.limits_s is not None for sample in self._recent)
+        return judged and covered_s >= KEPT_WINDOWS * self._window_s - HALF_MS_S
+
+    def _prefill_speed(self, total: Work, quiet: bool, now_s: float) -> Speed | None:
+        """The speed of the prefills of the recent samples. It is learned in quiet times."""
+        step = total.step
+        prefill = total.prefill(step)
+        if prefill is None:
+            return None
+        limits_s = self._prefills.limits(prefill)
+        speed = None
+        if limits_s is not None:
+            most, least = limits_s[1] / prefill.took_s, limits_s[0] / prefill.took_s
+            if now_s - self._prefills_s >= KEPT_WINDOWS * self._window_s:
+                self._prefills.follow(most)
+            speed = self._prefills.speed(most, least)
+            quiet = quiet and self._prefills.may_learn(most)
+        if quiet and now_s - self._prefills_s >= KEPT_WINDOWS * self._window_s:
+            self._prefills_s = now_s
+            own_s = max(prefill.took_s - step.took_s, FEWEST_SHARE * prefill.took_s)
+            self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.size)
+        return speed
+
+    def _compare(
+        self, total: Work, speed: Speed | None, prefill: Speed | None, now_s: float
+    ) -> None:
+        """Compare demand and work of the recent samples with their usual values."""
+        present = _work_of(total)
+        moved = {key: self._usual[key].ratio(value) for key, value in present.items()}
+        if (present[HITS] or 0.0) < HITS_MIN and self._usual[HITS].value < HITS_MIN:
+            moved[HITS] = None if present[HITS] is None else 1.0
+        ratio = None if speed is None else speed.ratio
+        of_prefill = None if prefill is None else prefill.ratio
+        speeds = {SPEED: ratio, PREFILL_SPEED: of_prefill}
+        known = [each for each in speeds.values() if each is not None]
+        self.is_slow = min(known) <= 1 / CHANGED_FROM if known else self.is_slow
+        if not self.is_slow:
+            self._slow_since_s = inf
+        elif now_s - (since := min(self._slow_since_s, now_s)) >= ACCEPTED_AFTER_S:
+            self._accept()
+        else:
+            self._slow_since_s = since
+        self._mark({**speeds, **{key: moved[key] for key in FACTORS}}, now_s)
+        if not self.is_slow:
+            for key, value in present.items():
+                if value is not None:
+                    self._usual[key].add(value)
+        slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
+        since_s = min(slow_s or self._off_s.values(), default=None)
+        error = None if speed is None else speed.error
+        self.values = {
+            **_rounded(speeds, 0.05),
+            **_rounded({SPEED_ERROR: error}, 0.05),
+            **_rounded(moved, 0.1),
+            SPEED_SAMPLES: None if speed is None else float(min(speed.samples, SAMPLES_TOLD)),
+            MOVED_FOR: None if since_s is None else 10.0 * round((now_s - since_s) / 10),
+        }
+
+    def _accept(self) -> None:
+        """Take the present speed as the usual one: it has lasted."""
+        self._steps.forget()
+        self._prefills.forget()
+        self._usual = {key: Usual() for key in self._usual}
+        self._off_s.clear()
+        self._slow_since_s, self.is_slow = inf, False
+
+    def _mark(self, factors: Mapping[str, float | None], now_s: float) -> None:
+        """Note since when each factor has been off its usual value. Unknown changes nothing."""
+        for name, ratio in factors.items():
+            if ratio is None:
+                continue
+            if 1 / CHANGED_FROM < ratio < CHANGED_FROM:
+                self._off_s.pop(name, None)
+            else:
+                self._off_s.setdefault(name, self._recent[0].t_s if not self._off_s else now_s)
+
+
+KEPT_WINDOWS = 0.5
+SETTLED_WINDOWS = 1.0
+"""A sample is learned if no trouble follows within so many windows."""
+NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)
+
+
+def _total(works: Sequence[Work]) -> Work:
+    """The sum of samples; its KV usage is not used."""
+    return Work(*map(sum, zip(*[astuple(work) for work in works], strict=True)))
+
+
+def _work_of(total: Work) -> dict[str, float | None]:
+    """Requests/s and the work of a mean request; None where too few requests show it."""
+    requests = total.first_tokens
+    enough = requests >= COUNT_MIN and total.prompt_tokens > 0
+    computed = total.computed_tokens
+    return {
+        DEMAND: requests / total.seconds if requests >= COUNT_MIN else None,
+        PROMPTS: total.prompt_tokens / requests if enough else None,
+        COMPUTED: computed / requests if enough else None,
+        ANSWERS: total.answer_tokens / total.answers if total.answers >= COUNT_MIN else None,
+        HITS: max(0.0, 1 - computed / total.prompt_tokens) if enough else None,
+        DRAFTS: total.tokens / (total.gaps + requests),
+    }
+
+
+def _rounded(values: Signals, step: float) -> dict[str, float | None]:
+    """Values in steps: no more digits are known, and the store keeps every change."""
+    return {
+        key: None if value is None else round(round(value / step) * step, 2)
+        for key, value in values.items()
+    }

@@ -1,0 +1,96 @@
+"""Calls in flight at the API server, an account beside the engine's gauges. Pure.
+
+The gauges are those of the engine's last step. If the engine hangs between two steps, they say that
+nothing runs; if all clients leave at once, they say that everything still runs, until the next
+step. The API server tells both: it holds a connection open for each call, and counts calls as they
+end.
+"""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.account_signals import (
+    ALL_CANCELLED,
+    AT_THE_DOOR,
+    CANCELLED,
+    OPEN_CALLS_SIGNALS,
+)
+from kneewatch.diagnose.learned.account import ACCEPTED, FINISHED
+from kneewatch.diagnose.values import Signals, Values
+
+LEVEL_S = 300.0
+"""The level of open connections is the highest of this time, and of as long a time before."""
+
+OPEN_MIN, GROWTH_MIN = 4.0, 2
+"""Fewest connections beyond the level, and fewest scrapes in which they grew."""
+
+SOON_S = 20.0
+"""Calls that end within so many seconds of the last token were cancelled, not timed out."""
+
+MORE = 1.1
+"""If more calls end than requests were in flight, by this ratio, new calls fail too: a stall."""
+
+
+class OpenCalls:
+    """The calls in flight at one engine's API server."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[float, tuple[float, ...]] | None = None
+        self._before: tuple[float, tuple[float, ...]] | None = None
+        self._left_soon = 0.0
+        self._grown, self._most = 0, 0.0
+        self._level, self._level_before, self._level_since_s = 0.0, 0.0, -LEVEL_S
+        self.values: dict[str, float | None] = dict.fromkeys(OPEN_CALLS_SIGNALS)
+        """The signals, as of the newest scrape."""
+
+    def update(self, t_s: float, values: Values, signals: Signals, *, token: bool) -> None:
+        """Take a scrape into account; `token`: tokens were generated since the one before."""
+        running, files = signals.get("running"), signals.get("open_files")
+        in_flight = (running or 0.0) + (signals.get("waiting") or 0.0)
+        if values.totals is None:
+            return
+        now = (t_s, values.totals)
+        if token:
+            # Calls may have ended since the scrape before, after the last token.
+            self._begun = self._before or now
+            self._left_soon, self._grown, self._most = 0.0, 0, 0.0
+            if files is not None:
+                self._note_level(files - in_flight, t_s)
+        self._before = now
+        self.values = dict.fromkeys(OPEN_CALLS_SIGNALS)
+        if self._begun is None or running is None:
+            return
+        if files is not None:
+            self.values[AT_THE_DOOR] = 0.0 if token else self._at_the_door(files, in_flight)
+        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self._begun, in_flight)
+
+    def _note_level(self, open_connections: float, t_s: float) -> None:
+        if t_s - self._level_since_s >= LEVEL_S:
+            self._level_before, self._level, self._level_since_s = self._level, 0.0, t_s
+        self._level = max(self._level, open_connections)
+
+    def _at_the_door(self, files: float, in_flight: float) -> float:
+        """Connections beyond their level; 0 unless they have grown several times."""
+        beyond = files - in_flight - max(self._level, self._level_before)
+        if beyond > self._most:
+            self._most, self._grown = beyond, self._grown + 1
+        steady = beyond >= OPEN_MIN and self._grown >= GROWTH_MIN
+        return beyond if steady and beyond >= self._most / MORE else 0.0
+
+    def _cancelled(
+        self,
+        now: tuple[float, tuple[float, ...]],
+        begun: tuple[float, tuple[float, ...]],
+        in_flight: float,
+    ) -> float | None:
+        """1 if the calls of (nearly) all requests in flight were cancelled, else 0; None if
+        unknown."""
+        (t_s, totals), (begun_s, before) = now, begun
+        if not totals[ACCEPTED]:
+            return None
+        if in_flight < 1:
+            return 0.0
+        left = totals[ACCEPTED] - before[ACCEPTED] - (totals[FINISHED] - before[FINISHED])
+        if t_s - begun_s <= SOON_S:
+            self._left_soon = left
+        share = self._left_soon / in_flight
+        return 1.0 if share >= ALL_CANCELLED and left <= MORE * in_flight else 0.0

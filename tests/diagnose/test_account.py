@@ -1,0 +1,279 @@
+"""The account of one engine: speed at equal work, demand and work, under loads that differ."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec import Struct
+
+from kneewatch.diagnose import account_signals as accounts
+from kneewatch.diagnose.changed import changed
+from kneewatch.diagnose.engine.reader import COUNTED
+from kneewatch.diagnose.learned import account as learned_account
+from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.values import Values
+from tests.incidents import rebuilt
+
+SCRAPE_S = 5.0
+QUIET_S = 600.0
+
+
+class Load(Struct, frozen=True):
+    """A steady load. `callers`: a closed loop of so many; otherwise requests/s are `per_s`."""
+
+    per_s: float = 2.0
+    callers: float | None = None
+    prompt_tokens: float = 500.0
+    hit_ratio: float = 0.0
+    answer_tokens: float = 100.0
+    accepted: float = 1.0
+    """Tokens per sequence and step."""
+
+
+class Machine(Struct, frozen=True):
+    """An engine: seconds of a step with `batch` sequences are `base_s` and `sequence_s` for each.
+
+    `slower`: all of it takes so many times as long.
+    """
+
+    base_s: float = 0.02
+    sequence_s: float = 0.0003
+    token_s: float = 0.0001
+    kv_tokens: float = 400_000.0
+    slower: float = 1.0
+    prefill_slower: float = 1.0
+
+    def step_s(self, batch: float, prompt_tokens: float) -> float:
+        return self.slower * (self.base_s + self.sequence_s * batch + self.token_s * prompt_tokens)
+
+
+class Served:
+    """An account that is fed with the totals of an engine under loads, one after another."""
+
+    def __init__(self, *, window_s: float = 60.0, noise: float = 0.02) -> None:
+        self.account = Account(window_s=window_s)
+        self.t_s, self._totals = 0.0, [0.0] * len(COUNTED)
+        self._random, self._noise = random.Random(1), noise
+
+    def under(self, load: Load, machine: Machine, seconds: float = 120.0) -> Served:
+        """Serve a load for some time."""
+        for _ in range(round(seconds / SCRAPE_S)):
+            self._scrape(load, machine)
+        return self
+
+    def _scrape(self, load: Load, machine: Machine) -> None:
+        batch, per_s, step_s = steady(load, machine)
+        step_s *= self._random.gauss(1.0, self._noise)
+        computed = load.prompt_tokens * (1 - load.hit_ratio)
+        context = load.prompt_tokens + load.answer_tokens / 2
+        usage = min(1.0, batch * context / machine.kv_tokens)
+        requests = per_s * SCRAPE_S
+        gaps = requests * (load.answer_tokens / load.accepted - 1)
+        prefill_s = machine.slower * machine.prefill_slower * machine.token_s * computed + step_s
+        for at, gained in enumerate(
+            (
+                requests * load.answer_tokens,
+                gaps * step_s,
+                gaps,
+                requests,
+                (gaps + requests) / batch,
+                requests * load.prompt_tokens,
+                requests * computed,
+                requests * load.prompt_tokens * load.hit_ratio,
+                requests * prefill_s,
+                requests,
+                requests * computed,
+                requests,
+                requests * load.answer_tokens,
+                0.0,
+                requests,
+                requests,
+            )
+        ):
+            self._totals[at] += gained
+        self.t_s += SCRAPE_S
+        self.account.update(self.t_s, Values({"kv_usage_ratio": usage}, totals=tuple(self._totals)))
+
+    def value(self, key: str) -> float | None:
+        return self.account.values.get(key)
+
+    @property
+    def speed(self) -> float | None:
+        return self.value(accounts.SPEED)
+
+    def error(self) -> float:
+        return self.value(accounts.SPEED_ERROR) or 0.0
+
+
+def steady(load: Load, machine: Machine) -> tuple[float, float, float]:
+    """Batch, requests/s and seconds of a step in the steady state, by Little's law."""
+    steps = load.answer_tokens / load.accepted
+    computed = load.prompt_tokens * (1 - load.hit_ratio)
+    batch, per_s, step_s = load.callers or 1.0, load.per_s, machine.base_s
+    for _ in range(200):
+        step_s = machine.step_s(batch, computed / steps * batch)
+        if load.callers is None:
+            batch = max(1.0, load.per_s * steps * step_s)
+        else:
+            batch, per_s = load.callers, load.callers / (steps * step_s)
+    return batch, per_s, step_s
+
+
+MACHINE = Machine()
+
+
+def slowed(times: float) -> Machine:
+    return Machine(slower=times)
+
+
+@pytest.mark.parametrize("times", [1.5, 2.0, 3.0, 5.0])
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(), id="open loop"),
+        pytest.param(Load(callers=8.0), id="closed loop"),
+        pytest.param(Load(callers=1.0), id="single caller"),
+    ],
+)
+def test_slow_steps_are_seen_whatever_the_batch_does(load: Load, times: float) -> None:
+    served = Served().under(load, MACHINE, QUIET_S)
+    assert served.speed == pytest.approx(1.0, abs=0.02)
+    served.under(load, slowed(times))
+    assert served.speed is not None
+    assert served.speed <= 0.75
+    assert abs(served.speed - 1 / times) <= served.error() + 0.05
+
+
+def test_a_closed_loop_is_told_from_an_open_one() -> None:
+    for load, follows in ((Load(), False), (Load(callers=8.0), True)):
+        served = Served().under(load, MACHINE, QUIET_S).under(load, slowed(3.0))
+        split = changed(served.account.values, served.t_s)
+        assert split is not None
+        assert split.follows is follows
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(per_s=1.0), id="half the load"),
+        pytest.param(Load(per_s=4.0), id="twice the load"),
+        pytest.param(Load(per_s=8.0), id="four times the load"),
+        pytest.param(Load(prompt_tokens=1000.0), id="longer prompts"),
+        pytest.param(Load(answer_tokens=300.0), id="longer answers"),
+        pytest.param(Load(hit_ratio=0.9), id="prompts that hit"),
+    ],
+)
+def test_another_load_is_not_a_slow_engine(load: Load) -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S).under(load, MACHINE, 300.0)
+    assert served.speed is None or 0.8 <= served.speed <= 1.25
+
+
+def test_a_saturated_engine_with_more_callers_is_not_slow() -> None:
+    """Throughput is at its maximum: tokens take as many times as long as there are callers."""
+    machine = Machine(base_s=0.005, sequence_s=0.0004, token_s=0.0002)
+    served = Served()
+    for callers in (64.0, 128.0, 256.0):
+        served.under(Load(callers=callers, prompt_tokens=20.0), machine, QUIET_S)
+        assert served.speed is None or served.speed >= 0.8
+
+
+def test_speculation_with_longer_steps_that_yield_more_is_not_slow() -> None:
+    served = Served().under(Load(accepted=1.8), MACHINE, QUIET_S)
+    served.under(Load(accepted=4.0), slowed(1.8))
+    assert served.speed is None or served.speed >= 0.8
+    assert served.value(accounts.DRAFTS) == pytest.approx(4.0 / 1.8, rel=0.2)
+
+
+def test_fewer_accepted_drafts_are_work_and_not_speed() -> None:
+    served = Served().under(Load(accepted=3.0), MACHINE, QUIET_S)
+    served.under(Load(accepted=1.5), MACHINE)
+    assert served.speed == pytest.approx(1.0, abs=0.05)
+    assert served.value(accounts.DRAFTS) == pytest.approx(0.5, abs=0.11)
+
+
+def test_a_slow_prefill_is_seen() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S)
+    served.under(Load(), Machine(prefill_slower=4.0), 180.0)
+    assert served.speed == pytest.approx(1.0, abs=0.05)
+    prefill = served.value(accounts.PREFILL_SPEED)
+    assert prefill is not None
+    assert prefill <= 0.5
+
+
+def test_no_fault_is_learned() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0), 6 * 3600.0)
+    assert served.account.is_slow
+    assert served.speed is not None
+    assert served.speed <= 0.5
+    served.under(Load(), MACHINE, 300.0)
+    assert served.speed == pytest.approx(1.0, abs=0.05)
+    assert not served.account.is_slow
+
+
+def test_a_speed_that_lasts_a_day_is_the_new_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned_account, "ACCEPTED_AFTER_S", 1800.0)
+    served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0), 2700.0)
+    assert served.speed == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_slowdown_that_creeps_is_seen() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S)
+    for minute in range(1, 6):
+        served.under(Load(), slowed(1 + 0.4 * minute), 60.0)
+    served.under(Load(), slowed(3.0), 60.0)
+    assert served.speed is not None
+    assert served.speed <= 0.6
+
+
+def test_the_old_process_is_what_a_new_one_is_compared_with() -> None:
+    served = Served().under(Load(callers=1.0), MACHINE, QUIET_S)
+    served.account.restarted()
+    assert served.speed is None
+    served.under(Load(callers=1.0), slowed(7.0))
+    assert served.speed == pytest.approx(1 / 7, abs=0.05)
+
+
+def test_an_engine_that_was_always_slow_has_no_usual_speed() -> None:
+    served = Served().under(Load(), slowed(3.0), QUIET_S)
+    assert served.speed == pytest.approx(1.0, abs=0.05)
+
+
+def test_nothing_is_known_at_first_and_while_nothing_runs() -> None:
+    served = Served().under(Load(), MACHINE, 60.0)
+    assert served.speed is None
+    served.under(Load(), MACHINE, QUIET_S).under(Load(per_s=0.0), MACHINE, 300.0)
+    assert served.speed is None
+
+
+def test_noise_of_quiet_times_is_not_a_change() -> None:
+    served = Served(noise=0.3).under(Load(), MACHINE, QUIET_S)
+    speeds = [served.under(Load(), MACHINE, SCRAPE_S).speed for _ in range(120)]
+    assert all(speed is None or 0.8 <= speed <= 1.25 for speed in speeds)
+
+
+def test_the_split_is_one_line() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0))
+    split = changed(served.account.values, 1_795_000_000.0)
+    assert split is not None
+    assert split.since_s is not None
+    words = split.words()
+    assert "requests/s x1.0, prompts x1.0, answers x1.0, hits x1.0, engine speed x0." in words
+    assert words.startswith("since ")
+    assert changed({}, 0.0) is None
+
+
+def test_an_unknown_factor_is_said() -> None:
+    split = changed({accounts.DEMAND: 1.0}, 0.0)
+    assert split is not None
+    assert split.words() == (
+        "as usual: requests/s x1.0, prompts unknown, answers unknown, hits unknown, "
+        "engine speed unknown"
+    )
+
+
+@pytest.mark.parametrize("name", rebuilt.cases())
+def test_a_rebuilt_incident_is_told_right(name: str) -> None:
+    case = rebuilt.cases()[name]
+    said = rebuilt.said(name, case, rebuilt.diagnoses(name))
+    assert said.right, rebuilt.table([said])

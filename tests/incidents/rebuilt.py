@@ -1,0 +1,157 @@
+"""Incidents rebuilt from public threads, and recordings of a real vLLM: a table of `make
+accuracy`.
+
+`tests/fixtures/incidents/expected.json` says for each capture which causes may come first (null:
+nothing at warning or worse) between two times, in seconds from the capture's start.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.format import Entry, entry_of
+from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import Severity
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "incidents"
+SUFFIX = ".jsonl.xz"
+RIGHT_FROM = 0.8
+"""Share of the judged scrapes in which a wanted cause must come first."""
+
+CALM_S = 110.0
+"""No incident begins earlier than this after its capture's start."""
+
+
+class Case(Struct, frozen=True, rename={"from_s": "from", "to_s": "to"}):
+    """What is expected of a capture. `mild`: a note is enough."""
+
+    want: tuple[str, ...] | None
+    from_s: float
+    to_s: float
+    mild: bool = False
+
+    @property
+    def least(self) -> Severity:
+        """The least severity of the first cause."""
+        return Severity.INFO if self.mild else Severity.WARNING
+
+
+class Said(Struct, frozen=True):
+    """What was said of a capture: the judged scrapes, and those before the incident begins."""
+
+    name: str
+    case: Case
+    judged: Sequence[Verdict]
+    before: Sequence[Verdict]
+
+    @property
+    def share(self) -> float:
+        """Share of the judged scrapes that are right."""
+        right = [self._is_right(diagnosis) for diagnosis in self.judged]
+        return sum(right) / len(right) if right else 0.0
+
+    def _is_right(self, diagnosis: Verdict) -> bool:
+        if self.case.want is None:
+            return diagnosis.severity < Severity.WARNING
+        first = diagnosis.causes[0] if diagnosis.causes else None
+        return (
+            first is not None and first.id in self.case.want and first.severity >= self.case.least
+        )
+
+    @property
+    def early(self) -> str:
+        """The first thing said at warning or worse before the incident begins; empty if none."""
+        loud = [diagnosis for diagnosis in self.before if diagnosis.severity >= Severity.WARNING]
+        return worded(loud[0]) if loud else ""
+
+    @property
+    def right(self) -> bool:
+        """Whether the capture was told right, and nothing was said too early."""
+        enough = 1.0 if self.case.want is None else RIGHT_FROM
+        return self.share >= enough and not self.early
+
+
+def worded(diagnosis: Verdict) -> str:
+    """The first cause with its severity; without causes the health."""
+    if not diagnosis.causes or diagnosis.causes[0].severity < diagnosis.severity:
+        return f"{diagnosis.headline or '-'} {diagnosis.health}"
+    return f"{diagnosis.causes[0].id} {diagnosis.causes[0].severity.word}"
+
+
+def cases() -> dict[str, Case]:
+    """Expected verdicts by name of the capture."""
+    import msgspec
+
+    return msgspec.convert(json.loads((FOLDER / "expected.json").read_text()), dict[str, Case])
+
+
+def entries(name: str) -> Iterator[Entry]:
+    """The scrapes of a capture."""
+    with lzma.open(FOLDER / f"{name}{SUFFIX}") as file:
+        for line in file:
+            entry = entry_of(line)
+            assert isinstance(entry, Entry)
+            yield entry
+
+
+def diagnoses(name: str, profile: Profile | None = None) -> list[Verdict]:
+    """Every diagnosis of a capture, oldest first."""
+    stream = TargetStream(name, profile or Profile(), Limits())
+    return [diagnosis for entry in entries(name) for diagnosis in stream.replay(entry)]
+
+
+def said(name: str, case: Case, given: Sequence[Verdict]) -> Said:
+    """What was said of a capture."""
+    begun_s = given[0].t_s
+    return Said(
+        name,
+        case,
+        [each for each in given if case.from_s <= each.t_s - begun_s <= case.to_s],
+        [each for each in given if each.t_s - begun_s < min(CALM_S, case.from_s)],
+    )
+
+
+def table(every: Sequence[Said]) -> str:
+    """A row per capture, and how many were told right."""
+    lines = [f"{'capture':18}{'wanted first':48}{'ok':4}{'share':>6}  said first (scrapes)"]
+    for row in every:
+        wanted = "nothing at warning" if row.case.want is None else "/".join(row.case.want)
+        counts = Counter(map(worded, row.judged)).most_common(3)
+        words = ", ".join(f"{cause} {count}" for cause, count in counts)
+        early = f"; too early: {row.early}" if row.early else ""
+        mark = "yes" if row.right else "NO"
+        lines.append(f"{row.name:18}{wanted[:46]:48}{mark:4}{row.share:6.2f}  {words}{early}")
+    faults = [row for row in every if row.case.want is not None]
+    quiet = [row for row in every if row.case.want is None]
+    lines += [
+        "",
+        f"rebuilt incidents told right: {sum(row.right for row in faults)} of {len(faults)}",
+        f"healthy ones without a warning: {sum(row.right for row in quiet)} of {len(quiet)}",
+    ]
+    return "\n".join(lines)
+
+
+def report(only: Sequence[str] = ()) -> str:
+    """The table of all captures, or of those that are named."""
+    expected: Mapping[str, Case] = cases()
+    return table(
+        [
+            said(name, case, diagnoses(name))
+            for name, case in expected.items()
+            if not only or name in only
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(report(sys.argv[1:]))
