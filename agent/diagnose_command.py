@@ -22,7 +22,6 @@ from kneewatch.collector.http.fetch import Fetcher, Scrape
 from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.engine.diagnosis import log_diagnosis
 from kneewatch.diagnose.values import STALL
 from kneewatch.diagnose.verdict import LogFact, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
@@ -117,6 +116,9 @@ def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
 
 
 def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> int:
+    # Imported here: only the diagnosis of a log needs it, and this import is slow.
+    from kneewatch.diagnose.recommend.startup import log_diagnosis
+
     now_s = time.time()
     _, deployment = facts_of_log(stated(settings), log, now_s)
     diagnosis = log_diagnosis(log, deployment, target=target, t_s=now_s)

@@ -321,3 +321,16 @@ def decode(data: bytes | str) -> Verdict:
         DocumentError: it is not such a document, or a value has the wrong type.
     """
     return read(_DECODER, data, schema=SCHEMA, words=WORDS_OF)
+
+
+LOG_BASIS = "nothing: a log has no metrics"
+"""What a verdict from a log alone is judged against."""
+
+
+class LogFailure(Struct, frozen=True):
+    """Why a server did not start or died, according to its log, and changes that would let it
+    start."""
+
+    cause: Cause
+    recommendations: tuple[Recommendation, ...]
+    unknown: tuple[str, ...]

@@ -20,9 +20,8 @@ from kneewatch.diagnose.deployment.server_facts import (
     VERSION,
 )
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.engine.diagnosis import BASIS as LOG_BASIS
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.verdict import SYMPTOMS, Cause, Counterfactual, Server, Verdict
+from kneewatch.diagnose.verdict import LOG_BASIS, SYMPTOMS, Cause, Counterfactual, Server, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.rules.formatting import (

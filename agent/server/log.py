@@ -33,7 +33,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     merge,
 )
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.engine.diagnosis import LogFailure, log_failure
+from kneewatch.diagnose.verdict import LogFailure
 
 NAMES: Mapping[str, str] = {
     "version": VERSION,
@@ -147,6 +147,9 @@ def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[ServerF
 def failure_of(log: StartupLog, stated: Stated, now_s: float) -> LogFailure | None:
     """The failure at the end of the log, which was first read at `now_s`. None if the log does not
     end with a failure."""
+    # Imported here: most servers start, and this import is slow.
+    from kneewatch.diagnose.recommend.startup import log_failure
+
     return log_failure(log, facts_of_log(stated, log, now_s)[1], now_s)
 
 

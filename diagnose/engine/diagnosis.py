@@ -7,21 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.causes.startup import failed
-from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
-from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.verdict import SYMPTOMS, Cause, Verdict
+from kneewatch.diagnose.verdict import SYMPTOMS, Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import WARNING, Severity, State
-from kneewatch.rules.wire import to_ms
 
 SLOW_DRIFT = 3.0
 
@@ -136,85 +129,3 @@ class CauseTracker:
             for tracked in self._tracked.values()
             if tracked.reported
         ]
-
-
-# --- The diagnosis of a server by its log alone: started, not started or died ---------------------
-
-
-GPU_SIZE_TOLERANCE_RATIO = 0.1
-"""The driver and ECC use a few percent of a GPU's memory."""
-
-BASIS = "nothing: a log has no metrics"
-
-
-class LogFailure(Struct, frozen=True):
-    """Why a server did not start or died, according to its log, and changes that would let it
-    start."""
-
-    cause: Cause
-    recommendations: tuple[Recommendation, ...]
-    unknown: tuple[str, ...]
-
-
-def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:
-    """The failure at the end of the log, first read at `since_s`; None if there is none.
-
-    `stated` includes the log's facts. If its GPU has another memory size than the log's GPU, no
-    sizes are recommended.
-    """
-    if log.failure is None:
-        return None
-    # Imported here: most servers start, and this import is slow.
-    from kneewatch.diagnose.recommend.startup import Remedies
-
-    problem = _gpu_problem(log, log.failure, stated)
-    remedies = Remedies(log.failure, log, replace(stated, gpu=None) if problem else stated)
-    return LogFailure(
-        failed(log.failure, since_s),
-        tuple(remedies.all()),
-        (problem,) if problem else tuple(remedies.missing()),
-    )
-
-
-def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
-    """A line about a stated GPU whose memory differs from the log's; empty if it does not
-    differ."""
-    logged = failure.details.get("gpu_memory_gib", log.number("gpu_memory_gib"))
-    if stated.gpu is None or not isinstance(logged, int | float):
-        return ""
-    stated_gib = stated.gpu.memory_bytes / GIB
-    if abs(logged / stated_gib - 1) <= GPU_SIZE_TOLERANCE_RATIO:
-        return ""
-    return (
-        f"what fits on these GPUs: {stated.gpu.id} has {stated_gib:.1f} GiB, and the log says that "
-        f"the GPU has {logged:.1f} GiB; check --gpu"
-    )
-
-
-def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -> Verdict:
-    """The diagnosis from a log that was read at `t_s`; `stated` includes the log's facts.
-
-    Its health is `unknown` if the log ends while the server is still starting.
-    """
-    failure = log_failure(log, stated, t_s)
-    model = log.facts.get("model")
-    running = log.phase in ("serving", "stopped")
-    return Verdict(
-        t_s=to_ms(t_s),
-        target=target,
-        model=str(model.value) if model else "",
-        health="critical" if failure else "ok" if running else "unknown",
-        # When it happened is unknown: the lines have no year and no time zone.
-        causes=[replace(failure.cause, since_s=None).rounded()] if failure else [],
-        unknown=[*_lacking(log), *(failure.unknown if failure else ())],
-        judged_against=BASIS,
-        recommendations=failure.recommendations if failure else (),
-    )
-
-
-def _lacking(log: StartupLog) -> list[str]:
-    """Lines about facts that this version usually logs but this log lacks; none while the server
-    starts."""
-    if log.phase == "starting":
-        return []
-    return [f"{title(fact)}: no line in the log" for fact in log.not_logged]

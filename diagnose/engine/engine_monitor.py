@@ -11,11 +11,10 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import LogFailure
 from kneewatch.diagnose.engine.judge import Catalogue, Judge
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading
-from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
 from kneewatch.rules.rule import LONG_WINDOWS
 
 VANISHED_KEPT_S = 3600.0

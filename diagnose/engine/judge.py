@@ -24,7 +24,6 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
     CauseTracker,
-    LogFailure,
     health,
     judged_against,
     symptoms,
@@ -54,6 +53,7 @@ from kneewatch.diagnose.verdict import (
     UNKNOWN_STAGE,
     Cause,
     Counterfactual,
+    LogFailure,
     Verdict,
     worst_of,
 )

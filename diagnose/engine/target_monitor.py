@@ -18,11 +18,10 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import LogFailure
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict import LogFailure, Verdict
 from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:

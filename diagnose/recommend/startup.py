@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
+from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.diagnose.deployment.startup_log import StartupLog
+from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
@@ -21,6 +21,8 @@ from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
+from kneewatch.rules.wire import to_ms
 
 CONTEXT_STEP_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 1024
@@ -282,3 +284,71 @@ def _memory_of(setup: Setup) -> Memory | None:
         return memory(setup)
     except SizingError:
         return None
+
+
+# --- The diagnosis of a server by its log alone: started, not started or died ---------------------
+
+
+GPU_SIZE_TOLERANCE_RATIO = 0.1
+"""The driver and ECC use a few percent of a GPU's memory."""
+
+
+def log_failure(read: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:
+    """The failure at the end of the log, first read at `since_s`; None if there is none.
+
+    `stated` includes the log's facts. If its GPU has another memory size than the log's GPU, no
+    sizes are recommended.
+    """
+    if read.failure is None:
+        return None
+    problem = _gpu_problem(read, read.failure, stated)
+    remedies = Remedies(read.failure, read, replace(stated, gpu=None) if problem else stated)
+    return LogFailure(
+        failed(read.failure, since_s),
+        tuple(remedies.all()),
+        (problem,) if problem else tuple(remedies.missing()),
+    )
+
+
+def _gpu_problem(read: StartupLog, failure: Failure, stated: Stated) -> str:
+    """A line about a stated GPU whose memory differs from the log's; empty if it does not
+    differ."""
+    logged = failure.details.get("gpu_memory_gib", read.number("gpu_memory_gib"))
+    if stated.gpu is None or not isinstance(logged, int | float):
+        return ""
+    stated_gib = stated.gpu.memory_bytes / GIB
+    if abs(logged / stated_gib - 1) <= GPU_SIZE_TOLERANCE_RATIO:
+        return ""
+    return (
+        f"what fits on these GPUs: {stated.gpu.id} has {stated_gib:.1f} GiB, and the log says that "
+        f"the GPU has {logged:.1f} GiB; check --gpu"
+    )
+
+
+def log_diagnosis(read: StartupLog, stated: Stated, *, target: str, t_s: float) -> Verdict:
+    """The diagnosis from a log that was read at `t_s`; `stated` includes the log's facts.
+
+    Its health is `unknown` if the log ends while the server is still starting.
+    """
+    failure = log_failure(read, stated, t_s)
+    model = read.facts.get("model")
+    running = read.phase in ("serving", "stopped")
+    return Verdict(
+        t_s=to_ms(t_s),
+        target=target,
+        model=str(model.value) if model else "",
+        health="critical" if failure else "ok" if running else "unknown",
+        # When it happened is unknown: the lines have no year and no time zone.
+        causes=[replace(failure.cause, since_s=None).rounded()] if failure else [],
+        unknown=[*_lacking(read), *(failure.unknown if failure else ())],
+        judged_against=LOG_BASIS,
+        recommendations=failure.recommendations if failure else (),
+    )
+
+
+def _lacking(read: StartupLog) -> list[str]:
+    """Lines about facts that this version usually logs but this log lacks; none while the server
+    starts."""
+    if read.phase == "starting":
+        return []
+    return [f"{title(fact)}: no line in the log" for fact in read.not_logged]
