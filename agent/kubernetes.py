@@ -24,14 +24,7 @@ from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variabl
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
-from kneewatch.diagnose.deployment.server_facts import (
-    GPU,
-    POD,
-    VERSION,
-    SourceReading,
-    Value,
-    printable,
-)
+from kneewatch.diagnose.deployment.server_facts import GPU, POD, VERSION, SourceReading, printable
 from kneewatch.diagnose.deployment.vllm_flags import (
     Launch,
     image_launch,
@@ -39,6 +32,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     parse_launch,
     process_launch,
 )
+from kneewatch.diagnose.verdict import Value
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api

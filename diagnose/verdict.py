@@ -31,7 +31,7 @@ from kneewatch.rules.wire import (
     written_as,
 )
 
-SCHEMA = "kneewatch.diagnosis/1"
+SCHEMA: Literal["kneewatch.diagnosis/1"] = "kneewatch.diagnosis/1"
 
 
 class Evidence(Struct, frozen=True):

@@ -95,7 +95,7 @@ def head(
     `late` are names of targets with the seconds since their newest scrape. `pending` maps targets
     without a scrape to the reason. `notices` are problems of kneewatch itself.
     """
-    counts = Counter(diagnosis.health for diagnosis in diagnoses)
+    counts = Counter[str](diagnosis.health for diagnosis in diagnoses)
     tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]

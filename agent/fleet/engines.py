@@ -30,7 +30,7 @@ from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import METRICS_READ
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Group, Key, Member
-from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import LONG_WINDOWS

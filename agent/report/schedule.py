@@ -77,7 +77,9 @@ def message_of(report: WeeklyReport, file: str) -> Message:
     )
     serious = sum(incident.severity in ("warning", "critical") for incident in report.incidents)
     incidents = plural(serious, "incident") if serious else "no incident"
-    order = sorted(report.verdicts, key=lambda verdict: -SEVERITY.get(verdict.health, UNKNOWN))
+    order = sorted(
+        report.verdicts, key=lambda verdict: -float(SEVERITY.get(verdict.health) or UNKNOWN)
+    )
     parts = tuple(_part(verdict) for verdict in order[:TIERS_MOST])
     if len(order) > TIERS_MOST:
         parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))

@@ -29,11 +29,10 @@ from kneewatch.diagnose.deployment.server_facts import (
     WEIGHTS_GIB,
     ServerFacts,
     SourceReading,
-    Value,
     merge,
 )
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.verdict import LogFailure
+from kneewatch.diagnose.verdict import LogFailure, Value
 
 NAMES: Mapping[str, str] = {
     "version": VERSION,

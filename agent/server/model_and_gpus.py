@@ -22,10 +22,10 @@ from kneewatch.diagnose.deployment.server_facts import (
     GPUS,
     SERVER_GPUS,
     SourceReading,
-    Value,
     models_reading,
     printable,
 )
+from kneewatch.diagnose.verdict import Value
 
 CONFIG = "config.json"
 CONFIG_MAX_BYTES = 1024 * 1024

@@ -29,12 +29,12 @@ from kneewatch.diagnose.deployment.server_facts import (
     TEXT_MAX_CHARS,
     VERSION,
     SourceReading,
-    Value,
     printable,
     version_of,
 )
 from kneewatch.diagnose.deployment.server_state import LOOP_S, NO_STATE, ServerState
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
+from kneewatch.diagnose.verdict import Value
 
 BODY_MAX_BYTES = 512 * 1024
 """Maximum size of an answer: /v1/models has 1 kB per model, /server_info up to 100 kB."""

@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from kneewatch.agent.server.host import text_of
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.http.address import parse_target
-from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading, Value, printable
+from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading, printable
 from kneewatch.diagnose.deployment.vllm_flags import Launch, process_launch, with_config_file
+from kneewatch.diagnose.verdict import Value
 
 if TYPE_CHECKING:
     import psutil

@@ -12,8 +12,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     STALL_SHARE,
     TTFT_P99_S,
 )
-from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import BaselineValue, Held, Signal

@@ -22,7 +22,6 @@ from kneewatch.diagnose.deployment.server_facts import (
     VERSION,
     ServerFacts,
     SourceReading,
-    Value,
     merge,
     printable,
 )
@@ -36,6 +35,7 @@ from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_re
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
+from kneewatch.diagnose.verdict import Value
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.rule import Severity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from kneewatch.reports.weekly.tier_sections import (
 from kneewatch.rules.formatting import duration, number, percent, plural
 from kneewatch.rules.rule import WORDS, Severity
 
-SEVERITY = {word: severity for severity, word in WORDS.items()}
+SEVERITY: Mapping[str, Severity] = {word: severity for severity, word in WORDS.items()}
 NOT_WATCHED = "not watched in this period"
 MUCH_IDLE_RATIO = 0.3
 """Share of idle hours from which the verdict mentions them (guide 9.2)."""

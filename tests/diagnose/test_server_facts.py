@@ -10,15 +10,10 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOT_REPORTED, NOTHING, Stated, deployment
-from kneewatch.diagnose.deployment.server_facts import (
-    Fact,
-    ServerFacts,
-    SourceReading,
-    Value,
-    merge,
-)
+from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts, SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
 from kneewatch.diagnose.sizing.memory.budget import memory
+from kneewatch.diagnose.verdict import Value
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CONFIG = {

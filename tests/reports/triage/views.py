@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,10 +19,10 @@ from kneewatch.reports.triage.view_model import (
     TriageView,
     cited,
 )
-from kneewatch.rules.rule import WORDS, Severity
+from kneewatch.rules.rule import WORDS, Severity, State
 from tests.recordings import CAPTURES, diagnoses
 
-WORST = {word: severity for severity, word in WORDS.items()}
+WORST: Mapping[str, Severity] = {word: severity for severity, word in WORDS.items()}
 INTERVAL_S = 2.0
 
 
@@ -43,7 +43,7 @@ def intervals(recording: Sequence[Verdict]) -> list[IntervalView]:
     done: list[IntervalView] = []
     open_: dict[tuple[str, str], IntervalView] = {}
     for diagnosis in recording:
-        now = {("health", diagnosis.health): diagnosis.health}
+        now: dict[tuple[str, str], State] = {("health", diagnosis.health): diagnosis.health}
         if diagnosis.stage.severity is not None:
             now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity.word
         now |= {("cause", cause.id): cause.severity.word for cause in diagnosis.causes}
