@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, json
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -56,7 +56,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "replicas": len({engine.member.replica for engine in diagnosis.engines}),
         "engines": len(diagnosis.engines),
         "tiers": [
-            {**_tier_document(tier, size), "server": to_builtins(server.at(observed.t_s))}
+            {**_tier_document(tier, size), "server": plain(server.at(observed.t_s))}
             for tier, size, server in zip(
                 diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True
             )
@@ -64,7 +64,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "causes": [_cause_document(cause, docs_url) for cause in diagnosis.causes],
         "recommendations": [
             {
-                **to_builtins(in_document(advice.recommendation)),
+                **plain(in_document(advice.recommendation)),
                 "pool": advice.pool,
                 "tier": advice.tier or None,
             }
@@ -97,6 +97,12 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
             "seconds": round(observed.load.seconds, 3),
         },
     }
+
+
+def plain(record: Struct) -> dict[str, Any]:
+    """A record as JSON's own types: its tuples become lists."""
+    decoded: dict[str, Any] = json.decode(json.encode(record))
+    return decoded
 
 
 def _tier_document(tier: Tier, size: TierSize) -> dict[str, Any]:

@@ -26,6 +26,7 @@ DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("engine_asleep", "kv_leak", "kv_exhaustion_ahead"),
     *("workload_drift", "clients_give_up", "client_errors", "host_memory_leak"),
     *("spec_acceptance_drift", "host_contention", "slow_steps"),
+    *("unexplained_latency", "requests_failing", "kv_held", "metrics_stale"),
 }  # fmt: skip
 """The cause ids that are promised to stay: DESIGN, "Cause ids"."""
 
