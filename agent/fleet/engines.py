@@ -62,8 +62,6 @@ class FleetEngines:
         self._pages = ScrapedPages()
         self._monitors: dict[Target, TargetMonitor] = {}
         self._adding = threading.Lock()
-        self.scrapes = 0
-        """Number of scrapes that the last cycle judged."""
 
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""
@@ -97,7 +95,6 @@ class FleetEngines:
             target: self._monitors.get(target) or self._monitor(of)
             for target, of in by_target.items()
         }
-        self.scrapes = 0
         for targets in self._read(source, log, scope, by_target, at_s, interval_s):
             for target in targets:
                 member = by_target[target][0]
@@ -130,10 +127,9 @@ class FleetEngines:
                 if t_s < due_s:
                     continue
                 due_s = t_s + THINNED_S
-            self.scrapes += 1
-            known = len(monitor.engines)
+            engines_before = len(monitor.engines)
             monitor.page(t_s, page, gpus)
-            if len(monitor.engines) > known:
+            if len(monitor.engines) > engines_before:
                 for engine in monitor.engines:
                     engine.judge.set_usual(usual)
 

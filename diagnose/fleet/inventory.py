@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.values import GpuState, Histogram
+from kneewatch.diagnose.values import Histogram
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.fleet.routers import RouterState
@@ -124,11 +124,6 @@ class Shape(Struct, frozen=True):
 
     by: tuple[str, ...]
     members: tuple[Member, ...]
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the labels that recording rules keep suffice to distinguish the engines."""
-        return set(self.by) <= set(RECORDED)
 
     def key(self, labels: Labels) -> Key:
         """The key of the engine that a series belongs to."""
@@ -358,8 +353,6 @@ class Observed(Struct, frozen=True):
     - `verdicts`: the newest verdict on each engine; absent if no page could be rebuilt.
     - `values`: signals that the pages do not have: of the last hour and of the process.
     - `gpus`: figures of the GPUs of an engine's replica.
-    - `faulty_gpus`: those of these GPUs that report an XID; the node's GPUs if DCGM names no pod.
-    - `scrapes`: number of pages that were rebuilt and judged in this cycle.
     - `failed`: signals whose query failed, with the reason.
     - `skew_s`: seconds that the server's clock is ahead; None if that is within the measuring
       error.
@@ -381,9 +374,6 @@ class Observed(Struct, frozen=True):
     verdicts: Mapping[Key, Verdict] = field(default_factory=dict[Key, "Verdict"])
     values: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
-    faulty_gpus: Mapping[Key, Sequence[GpuState]] = field(
-        default_factory=dict[Key, Sequence[GpuState]]
-    )
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
     images: Mapping[Key, str] = field(default_factory=dict[Key, str])
     past: Past = field(default_factory=Past)
@@ -392,7 +382,6 @@ class Observed(Struct, frozen=True):
     scaled_to_zero: frozenset[str] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     is_scraping: bool = True
-    scrapes: int = 0
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     warnings: Sequence[str] = ()
     skew_s: float | None = None

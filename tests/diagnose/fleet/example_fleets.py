@@ -139,7 +139,6 @@ def verdict(
             verdicts=verdicts,
             gpus=gpu_figures,
             images=of_pods(images),
-            faulty_gpus=faulty,
             past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usuals),
             gone=gone,
             routers=routers,
