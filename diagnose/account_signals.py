@@ -20,8 +20,8 @@ ACCOUNT_SIGNALS: Mapping[str, str] = {
     "nothing runs",
     SPEED_ERROR: "half of the range that engine_speed_ratio may have: by the noise of quiet times, "
     "and by how far the present work is from any work seen",
-    SPEED_SAMPLES: "number of quiet samples that engine_speed_ratio stands on; a sample is a sixth "
-    "of the window, or the time of 20 tokens",
+    SPEED_SAMPLES: "number of quiet samples that engine_speed_ratio stands on; a sample is "
+    "10 seconds, or the time of 20 tokens",
     PREFILL_SPEED: "the same as engine_speed_ratio for prefills: time of a prefill of equal length "
     "in quiet times over the time that it takes",
     DEMAND: "requests/s over their usual rate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kneewatch.rules.conditions import Condition, Number, Quantity, Scope, nodes
+from kneewatch.rules.rule import WINDOW_S
 
 
 class Signal(Quantity, Struct, frozen=True):
@@ -161,12 +162,15 @@ class Exposed(Condition, Struct, frozen=True):
 
 
 class Watched(Condition, Struct, frozen=True):
-    """Whether this process has been watched for `windows` windows; never unknown."""
+    """Whether this process has been watched for `windows` windows as set; never unknown.
+
+    A window that is stretched for rare scrapes or long prefills asks for no more.
+    """
 
     windows: Number
 
     def source(self, scope: Scope, *, side: bool = True) -> str:
-        least_s = f"{self.windows.source(scope)} * facts.window_s"
+        least_s = f"{self.windows.source(scope)} * {WINDOW_S!r} * facts.scale"
         return f"((facts.observed_s >= {least_s}) is {side})"
 
 

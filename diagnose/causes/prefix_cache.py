@@ -83,7 +83,6 @@ NO_HITS = CACHING & (HITS <= 0.02)
 MANY_MISSED = (
     NO_HITS
     & (QUIET_HIT_RATIO >= 0.9)
-    & Watched(Number(1.0))
     & (ARRIVALS * WINDOW_S >= 16.0)
     & ~(Signal("awake_min") < 1.0).assume(unknown=False)
 )
@@ -110,6 +109,18 @@ LOSS_MATTERS = (
 If prompts became far longer, the hit ratio is lower, but hits would hardly shorten the prefill. If
 a hit ratio is stated and none was measured, the number of lost tokens is unknown.
 """
+
+LOST = QUIET_HIT_RATIO - HITS
+LOOKED_UP = Signal("prefix_query_per_s")
+QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
+PROMPTS_PER_S = FirstOf((LOOKED_UP * QUIET_HIT_RATIO / QUIET_HIT_TOKENS, ARRIVALS))
+"""Prompts/s at their quiet length. They are looked up at their admission, before a first token."""
+
+BEYOND_CHANCE = (
+    LOST * LOST * PROMPTS_PER_S * WINDOW_S >= 9.0 * QUIET_HIT_RATIO * (1.0 - QUIET_HIT_RATIO)
+).assume(unknown=True)
+"""Hits fell by three standard deviations: more than so few prompts vary if each hits or misses by
+chance."""
 
 BUCKET_STEP = 2.5
 """A quantile may exceed the true value by the ratio of neighbouring bucket bounds; a mean is
@@ -203,8 +214,6 @@ If whole prefixes were evicted instead, full hits would account for the hit rati
 would vary by chance.
 """
 
-LOOKED_UP = Signal("prefix_query_per_s")
-QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
 REUSED_LATE = GAP_S >= NEAR_EVICTION_S
 TAILS_EVICTED = (
     ONLY_HEADS_HIT & TURNOVER_IS_SHORT & ((LOOKED_UP >= 1.3 * QUIET_LOOKED_UP) | REUSED_LATE)
@@ -360,6 +369,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             & (FILLED | MANY_MISSED)
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
+            & BEYOND_CHANCE
             & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)
             & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True)
             & LOSS_MATTERS,

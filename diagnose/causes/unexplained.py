@@ -55,7 +55,7 @@ UNEXPLAINED_LATENCY = CauseRecord(
     "minute, although requests/s, prompts and answers are as usual, and no other cause is found.",
     forms=(
         Form(
-            gate=Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S))
+            gate=Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S), stretch=False)
             & (MEAN_IS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False),
             start=Number(0.2),
             terms=(
@@ -150,5 +150,5 @@ class Explained:
             for cause in causes
         ):
             self._last_s = facts.now_s
-        allowed = facts.now_s - self._last_s > facts.window_s + FAR_OFF_S * facts.scale
+        allowed = facts.now_s - self._last_s > facts.window_s + FAR_OFF_S
         return [cause for cause in causes if cause.id != ours or allowed]

@@ -85,7 +85,7 @@ class CauseTracker:
     """The causes of one engine over time.
 
     `records` define onset and clear times. `scale` is the short window divided by its default;
-    these times are multiplied by it.
+    these times are multiplied by it, but a longer window is no reason to wait longer for a cause.
     """
 
     def __init__(self, *, scale: float, records: Mapping[str, CauseRecord] = BY_ID) -> None:
@@ -113,7 +113,7 @@ class CauseTracker:
                 tracked = TrackedCause(cause, now_s, now_s, reported=False)
                 self._tracked[cause.id] = tracked
             tracked.cause, tracked.seen_s = cause, now_s
-            onset_s = self._records[cause.id].onset_s.value * self._scale
+            onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
             tracked.reported = tracked.reported or now_s - tracked.since_s >= onset_s
         current = {cause.id for cause in concluded}
         for cause_id, tracked in list(self._tracked.items()):

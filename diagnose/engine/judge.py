@@ -94,7 +94,7 @@ class Learned:
         self.knee = self._new_knee()
         self._launch: Mapping[str, str] = {}
         self.slow_trends = SlowTrends()
-        self.account = Account(window_s=window_s)
+        self.account = Account()
         self._lengths = OutputLengths(
             window_s=window_s,
             stated=self.workload.points.get(ANSWERS, ()),

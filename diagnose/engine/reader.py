@@ -99,6 +99,12 @@ metrics."""
 SCRAPES_IN_WINDOW = 2.2
 """The window is at least this many scrape intervals long, so it always contains two scrapes."""
 
+PREFILLS_IN_WINDOW = 3.0
+"""The window is at least this many mean prefills long, so it contains a whole one and its end."""
+
+PREFILLS = 8
+"""Index of the seconds of prefill in `COUNTED`; their number follows."""
+
 RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
 
 GENERATED, ANSWERED = "generation_tokens", "request_success"
@@ -117,6 +123,7 @@ class EngineReader:
         self._prefix_counts: deque[tuple[float, ...]] = deque()
         self._counted = NO_COLUMNS
         self._totalled, self._parts = NO_COLUMNS, tuple[tuple[int, ...], ...]()
+        self._prefill_s, self._prefilled = 0.0, (0.0, 0.0)
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
 
@@ -157,6 +164,8 @@ class EngineReader:
         if history.out_of_order != dropped:
             return None
         self.restart = restart
+        totals = self._totals()
+        self._note_prefills(totals)
         window = Window(history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
         signals = {**reading.values, **BLANK}
@@ -184,7 +193,7 @@ class EngineReader:
             longest_prefill_s=_longest_s(history, PREFILL) if is_silent else 0.0,
             prefill_s_per_token=_prefill_s_per_token(history) if is_silent else 0.0,
             preempted=gained(history, history.columns.counter_columns("num_preemptions")),
-            totals=self._totals(),
+            totals=totals,
             prefix_counts=self._prefixes(window, reading.values.get("prefix_hit_ratio")),
             answers=answers,
             more_answers=self._more_answers(t_s, answers, reading.values),
@@ -208,15 +217,26 @@ class EngineReader:
                   for part in self._parts]  # fmt: skip
         return tuple([total if total == total else 0.0 for total in totals])
 
+    def _note_prefills(self, totals: tuple[float, ...]) -> None:
+        """Note the mean prefill of the newest finished requests."""
+        seconds, count = totals[PREFILLS : PREFILLS + 2]
+        more = count - self._prefilled[1]
+        if more > 0 and seconds >= self._prefilled[0]:
+            mean_s = (seconds - self._prefilled[0]) / more
+            self._prefill_s += min(1.0, more / RECENT_REQUESTS_MIN) * (mean_s - self._prefill_s)
+        self._prefilled = seconds, count
+
     def _range_s(self, t_s: float) -> float:
         """The window in seconds. It is shorter until a whole window was seen, and longer if scrapes
-        are rare."""
+        are rare or prefills are long: vLLM counts a prompt's tokens at its admission, and its first
+        token and its prefill much later."""
         times = self.history.times
         window_s = self._profile.window_s
         if len(times) < 2:
             return window_s
-        rare_s = min(SCRAPES_IN_WINDOW * (times[-1] - times[-2]), self._longest_s)
-        return min(max(window_s, rare_s), t_s - times[0])
+        rare_s = SCRAPES_IN_WINDOW * (times[-1] - times[-2])
+        longer_s = min(max(rare_s, PREFILLS_IN_WINDOW * self._prefill_s), self._longest_s)
+        return min(max(window_s, longer_s), t_s - times[0])
 
     def _prefixes(self, window: Window, hit_ratio: float | None) -> tuple[tuple[float, ...], ...]:
         """`Values.prefix_counts`. Only the newest scrape's are added to those of the last window;

@@ -49,12 +49,21 @@ WORK_FACTORS = (PROMPTS, COMPUTED, ANSWERS, HITS, DRAFTS)
 FACTORS = (DEMAND, PROMPTS, ANSWERS, HITS, DRAFTS)
 """The factors, beside the speeds, that a verdict names."""
 
-SAMPLES_A_WINDOW = 6
-"""A sample lasts a sixth of the window, or as long as it takes to see `GAPS_MIN` tokens."""
+SAMPLE_S = 10.0
+"""A sample lasts so long, or as long as it takes to see `GAPS_MIN` tokens.
+
+These times do not depend on the window: how fast an engine changes does not either.
+"""
 
 GAPS_MIN = 20.0
-LONGEST_WINDOWS = 5.0
-"""A sample that takes longer than this many windows is dropped."""
+SILENT_S, LONGEST_S = 60.0, 300.0
+"""After so much time without a sample nothing is known; a sample that takes longer is dropped."""
+
+KEPT_S = 30.0
+"""The speed is that of the samples that ended within so much time."""
+
+SETTLED_S = 60.0
+"""A sample is learned if no trouble follows within so much time."""
 
 FIRST_SAMPLES, FIRST_PREFILLS = 8, 2
 """As many samples are learned before any is judged."""
@@ -83,8 +92,8 @@ KNOWN_UP_TO = 2.5
 """If the limits of a step's time are further apart than this ratio, and the time lies between
 them, the speed is unknown."""
 
-WARM_UP_WINDOWS = 0.5
-"""The first steps of a process are slow; they are not learned for so many windows."""
+WARM_UP_S = 30.0
+"""The first steps of a process are slow; they are not learned for so long."""
 
 COUNT_MIN = 4.0
 """Fewest requests for a mean of them."""
@@ -405,13 +414,12 @@ class Sample(NamedTuple):
 
 
 class Account:
-    """The account of one engine. `window_s` is the short window.
+    """The account of one engine.
 
     It survives a restart of the server: the new process is compared with the old one.
     """
 
-    def __init__(self, *, window_s: float) -> None:
-        self._window_s, self._sample_s = window_s, window_s / SAMPLES_A_WINDOW
+    def __init__(self) -> None:
         self._begun: tuple[float, tuple[float, ...]] | None = None
         self._usages: list[float] = []
         self._recent: deque[Sample] = deque()
@@ -445,17 +453,17 @@ class Account:
             self._begin(now_s, totals)
             return
         seconds = now_s - begun[0]
-        if seconds < self._sample_s - HALF_MS_S:
+        if seconds < SAMPLE_S - HALF_MS_S:
             return
         if totals[GAPS] - begun[1][GAPS] >= GAPS_MIN:
             usage = sum(self._usages) / len(self._usages)
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
             self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values.started_s)
-        elif seconds > self._window_s:
-            if self._recent and now_s - self._recent[-1].t_s > self._window_s:
+        elif seconds > SILENT_S:
+            if self._recent and now_s - self._recent[-1].t_s > SILENT_S:
                 self._pause()
-            if seconds > LONGEST_WINDOWS * self._window_s:
+            if seconds > LONGEST_S:
                 self._begin(now_s, totals)
 
     def _begin(self, now_s: float, totals: tuple[float, ...]) -> None:
@@ -469,7 +477,7 @@ class Account:
             self._steps.follow(limits_s[1] / step.took_s)
         recent = self._recent
         recent.append(Sample(now_s, work, step, limits_s))
-        while recent[0].t_s < now_s - KEPT_WINDOWS * self._window_s:
+        while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
         speed = self._speed()
         if speed is not None and speed.ratio >= CHANGED_FROM:
@@ -477,7 +485,7 @@ class Account:
                 self._steps.forget()  # what was learned was not this engine's best
             speed = None
         slow = speed is not None and speed.ratio < LEARNED_FROM
-        warms_up = started_s is not None and now_s - started_s < WARM_UP_WINDOWS * self._window_s
+        warms_up = started_s is not None and now_s - started_s < WARM_UP_S
         quiet = not slow and not warms_up and not work.preemptions
         if quiet and (limits_s is None or self._steps.may_learn(limits_s[1] / step.took_s)):
             self._steps.learn(step, now_s)
@@ -487,7 +495,7 @@ class Account:
             if slow or (prefill is not None and prefill.ratio < LEARNED_FROM):
                 pace.doubt()
             else:
-                pace.settle(now_s - SETTLED_WINDOWS * self._window_s)
+                pace.settle(now_s - SETTLED_S)
         self._compare(total, speed, prefill, now_s)
 
     def _speed(self) -> Speed | None:
@@ -507,7 +515,7 @@ class Account:
         """Whether the recent samples cover their time, and all of them were judged."""
         covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
         judged = all(sample.limits_s is not None for sample in self._recent)
-        return judged and covered_s >= KEPT_WINDOWS * self._window_s - HALF_MS_S
+        return judged and covered_s >= KEPT_S - HALF_MS_S
 
     def _prefill_speed(self, total: Work, quiet: bool, now_s: float) -> Speed | None:
         """The speed of the prefills of the recent samples. It is learned in quiet times."""
@@ -519,11 +527,11 @@ class Account:
         speed = None
         if limits_s is not None:
             most, least = limits_s[1] / prefill.took_s, limits_s[0] / prefill.took_s
-            if now_s - self._prefills_s >= KEPT_WINDOWS * self._window_s:
+            if now_s - self._prefills_s >= KEPT_S:
                 self._prefills.follow(most)
             speed = self._prefills.speed(most, least)
             quiet = quiet and self._prefills.may_learn(most)
-        if quiet and now_s - self._prefills_s >= KEPT_WINDOWS * self._window_s:
+        if quiet and now_s - self._prefills_s >= KEPT_S:
             self._prefills_s = now_s
             own_s = max(prefill.took_s - step.took_s, FEWEST_SHARE * prefill.took_s)
             self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.size)
@@ -583,9 +591,6 @@ class Account:
                 self._off_s.setdefault(name, self._recent[0].t_s if not self._off_s else now_s)
 
 
-KEPT_WINDOWS = 0.5
-SETTLED_WINDOWS = 1.0
-"""A sample is learned if no trouble follows within so many windows."""
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)
 
 

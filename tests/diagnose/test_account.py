@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose import account_signals as accounts
 from kneewatch.diagnose.changed import changed
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
 from kneewatch.diagnose.learned import account as learned_account
 from kneewatch.diagnose.learned.account import Account
@@ -51,8 +52,8 @@ class Machine(Struct, frozen=True):
 class Served:
     """An account that is fed with the totals of an engine under loads, one after another."""
 
-    def __init__(self, *, window_s: float = 60.0, noise: float = 0.02) -> None:
-        self.account = Account(window_s=window_s)
+    def __init__(self, *, noise: float = 0.02) -> None:
+        self.account = Account()
         self.t_s, self._totals = 0.0, [0.0] * len(COUNTED)
         self._random, self._noise = random.Random(1), noise
 
@@ -272,8 +273,9 @@ def test_an_unknown_factor_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize("window_s", rebuilt.WINDOWS_S)
 @pytest.mark.parametrize("name", rebuilt.cases())
-def test_a_rebuilt_incident_is_told_right(name: str) -> None:
+def test_a_rebuilt_incident_is_told_right(name: str, window_s: float) -> None:
     case = rebuilt.cases()[name]
-    said = rebuilt.said(name, case, rebuilt.diagnoses(name))
+    said = rebuilt.said(name, case, rebuilt.diagnoses(name, Profile(window_s=window_s)))
     assert said.right, rebuilt.table([said])

@@ -21,12 +21,15 @@ from kneewatch.collector.captures.format import Entry, entry_of
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import WINDOW_S, Severity
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "incidents"
 SUFFIX = ".jsonl.xz"
 RIGHT_FROM = 0.8
 """Share of the judged scrapes in which a wanted cause must come first."""
+
+WINDOWS_S = (WINDOW_S, 15.0, 30.0, 120.0)
+"""The default window, and others that users set."""
 
 CALM_S = 110.0
 """No incident begins earlier than this after its capture's start."""
@@ -142,14 +145,20 @@ def table(every: Sequence[Said]) -> str:
 
 
 def report(only: Sequence[str] = ()) -> str:
-    """The table of all captures, or of those that are named."""
+    """The table of all captures, or of those that are named, at each window."""
     expected: Mapping[str, Case] = cases()
-    return table(
-        [
-            said(name, case, diagnoses(name))
-            for name, case in expected.items()
-            if not only or name in only
-        ]
+    tables = [
+        table(
+            [
+                said(name, case, diagnoses(name, Profile(window_s=window_s)))
+                for name, case in expected.items()
+                if not only or name in only
+            ]
+        )
+        for window_s in WINDOWS_S
+    ]
+    return "\n\n".join(
+        f"window {window_s:.0f} s\n{rows}" for window_s, rows in zip(WINDOWS_S, tables, strict=True)
     )
 
 

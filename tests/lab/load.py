@@ -1,4 +1,4 @@
-"""Closed-loop load of streamed completions, and what its clients saw. I/O edge."""
+"""Load of streamed completions in a closed or open loop, and what its clients saw. I/O edge."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Shape(Struct, frozen=True, kw_only=True):
 
     `words` limits prompt and output to so few words; `pause_s` is waited after each request.
     `hangs_up_after_s`: the client closes the connection when the answer is not complete by then.
+    `every_s`: an open loop: the client sends a request at random every so many seconds on average,
+    whether the ones before are answered or not.
     """
 
     prompt_tokens: int = 100
@@ -32,6 +34,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     words: int = VOCABULARY - len(SPECIAL)
     pause_s: float = 0.0
     hangs_up_after_s: float | None = None
+    every_s: float | None = None
 
 
 PLAIN = Shape()
@@ -90,10 +93,11 @@ class Load:
                 thread.join(max(0.0, end_s - time.monotonic()))
         return sum(thread.is_alive() for thread in self._threads.values()) <= self._workers
 
-    def seen(self, *, from_s: float, to_s: float) -> Seen:
-        """What the clients saw between two moments (unix seconds)."""
-        first = [arrival for arrival in list(self._first) if from_s <= arrival.at_s <= to_s]
-        later = [arrival for arrival in list(self._later) if from_s <= arrival.at_s <= to_s]
+    def seen(self, *others: Load, from_s: float, to_s: float) -> Seen:
+        """What the clients saw, also those of other loads, between two moments (unix seconds)."""
+        loads = (self, *others)
+        first = [a for load in loads for a in list(load._first) if from_s <= a.at_s <= to_s]
+        later = [a for load in loads for a in list(load._later) if from_s <= a.at_s <= to_s]
         return Seen(len(first), mean_wait_s(first), mean_wait_s(later), longest_wait_s(later))
 
     def _work(self, number: int, delay_s: float) -> None:
@@ -104,12 +108,20 @@ class Load:
         time.sleep(delay_s)
         while number < self._workers and time.monotonic() < self._end_s:
             own = shape.prompt_tokens - shape.shared_tokens
-            try:
-                self._complete([*shared, *(word(prompts, shape.words) for _ in range(own))])
-                time.sleep(shape.pause_s)
-            except (OSError, http.client.HTTPException, ValueError) as exc:
-                self.failures.append(f"{type(exc).__name__}: {exc}")
-                time.sleep(PAUSE_AFTER_FAILURE_S)
+            prompt = [*shared, *(word(prompts, shape.words) for _ in range(own))]
+            if shape.every_s is None:
+                self._try(prompt)
+            else:
+                threading.Thread(target=self._try, args=(prompt,), daemon=True).start()
+                time.sleep(prompts.expovariate(1 / shape.every_s))
+
+    def _try(self, prompt: Sequence[int]) -> None:
+        try:
+            self._complete(prompt)
+            time.sleep(self._shape.pause_s)
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            self.failures.append(f"{type(exc).__name__}: {exc}")
+            time.sleep(PAUSE_AFTER_FAILURE_S)
 
     def _complete(self, prompt: Sequence[int]) -> None:
         patience_s = self._shape.hangs_up_after_s

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ from tests.lab.scenarios import SCENARIOS, Phase, Scenario
 from tests.lab.server import Server, ServerError
 
 INTERVAL_S = 5
-LASTS_S = 1200.0
+LASTS_S = 1800.0
+STOPPED_EVERY_S = 0.06
 DRAINED_WITHIN_S = 180.0
 UNREAD = re.compile(
     r"# HELP |(# TYPE )?(python_|\w+:?\w*_created[{ ]|http_request_duration_highr_"
@@ -86,14 +88,19 @@ def play(phase: Phase, server: Server, loads: dict[Shape, Load]) -> dict[str, ob
     for shape, load in loads.items():
         load.resize(wanted.get(shape, 0), over_s=phase.ramp_s)
     if phase.crashes:
-        server.restart()
+        server.restart(phase.flags)
         server.wait_ready()
-    with neighbours(phase.busy_processes):
+    with neighbours(phase.busy_processes), slowed(server, phase):
         time.sleep(phase.lasts_s)
     if phase.state == "draining":
         for load in loads.values():
             load.wait_drained(DRAINED_WITHIN_S)
+    first, *others = loads.values()
+    seen = first.seen(*others, from_s=from_s + phase.settle_s, to_s=time.time())
+    means = {"itl_mean_s": seen.itl_mean_s, "ttft_mean_s": seen.ttft_mean_s}
+    print(f"  the clients saw {means}", flush=True)
     return {
+        **{name: mean and round(mean, 5) for name, mean in means.items()},
         "name": phase.name,
         "state": phase.state,
         "settle_s": phase.settle_s,
@@ -112,6 +119,38 @@ def recorded(url: str, file: Path) -> Generator[None]:
         finally:
             # Not SIGINT, which a recorder that was started in the background ignores.
             recorder.terminate()
+
+
+@contextmanager
+def slowed(server: Server, phase: Phase) -> Generator[None]:
+    """Stop the engine's processes for a share of each `STOPPED_EVERY_S`, as a phase has it."""
+    if not any(phase.stopped):
+        yield
+        return
+    processes, ended = server.engine_processes(), threading.Event()
+
+    def stop_and_go() -> None:
+        begun_s, (first, last) = time.monotonic(), phase.stopped
+        while not ended.is_set():
+            done = min(1.0, (time.monotonic() - begun_s) / phase.lasts_s)
+            share = first + (last - first) * done
+            _signal(processes, signal.SIGSTOP)
+            time.sleep(share * STOPPED_EVERY_S)
+            _signal(processes, signal.SIGCONT)
+            time.sleep((1 - share) * STOPPED_EVERY_S)
+
+    thread = threading.Thread(target=stop_and_go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _signal(processes: Sequence[int], number: signal.Signals) -> None:
+    for process in processes:
+        os.kill(process, number)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """A part of a scenario. `state` is the label, a key of `FIRST_CAUSES` where it is a fault.
 
     `crashes`: the server is killed and started again at its beginning; `lasts_s` begins when it is
-    ready. `busy_processes` are other programs on the server's CPUs.
+    ready, and it gets further `flags`. `busy_processes` are other programs on the server's CPUs.
+    `stopped` is the share of time for which the engine is stopped, at the beginning and at the end.
     """
 
     name: str
@@ -38,7 +39,9 @@ class Phase(Struct, frozen=True, kw_only=True):
     settle_s: float = SETTLE_S
     ramp_s: float = 5.0
     crashes: bool = False
+    flags: Sequence[str] = ()
     busy_processes: int = 0
+    stopped: tuple[float, float] = (0.0, 0.0)
 
 
 class Scenario(Struct, frozen=True):
@@ -61,7 +64,137 @@ def drained(lasts_s: float = 30.0, loads: Loads = ()) -> Phase:
     return Phase(name="draining", state="draining", lasts_s=lasts_s, loads=loads)
 
 
+def slow(
+    name: str,
+    loads: Loads,
+    lasts_s: float,
+    stopped: float,
+    *,
+    until: float | None = None,
+    state: str = "slow_steps",
+) -> Phase:
+    """A phase whose engine is stopped for a share of the time, or for ever more until that."""
+    return Phase(
+        name=name,
+        state=state,
+        lasts_s=lasts_s,
+        loads=loads,
+        settle_s=60.0,
+        stopped=(stopped, stopped if until is None else until),
+    )
+
+
+WARM_S, SLOW_S, AGAIN_S = 200.0, 180.0, 100.0
+SEATS = ("--max-num-seqs", "32", "--max-model-len", "4096")
+OPEN = Shape(prompt_tokens=120, output_tokens=60, every_s=1.0)
+OPEN_LONG = Shape(prompt_tokens=300, output_tokens=120, every_s=2.0)
+ONE_CALLER = Shape(prompt_tokens=200, output_tokens=60, pause_s=1.0)
+
+SMALL: Mapping[str, Any] = {
+    **model.CONFIG,
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+"""A model whose steps are short also where the CPU has other work."""
+
+SLOWED = (
+    Scenario(
+        "loads",
+        "none: twice and half the load, longer prompts, longer answers",
+        SEATS,
+        (
+            quiet("base", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
+            quiet("twice", ((OPEN, 2), (OPEN_LONG, 2)), 90),
+            quiet("half", ((OPEN, 1),), 90),
+            quiet("long_prompts", ((Shape(prompt_tokens=1200, output_tokens=60, every_s=1.0), 1),)),
+            quiet("base_again", ((OPEN, 1), (OPEN_LONG, 1)), 60),
+            quiet("long_answers", ((Shape(prompt_tokens=120, output_tokens=400, every_s=1.5), 1),)),
+            quiet("base_at_last", ((OPEN, 1), (OPEN_LONG, 1)), 60),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slow_closed",
+        "the engine is stopped for 60% of the time, callers wait for their answers",
+        SEATS,
+        (
+            quiet("before", ((CHAT, 3), (LONG_ANSWERS, 2)), WARM_S),
+            slow("slow", ((CHAT, 3), (LONG_ANSWERS, 2)), SLOW_S, 0.6),
+            quiet("after", ((CHAT, 3), (LONG_ANSWERS, 2)), AGAIN_S),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slow_single",
+        "the engine of a single caller is stopped for half of the time",
+        SEATS,
+        (
+            quiet("before", ((ONE_CALLER, 1),), WARM_S),
+            slow("slow", ((ONE_CALLER, 1),), SLOW_S, 0.5),
+            quiet("after", ((ONE_CALLER, 1),), AGAIN_S),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slow_creeping",
+        "within five minutes the engine comes to be stopped for 70% of the time",
+        SEATS,
+        (
+            quiet("before", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
+            slow("creeping", ((OPEN, 1), (OPEN_LONG, 1)), 300, 0.0, until=0.7, state="filling"),
+            slow("slow", ((OPEN, 1), (OPEN_LONG, 1)), 60, 0.7),
+            quiet("after", ((OPEN, 1), (OPEN_LONG, 1)), AGAIN_S),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slower_launch",
+        "restarted with a data type that this CPU has no instructions for",
+        SEATS,
+        (
+            quiet("before", ((CHAT, 3),), WARM_S),
+            Phase(
+                name="relaunched",
+                state="slower_launch",
+                lasts_s=SLOW_S,
+                loads=((CHAT, 3),),
+                settle_s=140.0,
+                crashes=True,
+                flags=("--dtype", "bfloat16"),
+            ),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slow_from_start",
+        "the engine is stopped for 60% of the time from its first second on",
+        SEATS,
+        (
+            slow("slow", ((OPEN, 1), (CHAT, 1)), SLOW_S, 0.6, state="never_quiet"),
+            quiet("after", ((OPEN, 1), (CHAT, 1)), AGAIN_S),
+        ),
+        SMALL,
+    ),
+    Scenario(
+        "slow_open",
+        "the engine is stopped for half of the time while requests come as before",
+        SEATS,
+        (
+            quiet("before", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
+            slow("slow", ((OPEN, 1), (OPEN_LONG, 1)), SLOW_S, 0.5),
+            quiet("after", ((OPEN, 1), (OPEN_LONG, 1)), AGAIN_S),
+        ),
+        SMALL,
+    ),
+)
+"""Engines that lose speed, and healthy ones under other loads."""
+
 SCENARIOS = (
+    *SLOWED,
     Scenario(
         "hang_ups",
         "clients hang up after 2 s, and nearly nobody gets an answer",

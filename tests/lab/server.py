@@ -113,15 +113,26 @@ class Server:
                         waited_ns += int((task / "schedstat").read_text().split()[1])
         return waited_ns / 1e9
 
+    def engine_processes(self) -> list[int]:
+        """The processes that run the engine: vLLM names them `VLLM::`."""
+        found: list[int] = []
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended
+                own = os.getpgid(int(command.parent.name)) == self._process.pid
+                if own and command.read_bytes().startswith(b"VLLM::"):
+                    found.append(int(command.parent.name))
+        return found
+
     def kill(self) -> None:
         """SIGKILL to the whole process group: an abrupt crash. Harmless when it is gone."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
-    def restart(self) -> None:
-        """Kill it and start it again on the same port. It is not ready yet."""
+    def restart(self, flags: Sequence[str] = ()) -> None:
+        """Kill it and start it again on the same port, with further flags. It is not ready yet."""
         self.kill()
+        self.command += flags
         self._process = self._spawn()
 
     def _healthy(self) -> bool:
