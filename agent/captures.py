@@ -13,7 +13,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from struct import pack
 from traceback import format_exc
@@ -23,11 +23,13 @@ from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say, ticks
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
-from kneewatch.collector.errors import CaptureError, CollectError
+from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.http.address import metrics_url, shown_url
+from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.rules.formatting import duration, span
 
@@ -136,14 +138,20 @@ class PageReader:
     """Parses the pages of one target, live or recorded. Pages must be read in order."""
 
     def __init__(self, limits: Limits) -> None:
-        self._parser = PageParser(limits)
+        self._parser, self._gpus = PageParser(limits), PageParser(limits)
 
     def read(self, entry: Entry) -> Page | CollectError:
         """The page of a recorded scrape, or the error of that scrape."""
         if entry.body is None:
             return CollectError(entry.error or "the scrape failed", kind="recorded")
         page = self.page(entry.t_s, entry.body, entry.content_type, entry.status)
-        return replace(page, host=entry.host) if entry.host and isinstance(page, Page) else page
+        if isinstance(page, CollectError) or not (entry.host or entry.dcgm):
+            return page
+        gpus = None
+        if entry.dcgm:
+            with suppress(CollectError):  # an exporter that fails must not hide the server's page
+                gpus = self._gpus.parse(entry.dcgm)
+        return replace(page, host=entry.host, gpus=gpus)
 
     def page(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None
@@ -183,14 +191,18 @@ PageRead: TypeAlias = tuple[int, float, Page | CollectError]
 """A capture's index, the time of the scrape in unix seconds, and the page or the error."""
 
 
+_PackedPage: TypeAlias = tuple[Layout | None, bytes]
+"""A page, packed to be sent to another process: its layout, None if that equals the layout of the
+previous page of the same source, and its values."""
+
+
 class _Packed(NamedTuple):
-    """A page, packed to be sent to another process. `at` is the index of its capture. `layout` is
-    None if it equals the layout of the capture's previous page."""
+    """A scrape, packed to be sent to another process. `at` is the index of its capture."""
 
     at: int
     t_s: float
-    layout: Layout | None
-    values: bytes
+    page: _PackedPage
+    gpus: _PackedPage | None
     timestamps_s: Mapping[int, float]
     host: Mapping[str, float]
 
@@ -262,7 +274,7 @@ class PrefetchedPages:
         Raises:
             EOFError: the reading process exited unexpectedly.
         """
-        layouts: dict[int, Layout] = {}
+        layouts: _Layouts = {}
         while True:
             try:
                 message: tuple[str, Any] = source.recv()
@@ -299,7 +311,7 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
 
     Thread(target=_exit_with_parent, daemon=True).start()
     captures.on_message = lambda message: sink.send(("say", message))
-    last: dict[int, Layout] = {}
+    last: _Layouts = {}
     try:
         for batch in read_batches(captures, limits):
             sink.send(("pages", [_packed(read, last) for read in batch]))
@@ -323,26 +335,44 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
-    """A page or error, packed to be sent. `last` holds the previous layout of each capture and is
-    updated."""
+Source: TypeAlias = tuple[int, str]
+"""A capture's index, and "gpus" for the page of its GPUs, else ""."""
+
+
+_Layouts: TypeAlias = dict[Source, Layout]
+"""The newest layout of each source; both processes keep them alike."""
+
+
+def _packed_page(source: Source, page: Page, last: _Layouts) -> _PackedPage:
+    layout = page.layout if last.get(source) is not page.layout else None
+    last[source] = page.layout
+    return layout, pack(f"{len(page.values)}d", *page.values)
+
+
+def _unpacked_page(source: Source, packed: _PackedPage, layouts: _Layouts) -> Page:
+    layout, values = packed
+    if layout is not None:
+        layouts[source] = layout
+    return Page(layouts[source], array("d", values).tolist())
+
+
+def _packed(read: PageRead, last: _Layouts) -> _Packed | _Failed:
+    """A page or error, packed to be sent."""
     at, t_s, page = read
     if isinstance(page, CollectError):
         return _Failed(at, t_s, str(page), page.kind, page.hint)
-    layout = page.layout if last.get(at) is not page.layout else None
-    last[at] = page.layout
-    values = pack(f"{len(page.values)}d", *page.values)
-    return _Packed(at, t_s, layout, values, page.timestamps_s, page.host)
+    gpus = None if page.gpus is None else _packed_page((at, "gpus"), page.gpus, last)
+    sent = _packed_page((at, ""), page, last)
+    return _Packed(at, t_s, sent, gpus, page.timestamps_s, page.host)
 
 
-def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
+def _unpacked(packed: _Packed | _Failed, layouts: _Layouts) -> PageRead:
     at, t_s = packed.at, packed.t_s
     if isinstance(packed, _Failed):
         return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
-    if packed.layout is not None:
-        layouts[at] = packed.layout
-    values = array("d", packed.values).tolist()
-    return at, t_s, Page(layouts[at], values, packed.timestamps_s, host=packed.host)
+    page = _unpacked_page((at, ""), packed.page, layouts)
+    gpus = None if packed.gpus is None else _unpacked_page((at, "gpus"), packed.gpus, layouts)
+    return at, t_s, Page(page.layout, page.values, packed.timestamps_s, packed.host, gpus)
 
 
 # --- The command record ---------------------------------------------------------------------------
@@ -358,13 +388,15 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
     failing = False
     fetcher = Fetcher(metrics_url(url), settings.fetch())
     host = _RecordedHost(url) if settings["server.probe"] else None
+    gpus = _RecordedGpus(url, settings)
     try:
-        with closing(fetcher), CaptureWriter(file) as out:
+        with closing(fetcher), closing(gpus), CaptureWriter(file) as out:
             until = "Ctrl-C ends it" if for_s is None else f"for {duration(for_s)}"
             say(f"{shown_url(url)} every {duration(settings['interval_s'])} to {file}; {until}")
             for _ in ticks(settings["interval_s"], for_s):
                 entry, hint = _scrape_entry(fetcher)
                 entry = entry if host is None else host.added(entry)
+                entry = gpus.added(entry)
                 with sigint_blocked():
                     out.write(entry)
                     pages, failures = pages + (not entry.error), failures + bool(entry.error)
@@ -408,6 +440,64 @@ class _RecordedHost:
             self._reader = None if server is None else HostReader(server.pid)
             self._is_due = False
         return entry if self._reader is None else replace(entry, host=self._reader.read())
+
+
+def gpu_page(settings: Settings) -> str | None:
+    """URL of the configured GPU page. None for the values `nvml` and `none`, which only the daemon
+    uses."""
+    value: str | None = settings["gpu_metrics"]
+    return None if value in BY_KEY["gpu_metrics"].choices else value
+
+
+def gpu_access(targets: Sequence[str], settings: Settings) -> tuple[str, FetchSettings] | None:
+    """The URL of the GPU page that is configured for these targets, and how to fetch it; None if
+    none is configured. The targets' credentials are sent only if the page is on their server."""
+    url, fetch = gpu_page(settings), settings.fetch()
+    if url is None or not targets:
+        return None
+    if any(parse_target(target).origin != parse_target(url).origin for target in targets):
+        fetch = fetch.without_secrets()
+    return metrics_url(url), fetch
+
+
+class _RecordedGpus:
+    """Adds the page of a DCGM exporter to recorded scrapes, if the setting `gpu_metrics` names one.
+
+    Raises:
+        SettingsError: the setting is no address.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._fetcher: Fetcher | None = None
+        self._failed = False
+        if settings["gpu_metrics"] is None:
+            return
+        # Lazy: replays need no HTTP.
+        from kneewatch.collector.http.fetch import Fetcher
+
+        page = gpu_access([url], settings)
+        if page is None:
+            raise SettingsError("record reads GPUs from a page: gpu_metrics must be its address")
+        self._fetcher = Fetcher(*page)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def added(self, entry: Entry) -> Entry:
+        """A copy of the entry with the page; the entry itself without a page or an answer."""
+        if self._fetcher is None:
+            return entry
+        try:
+            body = self._fetcher.get().body.decode("utf-8", "replace")
+        except CollectError as error:
+            if not self._failed:
+                say(f"{error} (continuing without the GPUs' page)")
+            self._failed = True
+            return entry
+        self._failed = False
+        return replace(entry, dcgm=body)
 
 
 def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:

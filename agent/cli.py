@@ -258,13 +258,14 @@ def replay(captures: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 @cli.command(short_help="Record a server's metrics pages to a file.")
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
-@setting_options("interval_s", "server.probe", *FETCH)
+@setting_options("interval_s", "gpu_metrics", "server.probe", *FETCH)
 @span_option("--for", "for_s", None, "stop after this time; unset: on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
     """Record URL's metrics pages to FILE, a capture that other commands take as TARGET.
 
     Each page is written at once, so a kill loses none. An existing FILE is appended to. On the
-    server's node the host's memory use, CPU pressure and steal time are recorded as well.
+    server's node the host's memory use, CPU pressure and steal time are recorded as well, and with
+    --gpu-metrics the page of a DCGM exporter.
     """
     from kneewatch.agent import captures
 

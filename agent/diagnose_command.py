@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from kneewatch.agent.captures import Captures, capture_name
+from kneewatch.agent.captures import Captures, capture_name, gpu_page
 from kneewatch.agent.console import say, ticks
 from kneewatch.agent.printing import print_diagnoses, progress
 from kneewatch.agent.server.log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream, gpu_page, gpu_stream
+from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from kneewatch.agent.captures import PageReader
+from kneewatch.agent.captures import PageReader, gpu_access
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.collector.samples import Page
+from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -50,12 +49,14 @@ class TargetStream:
         """A context for work that only needs the CPU. The daemon replaces it."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
+        self._recorded_gpus: RecordedGpus | None = None
         self.server_state = NO_STATE
         """The state of the server after a failed scrape; NO_STATE after a successful one."""
 
     def reset(self) -> None:
         """Start with a new monitor, because the next scrapes come from another process."""
         self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
+        self._recorded_gpus = None
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
@@ -82,7 +83,12 @@ class TargetStream:
             self.server_state = state
             return self.monitor.failed(t_s, page, state)
         self.server_state = NO_STATE
-        gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
+        if page.gpus is not None:
+            if self._recorded_gpus is None:
+                self._recorded_gpus = RecordedGpus(self.monitor.profile.window_s)
+            gpus = self._recorded_gpus.after(t_s, page.gpus)
+        else:
+            gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
         if page.host:
             self.monitor.set_host(page.host)
         with self.computing():
@@ -111,6 +117,27 @@ class TargetStream:
             return self._pages.page(t_s, answer.body, answer.content_type, None)
 
 
+class RecordedGpus:
+    """The GPUs of a recorded server, from the pages in its capture."""
+
+    def __init__(self, window_s: float) -> None:
+        self._monitor = GpuMonitor(window_s=window_s)
+        self._bound: tuple[Layout, Gpus] | None = None
+
+    def after(self, t_s: float, page: Page) -> GpuReading:
+        """The reading after a recorded page."""
+        # Lazy: most recordings have no such page.
+        from kneewatch.collector.gpu.page import GpuPage
+
+        try:
+            if self._bound is None or self._bound[0] is not page.layout:
+                self._bound = page.layout, resolve_gpus(page.layout)
+            self._monitor.take(t_s, GpuPage(page, self._bound[1]))
+        except CollectError as error:
+            self._monitor.failed(str(error))
+        return self._monitor.reading(t_s)
+
+
 class GpuStream:
     """Reads the DCGM exporter page with a target's GPUs."""
 
@@ -134,19 +161,7 @@ class GpuStream:
         self._collector.close()
 
 
-def gpu_page(settings: Settings) -> str | None:
-    """URL of the configured GPU page. None for the values `nvml` and `none`, which only the daemon
-    uses."""
-    value: str | None = settings["gpu_metrics"]
-    return None if value in BY_KEY["gpu_metrics"].choices else value
-
-
 def gpu_stream(targets: Sequence[str], settings: Settings, window_s: float) -> GpuStream | None:
-    """The stream of the GPU page that is configured for these targets; None if none is configured.
-    The targets' credentials are sent only if the page is on their server."""
-    url, fetch = gpu_page(settings), settings.fetch()
-    if url is None or not targets:
-        return None
-    if any(parse_target(target).origin != parse_target(url).origin for target in targets):
-        fetch = fetch.without_secrets()
-    return GpuStream(metrics_url(url), fetch, settings.limits(), window_s)
+    """The stream of the GPU page that is configured for these targets; None if none is."""
+    access = gpu_access(targets, settings)
+    return None if access is None else GpuStream(*access, settings.limits(), window_s)

@@ -42,13 +42,15 @@ class Layout(Struct, frozen=True, eq=False, weakref=True):
 class Page(Struct, frozen=True, eq=False):
     """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`.
 
-    `host` has the signals of the server's host, if they were recorded with the page.
+    `host` has the signals of the server's host, and `gpus` the page of its GPUs, if they were
+    recorded with the page.
     """
 
     layout: Layout
     values: list[float]
     timestamps_s: Mapping[int, float] = field(default_factory=dict[int, float])
     host: Mapping[str, float] = field(default_factory=dict[str, float])
+    gpus: Page | None = None
 
     def samples(self) -> Iterator[tuple[Series, float]]:
         """Yields every series with its value in page order; repeated series are left out."""

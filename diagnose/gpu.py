@@ -22,7 +22,15 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.values import NO_GPUS, GpuReading, GpuState, XidSeen, gpu_name
+from kneewatch.diagnose.values import (
+    CLOCK_SEEN,
+    GPU_BUSY_FROM,
+    NO_GPUS,
+    GpuReading,
+    GpuState,
+    XidSeen,
+    gpu_name,
+)
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import LONG_WINDOWS
 
@@ -55,6 +63,7 @@ class GpuHealth:
         self._boards: dict[str, tuple[GpuKey, SignalSet]] = {}
         self._last: dict[str, int] = {}
         self._seen: dict[str, tuple[XidSeen, ...]] = {}
+        self._clocks_hz: dict[str, float] = {}
 
     def bind(self, gpus: Sequence[GpuFields]) -> None:
         """Use the GPUs of a new page layout."""
@@ -72,12 +81,19 @@ class GpuHealth:
                 key.uuid,
                 key.hostname,
                 key.model_name,
-                signals.read(window).values,
+                self._values(board, signals, window),
                 self._xids(board, window),
                 self._is_awake(board, window),
             )
             for board, (key, signals) in self._boards.items()
         )
+
+    def _values(self, board: str, signals: SignalSet, window: Window) -> Mapping[str, float | None]:
+        values = signals.read(window).values
+        if (values.get("busy_ratio") or 0.0) >= GPU_BUSY_FROM:
+            now_hz = values.get("gpu_sm_clock_hz") or 0.0
+            self._clocks_hz[board] = max(now_hz, self._clocks_hz.get(board, 0.0))
+        return {**values, CLOCK_SEEN: self._clocks_hz.get(board)}
 
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
         """XIDs of the last XID_KEPT_S, and the XID that the last-XID gauge shows now."""

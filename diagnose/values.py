@@ -20,6 +20,13 @@ Histogram = Mapping[float, float]
 """Number of observations up to each upper edge, as in Prometheus; `inf` has all of them."""
 
 
+GPU_BUSY_FROM = 0.5
+"""A GPU that is busy less than this share of the time may lower its clocks."""
+
+CLOCK_SEEN = "gpu_sm_clock_seen_hz"
+"""Key of the highest SM clock that a busy GPU has had since it is watched."""
+
+
 class XidSeen(Struct, frozen=True):
     """An XID that a GPU reported.
 

@@ -209,7 +209,7 @@ class Entry(Struct, frozen=True):
     """One scrape: the page, or the error. `t_s` is unix time.
 
     `host` has the signals of the server's host at that time, by key; it is empty if the recorder
-    ran on another host.
+    ran on another host. `dcgm` is the page of the server's GPUs; it is empty if none was read.
     """
 
     t_s: float
@@ -218,6 +218,7 @@ class Entry(Struct, frozen=True):
     status: int | None = None
     content_type: str = ""
     host: Mapping[str, float] = field(default_factory=dict[str, float])
+    dcgm: str = ""
 
 
 def entry_of(line: bytes) -> Entry | str:
@@ -230,12 +231,15 @@ def entry_of(line: bytes) -> Entry | str:
         return "not a JSON object"
     get = cast("dict[str, object]", record).get
     t, body, error, status = get("t"), get("body"), get("error"), get("status")
+    dcgm = get("dcgm")
     if isinstance(t, bool) or not isinstance(t, (int, float)):
         return '"t" is missing' if t is None else '"t" is no number'
     if not 0 <= t < END_S:
         return '"t" is no time'
     if not isinstance(body, str | None) or not isinstance(error, str | None):
         return '"body" or "error" is no text'
+    if not isinstance(dcgm, str | None):
+        return '"dcgm" is no text'
     if body is None and not error:
         return 'neither "body" nor "error"'
     if isinstance(status, bool) or not isinstance(status, int | None):
@@ -246,7 +250,7 @@ def entry_of(line: bytes) -> Entry | str:
     host = _host(get("host"))
     if host is None:
         return '"host" is no table of numbers'
-    return Entry(float(t), body, error or "", status, content_type or "", host)
+    return Entry(float(t), body, error or "", status, content_type or "", host, dcgm or "")
 
 
 def _host(table: object) -> dict[str, float] | None:
@@ -288,6 +292,8 @@ def line_of(entry: Entry) -> bytes:
         record["content_type"] = _text(entry.content_type)
     if entry.host:
         record["host"] = dict(entry.host)
+    if entry.dcgm:
+        record["dcgm"] = _text(entry.dcgm)
     if entry.body is not None:
         record["body"] = _text(entry.body)
     line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

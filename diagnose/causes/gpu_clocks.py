@@ -12,20 +12,18 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
-from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU
+from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
-from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.values import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
-
-BUSY_FROM = 0.5
-"""A GPU that is busy less than this share of the time may lower its clocks."""
 
 THROTTLED_FROM = 0.1
 """A GPU counts as throttled from this share of the time on."""
@@ -34,8 +32,6 @@ LOW_CLOCK = 0.75
 PEERS_CLOCK = 0.85
 NEARLY_FULL = 0.9
 HALF_SPEED = 0.6
-SLOWER = 1.3
-AS_EVER = 1.1
 QUEUED_S = 10.0
 AT_LIMIT, LOWERED = 0.95, 0.9
 """A GPU is at its power limit if it draws at least `AT_LIMIT` of the limit.
@@ -135,16 +131,19 @@ class ThrottledGpu(Struct, frozen=True):
 
 def gpu_throttled(facts: Facts) -> Cause | None:
     """The cause for the GPU that is throttled most under load."""
-    if facts.get("running_avg") < 1:
+    speed = facts.values.get(SPEED)
+    slow = None if speed is None else speed < LEARNED_FROM
+    if facts.get("running_avg") < 1 and not slow:
         return None
-    working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= BUSY_FROM]
-    throttled = [gpu for gpu in (_throttled(gpu, working) for gpu in working) if gpu.matters]
+    working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= GPU_BUSY_FROM]
+    judged = [_throttled(gpu, working, slow=bool(slow)) for gpu in working]
+    throttled = [gpu for gpu in judged if gpu.matters]
     if not throttled:
         return None
     worst = min(throttled, key=lambda gpu: (1.0 if gpu.ratio is None else gpu.ratio, -gpu.heat))
     why, action = worst.why
     where = worst.gpu.node or "the node"
-    severity = _severity(worst, facts)
+    severity = _severity(worst, facts, slow=slow)
     clock = "" if worst.ratio is None else f" to {percent(worst.ratio)} of its clock"
     case = Case(
         "gpu_throttled",
@@ -153,20 +152,24 @@ def gpu_throttled(facts: Facts) -> Cause | None:
         f"On {where} {action}." if worst.deliberate else f"Drain {where} and {action}.",
         ("9.3",),
         severity,
-        apart=severity == Severity.INFO or facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
+        apart=severity == Severity.INFO or slow is False,
     )
     _TERMS.weigh(case, _of_worst(worst, facts))
     return close_of_gpus(case, facts)
 
 
-def _throttled(gpu: GpuState, working: Sequence[GpuState]) -> ThrottledGpu:
+def _throttled(gpu: GpuState, working: Sequence[GpuState], *, slow: bool) -> ThrottledGpu:
+    """The GPU with what throttles it. The highest clock seen stands for an unknown full clock while
+    the engine is `slow`: boost clocks at light load are higher than any at full load."""
     peers = [
         hz
         for peer in working
         if peer is not gpu and peer.model == gpu.model and (hz := peer.get("gpu_sm_clock_hz"))
     ]
     peers_hz = median(peers) if len(peers) > 1 else None
-    full_hz, now_hz = full_clock_hz(gpu) or peers_hz, gpu.values.get("gpu_sm_clock_hz")
+    seen_hz = gpu.values.get(CLOCK_SEEN) if slow else None
+    full_hz = full_clock_hz(gpu) or peers_hz or seen_hz
+    now_hz = gpu.values.get("gpu_sm_clock_hz")
     most_hz = gpu.get("gpu_sm_clock_most_hz")
     low = bool(full_hz and 0 < most_hz < LOW_CLOCK * full_hz)
     return ThrottledGpu(
@@ -199,12 +202,11 @@ def full_clock_hz(gpu: GpuState) -> float | None:
     return max(matches)[1] if matches else None
 
 
-def _severity(worst: ThrottledGpu, facts: Facts) -> Severity:
+def _severity(worst: ThrottledGpu, facts: Facts, *, slow: bool | None) -> Severity:
     if worst.ratio is not None and worst.ratio >= NEARLY_FULL:
         return Severity.INFO
-    drift = facts.values.get("itl_mean_drift_ratio")
-    half = worst.ratio is not None and worst.ratio < HALF_SPEED
-    slow = half if drift is None else drift >= SLOWER
+    if slow is None:
+        slow = worst.ratio is not None and worst.ratio < HALF_SPEED
     if worst.deliberate and not slow:
         return Severity.INFO
     harm = facts.stage.level >= 2 or facts.held("queued", QUEUED_S) or _over_target(facts)
@@ -266,14 +268,19 @@ BOARD_TERMS: tuple[Term, ...] = (
 
 ENGINE_TERMS: tuple[Term, ...] = (
     term(
-        ITL_DRIFT,
-        SLOWER,
+        Signal(SPEED),
+        LEARNED_FROM,
         0.8,
-        "inter-token latency is {value:.1f}x its quiet mean",
-        when=ITL_DRIFT >= SLOWER,
+        "the engine has {value:%} of its usual speed at equal work",
+        when=Signal(SPEED) < LEARNED_FROM,
+        below=True,
     ),
     term(
-        ITL_DRIFT, None, -0.6, "inter-token latency is at its quiet mean", when=ITL_DRIFT < AS_EVER
+        Signal(SPEED),
+        None,
+        -0.6,
+        "the engine has its usual speed",
+        when=Signal(SPEED) >= LEARNED_FROM,
     ),
 )
 

@@ -25,6 +25,7 @@ from kneewatch.collector.samples import Page
 from tests.recordings import CAPTURES
 from tests.waiting import PATIENCE_S
 
+GPU = 'DCGM_FI_DEV_SM_CLOCK{{gpu="0",UUID="GPU-0",Hostname="node"}} {}\n'
 PAIR = [str(CAPTURES / f"sticky_two_replicas.r{number}.jsonl.gz") for number in (0, 1)]
 
 
@@ -42,7 +43,8 @@ def told(read: PageRead) -> object:
     if isinstance(page, CollectError):
         return at, t_s, str(page), page.kind, page.hint
     layout = page.layout
-    seen = page.values, page.timestamps_s, page.host
+    gpus = None if page.gpus is None else (page.gpus.values, page.gpus.layout.series)
+    seen = page.values, page.timestamps_s, page.host, gpus
     return at, t_s, *seen, layout.series, layout.types, layout.repeated
 
 
@@ -59,7 +61,8 @@ def odd(path: Path) -> str:
         for number in range(2 * BATCH_ENTRIES):
             page = f"vllm:num_requests_running {number}\n"
             host = {"host_cpu_steal_ratio": number / 100}
-            out.write(Entry(100.0 + number, page, status=200, host=host))
+            gpus = GPU.format(1500 + number) if number % 3 else "<html>" * (number % 2)
+            out.write(Entry(100.0 + number, page, status=200, host=host, dcgm=gpus))
         out.write(Entry(200.0, None, "connection refused"))
         out.write(Entry(201.0, "<html>", status=200))
         out.write(Entry(202.0, "busy", status=503))
@@ -81,6 +84,7 @@ def test_what_is_read_ahead_is_what_is_there(
     here = [told(read) for batch in ahead.read_batches(Captures(paths), Limits()) for read in batch]
     assert read_ahead == here
     assert len(read_ahead) > 4 * BATCH_ENTRIES
+    assert any("DCGM_FI_DEV_SM_CLOCK" in str(read) for read in here)
     assert recorded.unusable == 1
     said = capsys.readouterr().err
     assert said.count("1 damaged entries skipped") == 2

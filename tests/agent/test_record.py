@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from tests.agent.running import Main, bodies, ended, in_turn, start, wait_for
-from tests.agent.test_diagnose_live import unused_url
+from tests.agent.test_diagnose_live import GPU_PAGE, unused_url
 from tests.collector.servers import Server, Start, answer
 from tests.waiting import PATIENCE_S
 
@@ -92,6 +92,29 @@ def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: 
         process.kill()
     assert counts[0] >= 3
     assert counts[0] < counts[1] < counts[2]
+
+
+def test_gpus_are_recorded_and_replayed(
+    server: Server, serving: Start, main: Main, tmp_path: Path
+) -> None:
+    file, late = tmp_path / "gpus.jsonl", tmp_path / "late.jsonl"
+    exporter = serving(in_turn([GPU_PAGE]))
+    gpus = ("--gpu-metrics", exporter.url)
+    done = main("record", server.url, file, "--for", "1s", "--interval", "0.2s", *gpus)
+    assert done.status == 0
+    entries = list(CaptureReader(file))
+    assert {entry.dcgm for entry in entries} == {GPU_PAGE.decode()}
+    with CaptureWriter(late) as out:  # recorded clocks are those of the entries
+        for entry in entries:
+            out.write(entry)
+    for command in ("replay", "diagnose"):
+        document = main(command, late, "--format", "json").documents[-1]
+        assert document["signals"]["gpu_sm_clock_hz"] == 1980e6
+    down = ("--gpu-metrics", unused_url())
+    done = main("record", server.url, file, "--for", "0.5s", "--interval", "0.1s", *down)
+    assert done.err.count("continuing without the GPUs' page") == 1
+    assert list(CaptureReader(file))[-1].dcgm == ""
+    assert main("record", server.url, file, "--gpu-metrics", "nvml").status == 2
 
 
 @pytest.mark.usefixtures("clock")

@@ -26,6 +26,7 @@ ENTRIES = st.builds(
     host=st.dictionaries(
         TEXT.map(lambda text: f"host_{text}"), st.floats(allow_nan=False, allow_infinity=False)
     ),
+    dcgm=TEXT,
 ) | st.builds(Entry, t_s=st.just(1.5), body=st.none(), error=TEXT.filter(bool))
 
 

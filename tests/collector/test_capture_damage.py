@@ -173,6 +173,7 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
         (b'{"t": 1, "body": "", "status": "200"}', '"status"'),
         (b'{"t": 1, "body": "", "status": true}', '"status"'),
         (b'{"t": 1, "body": "", "content_type": 7}', '"content_type"'),
+        (b'{"t": 1, "body": "", "dcgm": 7}', '"dcgm"'),
         (b'{"t": 1, "body": "", "host": [1]}', '"host"'),
         (b'{"t": 1, "body": "", "host": {"host_cpu_steal_ratio": "1"}}', '"host"'),
         (b'{"t": 1, "body": "", "host": {"host_cpu_steal_ratio": true}}', '"host"'),

@@ -52,7 +52,10 @@ def read(*pages: Mapping[str, At], choose: Callable[[Gpus], GpuChoice] = whole_p
     return monitor.reading(NOW_S)
 
 
-def causes_of(reading: GpuReading, situation: Situation = CALM) -> dict[str, Cause]:
+AS_EVER = CALM.but(engine_speed_ratio=1.0)
+
+
+def causes_of(reading: GpuReading, situation: Situation = AS_EVER) -> dict[str, Cause]:
     """What is concluded of an engine with these GPUs."""
     gpus, lost = tuple(reading.states), tuple(reading.lost)
     beside = replace(situation, gpus=gpus, gpus_guessed=reading.guess, gpus_lost=lost)
@@ -265,9 +268,26 @@ def test_clocks_held_down_are_told_with_the_reason(
     assert said in cause.summary
     assert "50% of its clock" in cause.summary
     assert cause.severity == severity, "what somebody may have set is a note"
-    slower = causes_of(reading, CALM.but(itl_mean_drift_ratio=1.5))["gpu_throttled"]
+    slower = causes_of(reading, CALM.but(engine_speed_ratio=0.65))["gpu_throttled"]
     assert slower.severity == Severity.WARNING
     assert slower.lever.startswith("On" if severity == Severity.INFO else "Drain")
+
+
+@pytest.mark.parametrize(
+    ("clocks", "speed", "told"),
+    [((2400, 700), 0.5, True), ((2400, 700), 1.0, False), ((2400, 2300), 0.5, False)],
+)
+def test_a_board_outside_the_table_is_compared_with_its_own_clock_while_it_is_slow(
+    clocks: tuple[int, int], speed: float, told: bool
+) -> None:
+    gb10 = labels(0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GB10")
+    page: At = {"DEV_MAX_SM_CLOCK": BLANK, "DEV_POWER_USAGE": 40}
+    before, now = ({gb10: {**page, "DEV_SM_CLOCK": clock}} for clock in clocks)
+    pages = *[before] * 5, *[now] * 14
+    causes = causes_of(read(*pages), CALM.but(engine_speed_ratio=speed))
+    assert ("gpu_throttled" in causes) == told
+    if told:
+        assert "29% of its clock" in causes["gpu_throttled"].summary
 
 
 L4 = labels(0).replace("NVIDIA H100 80GB HBM3", "NVIDIA L4")
@@ -390,7 +410,7 @@ def test_a_moment_of_low_clocks_is_no_throttling() -> None:
 
 def test_heat_without_loss_is_a_note() -> None:
     page = {H100: {**SLOW_PAGE, "DEV_SM_CLOCK": 1900, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
-    slower = CALM.but(itl_mean_drift_ratio=1.2)
+    slower = CALM.but(engine_speed_ratio=0.8)
     note = causes_of(read(*[page] * 5), slower)["gpu_throttled"]
     assert (note.severity, note.apart) == (Severity.INFO, True), "it explains no queue"
 
@@ -429,7 +449,7 @@ def test_a_gpu_that_no_longer_answers_is_a_fault() -> None:
 
 
 PRESSED = replace(CONCLUSIVE["kv_pressure"], worst=Severity.CRITICAL).but(
-    itl_mean_drift_ratio=2.5, waiting_by_capacity=20.0
+    engine_speed_ratio=0.4, waiting_by_capacity=20.0
 )
 
 
@@ -441,13 +461,13 @@ def test_a_slow_gpu_stands_for_what_it_makes() -> None:
     assert first(PRESSED).id == "kv_pressure"
     hot = first(replace(PRESSED, gpus=(on_gpu(HOT),)))
     assert (hot.id, hot.severity) == ("gpu_throttled", Severity.CRITICAL)
-    assert hot.explains == ("kv_pressure",)
+    assert hot.explains == ("kv_pressure", "slow_steps")
     dead = replace(PRESSED, gpus=(on_gpu({}, XidSeen(79, NOW_S - 5)),))
-    assert (first(dead).id, first(dead).explains) == ("gpu_fault", ("kv_pressure",))
+    assert (first(dead).id, first(dead).explains) == ("gpu_fault", ("kv_pressure", "slow_steps"))
 
 
 def test_a_gpu_that_slows_nothing_explains_nothing() -> None:
-    as_ever = replace(PRESSED.but(itl_mean_drift_ratio=1.0), gpus=(on_gpu(HOT),))
+    as_ever = replace(PRESSED.but(engine_speed_ratio=1.0), gpus=(on_gpu(HOT),))
     assert first(as_ever).id == "kv_pressure"
     standing = replace(QUEUED, gpus=(on_gpu({"gpu_row_remap_failures": 1.0}),))
     assert {cause.id for cause in ranked(list(standing.causes().values()))} == {

@@ -13,7 +13,7 @@ from tests.simulator.cases import MACHINES
 from tests.simulator.gpus import chunk_tokens, hardware
 from tests.simulator.page import WITH_SPECULATION
 from tests.simulator.scheduler import Launch
-from tests.simulator.server import DOCUMENTS, Setting, Shape
+from tests.simulator.server import DOCUMENTS, SUMMARIES, Setting, Shape
 
 DAY_S, WEEK_S = 86_400.0, 604_800.0
 DEPLOYED_EVERY_S = 36 * 3600.0
@@ -101,25 +101,71 @@ def load(
 
 
 class Operations(Struct, frozen=True):
-    """What is done on purpose to a server in a stretch of time, in seconds from its beginning: it
-    sleeps from and until, and it is drained and started anew at `deploy_s`, which takes
-    `starts_in_s`."""
+    """What people do with a server in a stretch of time, in seconds from its beginning.
+
+    It sleeps from and until. It is drained and started anew at `deploy_s`, which takes
+    `starts_in_s`; the new release takes `step_ratio` times as long for a step. From `shift_s` on,
+    `shift_ratio` times as many requests come, as when a replica is added or removed. From
+    `template_s` on, prompts begin with another shared text, `template_ratio` times as long. In
+    `batch_s` a batch job adds `batch_share` of the usual number of requests, each a long prompt.
+    """
 
     asleep_s: tuple[float, float] = (math.inf, math.inf)
     deploy_s: float = math.inf
     starts_in_s: float = 0.0
+    step_ratio: float = 1.0
+    shift_s: float = math.inf
+    shift_ratio: float = 1.0
+    template_s: float = math.inf
+    template_ratio: float = 1.0
+    batch_s: tuple[float, float] = (math.inf, math.inf)
+    batch_share: float = 0.0
 
     def is_asleep(self, now_s: float) -> bool:
         """Whether it is to sleep at a moment."""
         return self.asleep_s[0] <= now_s < self.asleep_s[1]
 
+    def batch_at(self, now_s: float) -> float:
+        """Requests of a batch job at a moment, over those of the usual callers."""
+        return self.batch_share if self.batch_s[0] <= now_s < self.batch_s[1] else 0.0
+
+    def rate_ratio(self, now_s: float) -> float:
+        """Requests at a moment over those of the hour."""
+        shifted = self.shift_ratio if now_s >= self.shift_s else 1.0
+        return shifted * (1.0 + self.batch_at(now_s))
+
+    def shapes(self, shape: Shape, now_s: float) -> dict[Shape, float]:
+        """The shares of the requests at a moment, by what they are like."""
+        if now_s >= self.template_s:
+            tokens = round(self.template_ratio * shape.prefix_tokens)
+            shape = replace(shape, prefix_tokens=tokens)
+        batch = self.batch_at(now_s)
+        if not batch:
+            return {shape: 1.0}
+        job = replace(SUMMARIES, adapters=shape.adapters, acceptance_ratio=shape.acceptance_ratio)
+        return {shape: 1.0 / (1.0 + batch), job: batch / (1.0 + batch)}
+
 
 def operations(from_s: float, rng: Random, *, for_s: float) -> Operations:
-    """A deploy in 36 hours; of two nights one is slept through."""
+    """A deploy in 36 hours; of two nights one is slept through; in three days a shift of the
+    traffic and a new template; a batch job every other day."""
+
+    def at(every_s: float) -> float:
+        return rng.uniform(0.2, 0.9) * for_s if rng.random() < for_s / every_s else math.inf
+
     asleep_s = math.inf, math.inf
     if from_s % DAY_S < NIGHT_S[0] and rng.random() < 0.5:
         asleep_s = NIGHT_S[0] - from_s % DAY_S, NIGHT_S[1] - from_s % DAY_S
-    deploy_s = (
-        rng.uniform(0.1, 0.9) * for_s if rng.random() < for_s / DEPLOYED_EVERY_S else math.inf
+    batch_s = at(2 * DAY_S)
+    return Operations(
+        asleep_s=asleep_s,
+        deploy_s=at(DEPLOYED_EVERY_S),
+        starts_in_s=rng.uniform(45.0, 280.0),
+        step_ratio=rng.uniform(0.85, 1.12),
+        shift_s=at(3 * DAY_S),
+        shift_ratio=rng.choice((0.5, 0.67, 1.3, 1.5)),
+        template_s=at(3 * DAY_S),
+        template_ratio=rng.choice((0.5, 1.0, 1.5, 2.0)),
+        batch_s=(batch_s, batch_s + rng.uniform(600.0, 7200.0)),
+        batch_share=rng.uniform(0.05, 0.3),
     )
-    return Operations(asleep_s, deploy_s, rng.uniform(45.0, 280.0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tests.simulator.counters import Counters
@@ -53,7 +53,7 @@ class QuickEngine:
         self._rng, self._jitter, self._rate_at = rng, jitter, rate
         self._hang_up_ratio = hang_up_ratio
         self._rate, self._rate_until_s = rate(0.0), RATE_HELD_S
-        self._pool = [kind.make(0.0, rng) for _ in range(POOL)]
+        self.ask([(kind, 1.0)])
         self._next_s = self._gap_s()
         self._pending: deque[tuple[float, Request]] = deque()
         self._ends: list[tuple[float, int, Active]] = []
@@ -67,6 +67,12 @@ class QuickEngine:
         self._itl = histograms["inter_token_latency_seconds"]
         self._iteration = histograms["iteration_tokens_total"]
         self._ended = Ended(self.counters)
+
+    def ask(self, kinds: Sequence[tuple[Kind, float]]) -> None:
+        """Let requests be of these kinds from now on, in these shares."""
+        self._pool = [
+            kind.make(0.0, self._rng) for kind, share in kinds for _ in range(round(share * POOL))
+        ]
 
     def run(self, until_s: float) -> None:
         """Go on until a moment (or the end of the prompt that it lies in)."""
@@ -106,7 +112,7 @@ class QuickEngine:
                 self._rate = self._rate_at(self._next_s)
                 self._rate_until_s = self._next_s + RATE_HELD_S
             if self._rate:
-                request = self._pool[int(self._rng.random() * POOL)]
+                request = self._pool[int(self._rng.random() * len(self._pool))]
                 self._pending.append((self._next_s, request))
             self._next_s += self._gap_s()
 

@@ -2,7 +2,8 @@
 
 Load follows the hour and the day of the week, with bursts of a few minutes and noise on top;
 what is asked for changes with the hour, too. Some clients hang up, servers are put to sleep at
-night and are deployed anew. Every trace's own books say that it was healthy: requests in the
+night, new releases are deployed, traffic shifts between replicas, prompts get new templates and
+batch jobs come. Every trace's own books say that it was healthy: requests in the
 queue, preemptions, and how busy the GPUs were.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from multiprocessing import get_context
 from random import Random
@@ -30,7 +31,8 @@ from tests.simulator.days import DAY_S, KINDS, WEEK_S, load, operations, setting
 from tests.simulator.page import START_S
 from tests.simulator.quick import QuickEngine
 from tests.simulator.quick_pages import QuickPages
-from tests.simulator.server import Server, Setting
+from tests.simulator.requests import Kind
+from tests.simulator.server import Server, Setting, Shape
 
 SCRAPE_S = 15.0
 WEEKS = 0.5
@@ -149,7 +151,9 @@ def _quick(setting: Setting, part: Part, rng: Random, books: _Books) -> Iterator
 
     def rate(process_s: float) -> float:
         now_s = born_s + process_s
-        return 0.0 if draining or done.is_asleep(now_s + DRAINED_S) else usual(now_s)
+        if draining or done.is_asleep(now_s + DRAINED_S):
+            return 0.0
+        return usual(now_s) * done.rate_ratio(now_s)
 
     def started() -> tuple[QuickEngine, QuickPages]:
         engine = QuickEngine(
@@ -157,7 +161,11 @@ def _quick(setting: Setting, part: Part, rng: Random, books: _Books) -> Iterator
         )
         return engine, QuickPages(engine, form=setting.form, started_s=START_S + born_s)
 
+    def kinds(shapes: Mapping[Shape, float]) -> list[tuple[Kind, float]]:
+        return [(shape.kind([]), share) for shape, share in shapes.items()]
+
     engine, pages = started()
+    asked = {setting.shape: 1.0}
     for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
         now_s = turn * SCRAPE_S
         if now_s < up_s:
@@ -167,7 +175,12 @@ def _quick(setting: Setting, part: Part, rng: Random, books: _Books) -> Iterator
         if up_s > born_s:
             books.busy_s, preempted = books.busy_s + engine.busy_s, preempted or engine.overfull
             born_s, draining = up_s, False
+            server.steps.health.clock_ratio = 1.0 / done.step_ratio
             engine, pages = started()
+            engine.ask(kinds(asked))
+        if (shapes := done.shapes(setting.shape, now_s)) != asked:
+            asked = shapes
+            engine.ask(kinds(asked))
         engine.run(now_s - born_s)
         state = engine.scheduler
         is_empty = not state.running and not state.waiting
