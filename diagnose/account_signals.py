@@ -12,7 +12,8 @@ SPEED_SAMPLES, PREFILL_SPEED = "engine_speed_samples", "prefill_speed_ratio"
 DEMAND, COMPUTED = "demand_moved_ratio", "computed_moved_ratio"
 PROMPTS, ANSWERS = "prompts_moved_ratio", "answers_moved_ratio"
 HITS, DRAFTS = "hits_moved_ratio", "drafts_moved_ratio"
-MOVED_FOR = "moved_for_s"
+STREAM = "stream_moved_ratio"
+MOVED_FOR, SEATED = "moved_for_s", "running_queued_avg"
 
 ACCOUNT_SIGNALS: Mapping[str, str] = {
     SPEED: "time that a decode step of the same work took in quiet times over the time that it "
@@ -30,8 +31,12 @@ ACCOUNT_SIGNALS: Mapping[str, str] = {
     ANSWERS: "mean output tokens of a finished request over their usual number",
     HITS: "share of prompt tokens from the prefix cache over its usual share",
     DRAFTS: "tokens per sequence and step over their usual number: accepted draft tokens",
+    STREAM: "tokens/s of a stream while it decodes over their usual rate: falls where steps take "
+    "longer, and where they yield fewer accepted draft tokens",
     MOVED_FOR: "seconds for which the speed, or without that another factor of the account, has "
     "been off its usual value; no value while none is",
+    SEATED: "mean running requests of the scrapes in the last 30 s at which requests queued for "
+    "capacity; no value while none do",
 }
 """Help texts of the account's signals."""
 

@@ -98,7 +98,7 @@ def _follows(demand: float | None, speed: float | None) -> bool | None:
 
 def _limits(values: Mapping[str, float | None]) -> tuple[str, ...]:
     """The limits that keep requests queued now."""
-    batch, most = values.get("running_avg"), values.get("running_max")
+    batch, most = values.get(account.SEATED), values.get("running_max")
     usage, queued = values.get("kv_usage_avg_ratio"), values.get("waiting_by_capacity") or 0.0
     if usage is None or queued < 1:
         return ()

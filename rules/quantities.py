@@ -123,9 +123,9 @@ def _smaller(left: float | None, right: float | None) -> float | None:
 class Held(Condition, Struct, frozen=True):
     """Whether a condition has held for `for_s`, and for at least two scrapes.
 
-    With `stretch`, the duration is multiplied by the window's scale. The condition reads the streak
-    `name`; a single scrape to the contrary does not end a streak. Without a streak the condition is
-    false, never unknown.
+    With `stretch`, a shorter window shortens the duration. A longer one does not lengthen it: what
+    it shows has lasted. The condition reads the streak `name`; a single scrape to the contrary does
+    not end a streak. Without a streak the condition is false, never unknown.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Held(Condition, Struct, frozen=True):
     stretch: bool = True
 
     def source(self, scope: Scope, *, side: bool = True) -> str:
-        least_s = f"{self.for_s.source(scope)}{' * facts.scale' if self.stretch else ''}"
+        least_s = f"{self.for_s.source(scope)}{' * min(1.0, facts.scale)' if self.stretch else ''}"
         return f"((facts.streaks_s.get({self.name!r}, -1.0) >= {least_s}) is {side})"
 
 

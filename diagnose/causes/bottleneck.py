@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from kneewatch.diagnose.account_signals import SPEED
+from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     ITL_DRIFT,
@@ -17,6 +17,8 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_TARGET_S,
     NOT_EVICTING,
     SERVED,
+    TTFT_P99_S,
+    TTFT_TARGET_S,
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -190,25 +192,23 @@ PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
 P50_DRIFT = Signal("itl_p50_drift_ratio")
-SPEED_RATIO = Signal(SPEED)
+SPEED_RATIO, PREFILL_SPEED_RATIO = Signal(SPEED), Signal(PREFILL_SPEED)
 SLOW_FROM, HARMFUL_FROM = 0.75, 0.35
 """Steps are slow, and harmfully so, from these shares of the speed of quiet times on."""
-
-BATCH_GROWTH = BATCH / BaselineValue("running_avg")
-LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 
 SLOWED_TOKENS = (
     "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} requests in the "
     "batch"
 )
 
+BATCH_GROWTH = BATCH / BaselineValue("running_avg")
+LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
-"""The batch is no larger, and answers are no longer, than in quiet times."""
-
-SLOW_AT_EQUAL_WORK = ((ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK) | (
-    SPEED_RATIO <= SLOW_FROM
+SLOW_AT_EQUAL_WORK = (
+    (SPEED_RATIO <= SLOW_FROM) | ((ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK)
 ).assume(unknown=False)
-"""Most steps take longer than in quiet times, although they do no more work."""
+"""Steps take longer than in quiet times, although they do no more work: by the account, or because
+the batch is no larger and answers are no longer, which is known earlier."""
 
 WARMED_UP = Watched(Number(1.0))
 """The process has run for one window: its first steps are slow, and loading weights takes CPU."""
@@ -339,10 +339,13 @@ HOST_CONTENTION = CauseRecord(
 
 NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
 OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
+FIRST_TOKENS_SUFFER = (TTFT_P99_S > TTFT_TARGET_S).assume(unknown=True)
 
-SLOWER_BY = 1.0 / SPEED_RATIO
-WORK_IS_COUNTED = (Signal("given_up_ratio") <= 0.2).assume(unknown=True)
-"""Few calls are given up: vLLM counts no prompt tokens of a request that has no first token."""
+SLOWER_BY, PREFILLS_SLOWER_BY = 1.0 / SPEED_RATIO, 1.0 / PREFILL_SPEED_RATIO
+PREFILLS_SLOW_FROM = 0.6
+"""Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
+their times vary more than those of steps."""
+
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
@@ -350,7 +353,7 @@ SLOW_STEPS = CauseRecord(
     "its batch, its contexts and its prompts explain. vLLM's metrics do not show why.",
     forms=(
         Form(
-            gate=(SPEED_RATIO <= SLOW_FROM) & WORK_IS_COUNTED,
+            gate=SPEED_RATIO <= SLOW_FROM,
             start=Number(0.0),
             terms=(
                 term(
@@ -398,8 +401,40 @@ SLOW_STEPS = CauseRecord(
             "another node.",
             guide=("8.4",),
         ),
+        Form(
+            gate=PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM,
+            start=Number(0.0),
+            terms=(
+                term(
+                    PREFILL_SPEED_RATIO,
+                    PREFILLS_SLOW_FROM,
+                    2.0,
+                    "a prefill takes {prefills_slower:.1f}x as long as in quiet times for the same "
+                    "number of computed tokens (speed x{value:.2f})",
+                    below=True,
+                ),
+                term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
+                *bound_terms("host")[:1],
+            ),
+            levels=(Level(Severity.WARNING, FIRST_TOKENS_SUFFER), Level(Severity.INFO)),
+            say=(
+                (
+                    ALWAYS,
+                    "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
+                    "the same length, while decode steps do not; vLLM's metrics do not show why.",
+                ),
+            ),
+            words=(("prefills_slower", PREFILLS_SLOWER_BY),),
+            root=True,
+            summary="Prefills take far longer than in quiet times at equal work",
+            lever="Compare vLLM's version and flags with those of quiet times (attention backend, "
+            "chunked prefill, --max-num-batched-tokens). Look at vLLM's log for compilation, at "
+            "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
+            "since then: images, LoRA adapters, prompt logprobs.",
+            guide=("8.4",),
+        ),
     ),
-    explains=("past_knee", "decode_bound", "slo_conflict"),
+    explains=("past_knee", "decode_bound", "slo_conflict", "prefill_bound"),
     heads=("queue_saturation", "admission_limit", "past_knee", "decode_bound", "slo_conflict"),
     moves=(TTFT, ITL, LOAD),
     # The first steps of a new process are slow: it warms up.

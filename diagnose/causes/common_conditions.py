@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from kneewatch.diagnose.account_signals import SEATED
 from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
 from kneewatch.rules.conditions import Condition, Number
-from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
+from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal, Target, WindowSeconds
 
 WINDOW_S = WindowSeconds()
 STAGE = Signal("cascade_stage")
@@ -60,8 +61,10 @@ HELD_EACH = KV_USAGE / BATCH
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
 """The free part of the KV cache is at least as large as a running request's mean part."""
 
-PINNED = ((BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST)).assume(unknown=False)
-"""The batch stays at its maximum."""
+PINNED = ((BATCH_MOST >= 1.0) & (FirstOf((Signal(SEATED), BATCH)) >= 0.9 * BATCH_MOST)).assume(
+    unknown=False
+)
+"""The batch stays at its maximum while requests queue."""
 
 GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
     ((GIANT > KV_FREE) & ~(PINNED & (GIANT <= KV_FREE + HELD_EACH)).assume(unknown=False))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from kneewatch.diagnose.account_signals import ANSWERS, COMPUTED, DEMAND, LEARNED_FROM, SPEED
+from kneewatch.diagnose.account_signals import (
+    ANSWERS,
+    COMPUTED,
+    DEMAND,
+    DRAFTS,
+    LEARNED_FROM,
+    SPEED,
+    STREAM,
+)
 from kneewatch.diagnose.causes.common_conditions import (
     ITL_DRIFT,
     ITL_P99_S,
@@ -43,7 +51,10 @@ USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
 STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (USUAL_ITL_P99_S < 0.25)
 """Streams pause for half a second or more, at least twice as long as 99% of the gaps before."""
 
-TOKENS_LATE = (ITL_DRIFT >= FAR) & (Signal(SPEED) <= LEARNED_FROM)
+FEWER_A_STEP = (Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)
+"""A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
+
+TOKENS_LATE = (ITL_DRIFT >= FAR) & (Signal(SPEED) <= LEARNED_FROM) | FEWER_A_STEP
 """Tokens come late, and more work in a step (a larger batch, longer contexts) is not the reason."""
 
 FAR_OFF = (FIRST_TOKENS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False)
@@ -72,8 +83,18 @@ UNEXPLAINED_LATENCY = CauseRecord(
                     FAR,
                     1.2,
                     "mean inter-token latency is {itl_mean_s:s}, {value:.1f}x its usual value",
-                    when=TOKENS_LATE,
+                    when=TOKENS_LATE & ~FEWER_A_STEP,
                     signal="itl_mean_s",
+                ),
+                term(
+                    Signal(STREAM),
+                    1 / FAR,
+                    1.2,
+                    "a stream gets x{value:.2f} of its usual tokens/s, and a step yields "
+                    "x{drafts_moved_ratio:.2f} of its usual tokens: fewer draft tokens are "
+                    "accepted, or speculation is off",
+                    when=FEWER_A_STEP,
+                    below=True,
                 ),
                 term(
                     STALL_SHARE,
@@ -109,6 +130,11 @@ UNEXPLAINED_LATENCY = CauseRecord(
                     STREAMS_PAUSE,
                     "Streams pause for more than 0.5 s in {itl_stall_time_ratio:%} of decode time "
                     "at an equal load, which is unusual, and no cause is found.",
+                ),
+                (
+                    FEWER_A_STEP,
+                    "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s at an equal "
+                    "load, because steps yield fewer tokens, and no cause is found.",
                 ),
                 (
                     ALWAYS,

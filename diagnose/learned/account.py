@@ -20,7 +20,7 @@ as it can explain them. A load that was never seen makes the limits wide, and th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import exp, inf, log, log2, sqrt
 from typing import NamedTuple
 
@@ -39,9 +39,11 @@ from kneewatch.diagnose.account_signals import (
     MOVED_FOR,
     PREFILL_SPEED,
     PROMPTS,
+    SEATED,
     SPEED,
     SPEED_ERROR,
     SPEED_SAMPLES,
+    STREAM,
 )
 from kneewatch.diagnose.values import Signals, Values
 
@@ -61,6 +63,9 @@ SILENT_S, LONGEST_S = 60.0, 300.0
 
 KEPT_S = 30.0
 """The speed is that of the samples that ended within so much time."""
+
+REQUESTS_KEPT_S = 1800.0
+"""Requests are counted over as much time, where fewer than `COUNT_MIN` end within `KEPT_S`."""
 
 SETTLED_S = 60.0
 """A sample is learned if no trouble follows within so much time."""
@@ -94,6 +99,10 @@ them, the speed is unknown."""
 
 WARM_UP_S = 30.0
 """The first steps of a process are slow; they are not learned for so long."""
+
+GIVEN_UP_MAX = 0.2
+"""If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
+a request that has no first token."""
 
 COUNT_MIN = 4.0
 """Fewest requests for a mean of them."""
@@ -221,14 +230,16 @@ class Reference(Struct):
         size, beside = step.size / self.size, step.beside / self.beside
         most_s, least_s = own_s * max(1.0, size, beside), own_s * min(1.0, size, beside)
         more_tokens = step.prompt_tokens - self.prompt_tokens
+        read_s = READ_RATIO * own_s * (step.beside - self.beside)
+        sequences_s = own_s * (size - 1)
+        if token_s is not None:
+            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
+        most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
+        least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
         if token_s is None:
             prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens)
             most_s, least_s = most_s * max(1.0, prompts), least_s * min(1.0, prompts)
         else:
-            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
-            read_s = READ_RATIO * own_s * (step.beside - self.beside)
-            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
-            least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
             most_s += token_s * max(0.0, more_tokens)
             least_s += token_s * min(0.0, more_tokens)
         if step.tokens > max(self.tokens, SPECULATES_FROM):
@@ -422,11 +433,13 @@ class Account:
     def __init__(self) -> None:
         self._begun: tuple[float, tuple[float, ...]] | None = None
         self._usages: list[float] = []
+        self._seated: deque[tuple[float, float]] = deque()
         self._recent: deque[Sample] = deque()
+        self._works: deque[Work] = deque()
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
-        self._usual = {key: Usual() for key in (DEMAND, *WORK_FACTORS)}
+        self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._off_s: dict[str, float] = {}
         self._slow_since_s = inf
         self.is_slow = False
@@ -437,6 +450,7 @@ class Account:
     def restarted(self) -> None:
         """Another process answers now, or the clock was set back."""
         self._begun = None
+        self._works.clear()
         self._pause()
 
     def _pause(self) -> None:
@@ -447,6 +461,10 @@ class Account:
         """Take a scrape into account."""
         totals, begun = values.totals, self._begun
         if totals is None:
+            return
+        self._seat(now_s, values.signals)
+        if (values.signals.get("given_up_ratio") or 0.0) > GIVEN_UP_MAX:
+            self.restarted()
             return
         self._usages.append(values.signals.get("kv_usage_ratio") or 0.0)
         if begun is None:
@@ -465,6 +483,23 @@ class Account:
                 self._pause()
             if seconds > LONGEST_S:
                 self._begin(now_s, totals)
+
+    def _seat(self, now_s: float, signals: Signals) -> None:
+        """Note the running requests while requests queue: how many the engine admits."""
+        seated = self._seated
+        if (signals.get("waiting_by_capacity") or 0.0) >= 1.0:
+            seated.append((now_s, signals.get("running") or 0.0))
+            while seated[0][0] < now_s - KEPT_S:
+                seated.popleft()
+        elif seated:
+            seated.clear()
+        else:
+            return
+        self.values = {**self.values, SEATED: self._seated_avg()}
+
+    def _seated_avg(self) -> float | None:
+        running = [each for _, each in self._seated]
+        return round(sum(running) / len(running), 2) if running else None
 
     def _begin(self, now_s: float, totals: tuple[float, ...]) -> None:
         """Begin a sample."""
@@ -489,7 +524,7 @@ class Account:
         quiet = not slow and not warms_up and not work.preemptions
         if quiet and (limits_s is None or self._steps.may_learn(limits_s[1] / step.took_s)):
             self._steps.learn(step, now_s)
-        total = _total([sample.work for sample in recent])
+        total = self._total(work)
         prefill = self._prefill_speed(total, quiet, now_s)
         for pace in (self._steps, self._prefills):
             if slow or (prefill is not None and prefill.ratio < LEARNED_FROM):
@@ -497,6 +532,22 @@ class Account:
             else:
                 pace.settle(now_s - SETTLED_S)
         self._compare(total, speed, prefill, now_s)
+
+    def _total(self, work: Work) -> Work:
+        """The sum of the newest samples: those of `KEPT_S`, and more where prefills are rare or
+        take long. Its KV usage is not used."""
+        works = self._works
+        works.append(work)
+        seconds = sum(each.seconds for each in works)
+        prefills = sum(each.prefills for each in works)
+        while len(works) > 1:
+            seconds -= works[0].seconds
+            prefills -= works[0].prefills
+            few = seconds < KEPT_S - HALF_MS_S or prefills < COUNT_MIN
+            if few and seconds < REQUESTS_KEPT_S:
+                break
+            works.popleft()
+        return Work(*map(sum, zip(*[astuple(each) for each in works], strict=True)))
 
     def _speed(self) -> Speed | None:
         """The speed over the recent samples, each weighted by its tokens."""
@@ -570,6 +621,7 @@ class Account:
             **_rounded(moved, 0.1),
             SPEED_SAMPLES: None if speed is None else float(min(speed.samples, SAMPLES_TOLD)),
             MOVED_FOR: None if since_s is None else 10.0 * round((now_s - since_s) / 10),
+            SEATED: self._seated_avg(),
         }
 
     def _accept(self) -> None:
@@ -594,23 +646,20 @@ class Account:
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)
 
 
-def _total(works: Sequence[Work]) -> Work:
-    """The sum of samples; its KV usage is not used."""
-    return Work(*map(sum, zip(*[astuple(work) for work in works], strict=True)))
-
-
 def _work_of(total: Work) -> dict[str, float | None]:
     """Requests/s and the work of a mean request; None where too few requests show it."""
     requests = total.first_tokens
     enough = requests >= COUNT_MIN and total.prompt_tokens > 0
     computed = total.computed_tokens
+    tokens = total.tokens / (total.gaps + requests)
     return {
         DEMAND: requests / total.seconds if requests >= COUNT_MIN else None,
         PROMPTS: total.prompt_tokens / requests if enough else None,
         COMPUTED: computed / requests if enough else None,
         ANSWERS: total.answer_tokens / total.answers if total.answers >= COUNT_MIN else None,
         HITS: max(0.0, 1 - computed / total.prompt_tokens) if enough else None,
-        DRAFTS: total.tokens / (total.gaps + requests),
+        DRAFTS: tokens,
+        STREAM: tokens * total.gaps / total.gaps_s if total.gaps_s else None,
     }
 
 

@@ -225,8 +225,18 @@ OTHERS: Mapping[str, Situation] = {
     "slow_steps: not of unknown speed": SLOW_STEPS.but(engine_speed_ratio=None),
     "slow_steps:a request now and then": SLOW_STEPS.but(running_avg=0.6),
     "slow_steps:no baseline": SLOW_STEPS.but(itl_mean_drift_ratio=None),
-    "slow_steps: not while calls are given up": SLOW_STEPS.but(given_up_ratio=0.3),
-    "slow_steps:few calls are given up": SLOW_STEPS.but(given_up_ratio=0.1),
+    "slow_steps:prefills": CALM.but(prefill_speed_ratio=0.25, prefill_mean_s=0.8),
+    "slow_steps:prefills within the target": replace(
+        CALM.but(prefill_speed_ratio=0.25, prefill_mean_s=0.8), targets=Targets(ttft_p99_s=30.0)
+    ),
+    "slow_steps:prefills, idle GPU": CALM.but(prefill_speed_ratio=0.25, **HOST),
+    "slow_steps: not for prefills that are a little slower": CALM.but(prefill_speed_ratio=0.7),
+    "unexplained_latency:fewer accepted drafts": CALM.but(
+        stream_moved_ratio=0.4,
+        drafts_moved_ratio=0.5,
+        demand_moved_ratio=1.0,
+        computed_moved_ratio=1.0,
+    ).lasting(far_off=90.0),
     "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
     "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),

@@ -202,6 +202,63 @@ def test_a_slow_prefill_is_seen() -> None:
     assert prefill <= 0.5
 
 
+def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:
+    """A single caller: a prefill of 90 s without a token, then 100 tokens within 5 s."""
+    account, t_s, totals = Account(), 0.0, [0.0] * len(COUNTED)
+
+    def speed_after(requests: int, *, prefill_s: float) -> float | None:
+        nonlocal t_s
+        for _ in range(requests):
+            for _ in range(round(prefill_s / SCRAPE_S)):
+                t_s += SCRAPE_S
+                account.update(t_s, Values({}, totals=tuple(totals)))
+            step_s, answer = SCRAPE_S / 100, 100.0
+            gained = (answer, (answer - 1) * step_s, answer - 1, 1.0, answer, 9e4, 9e4, 0.0)
+            gained += (prefill_s, 1.0, 9e4, 1.0, answer, 0.0, 1.0, 1.0)
+            totals[:] = [total + more for total, more in zip(totals, gained, strict=True)]
+            t_s += SCRAPE_S
+            account.update(t_s, Values({}, totals=tuple(totals)))
+        return account.values.get(accounts.PREFILL_SPEED)
+
+    assert speed_after(16, prefill_s=90.0) == pytest.approx(1.0, abs=0.1)
+    slow = speed_after(8, prefill_s=270.0)
+    assert slow is not None
+    assert slow == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_speculation_that_ends_shows_in_the_tokens_of_a_stream() -> None:
+    served = Served().under(Load(accepted=3.0), MACHINE, QUIET_S)
+    assert served.value(accounts.STREAM) == pytest.approx(1.0, abs=0.11)
+    served.under(Load(accepted=1.0), MACHINE)
+    assert served.speed is None or served.speed == pytest.approx(1.0, abs=0.1)
+    assert served.value(accounts.STREAM) == pytest.approx(0.35, abs=0.1)
+
+
+def test_a_speed_within_a_bucket_of_the_histogram_is_seen() -> None:
+    """12 ms and 20 ms lie in the same bucket of vLLM's histogram, 10 to 25 ms."""
+    machine = Machine(base_s=0.012, sequence_s=0.0, token_s=0.00001)
+    served = Served().under(Load(callers=1.0), machine, QUIET_S)
+    served.under(Load(callers=1.0), Machine(0.012, 0.0, 0.00001, slower=1.66))
+    assert served.speed == pytest.approx(0.6, abs=0.06)
+
+
+def test_the_speed_is_unknown_while_clients_give_up() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S)
+    gone = {"given_up_ratio": 0.5, "kv_usage_ratio": 0.1}
+    served.account.update(served.t_s + SCRAPE_S, Values(gone, totals=(0.0,) * len(COUNTED)))
+    assert served.speed is None
+
+
+def test_the_seats_are_what_runs_while_requests_queue() -> None:
+    account, totals = Account(), (0.0,) * len(COUNTED)
+    for scrape, (running, queued) in enumerate([(3, 0), (6, 9), (5, 9), (6, 9)]):
+        signals = {"running": float(running), "waiting_by_capacity": float(queued)}
+        account.update(scrape * SCRAPE_S, Values(signals, totals=totals))
+    assert account.values[accounts.SEATED] == pytest.approx(17 / 3, abs=0.01)
+    account.update(20.0, Values({"running": 2.0}, totals=totals))
+    assert account.values[accounts.SEATED] is None
+
+
 def test_no_fault_is_learned() -> None:
     served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0), 6 * 3600.0)
     assert served.account.is_slow
