@@ -20,7 +20,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests import kvtruth, ramps, routing_accuracy, slo_ramps, throughput
+from tests import engine_speeds, kvtruth, ramps, routing_accuracy, slo_ramps, throughput
 from tests.incidents import rebuilt
 from tests.incidents import table as incidents
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
@@ -246,27 +246,6 @@ def cascade_times(by_capture: dict[Path, list[Verdict]]) -> str:
     return "\n".join(lines)
 
 
-def speeds(by_capture: dict[Path, list[Verdict]]) -> str:
-    """Speed at equal work over the judged scrapes of each phase: 1 at every load of a healthy
-    engine."""
-    lines = [f"{'recording':31}{'phase':18}{'state':24}{'known':>9}{'least':>7}{'most':>7}"]
-    for phase in phases():
-        judged = [
-            diagnosis.values.get("engine_speed_ratio")
-            for diagnosis in by_capture.get(phase.capture, ())
-            if phase.judged_from_s <= diagnosis.t_s <= phase.to_s
-        ]
-        known = [speed for speed in judged if speed is not None]
-        if not known:
-            continue
-        name = phase.capture.name.removesuffix(".jsonl.gz")
-        lines.append(
-            f"{name:31}{phase.name:18}{phase.state:24}{f'{len(known)}/{len(judged)}':>9}"
-            f"{min(known):7.2f}{max(known):7.2f}"
-        )
-    return "\n".join(lines)
-
-
 def stage_of(diagnosis: Verdict) -> int:
     """The stage's number, -1 where nothing could be read."""
     return diagnosis.stage.number if diagnosis.stage.number is not None else -1
@@ -376,7 +355,7 @@ def main() -> None:
         print(cascade_times(by_capture), "\n")
         print(incidents.report(), "\n")
         print(rebuilt.report(), "\n")
-        print(speeds(by_capture), "\n")
+        print(engine_speeds.report(), "\n")
         lab_verdicts, lab_by_capture = judge(LAB)
         print(f"incidents made on a real vLLM:\n{table(lab_verdicts)}\n\n{summary(lab_verdicts)}\n")
         by_level = with_targets(lab_verdicts, lab_by_capture)

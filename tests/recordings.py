@@ -50,18 +50,25 @@ FIRST_CAUSES: dict[str, frozenset[str]] = {
     "crashes": frozenset({"target_down", "engine_restarted"}),
     "host_contention": frozenset({"host_contention"}),
     "block_too_large": frozenset({"prefix_block_too_large"}),
+    "slow_steps": frozenset({"slow_steps"}),
+    "slower_launch": frozenset({"slow_steps"}),
 }
 STAGES: dict[str, tuple[int, int]] = {
     "preempting": (2, 4),
     "preempting_and_queueing": (3, 4),
     "queueing": (0, 1),
 }
-NOT_JUDGED = frozenset({"prefill_bound", "draining", "warming", "filling"})
+NOT_JUDGED = frozenset(
+    {"prefill_bound", "draining", "warming", "filling", "long_prompts", "creeping", "never_quiet"}
+)
 QUIET_STAGES = (0, 1)
 
 
 class Phase(Struct, frozen=True):
-    """One phase of one capture. `first_causes` is empty for a quiet phase."""
+    """One phase of one capture. `first_causes` is empty for a quiet phase.
+
+    `itl_mean_s`: mean seconds between tokens as the clients saw them; None if not recorded.
+    """
 
     capture: Path
     name: str
@@ -69,6 +76,7 @@ class Phase(Struct, frozen=True):
     from_s: float
     to_s: float
     settle_s: float
+    itl_mean_s: float | None = None
 
     @property
     def first_causes(self) -> frozenset[str]:
@@ -90,20 +98,25 @@ class Phase(Struct, frozen=True):
 
 def phases(folder: Path = CAPTURES) -> Iterator[Phase]:
     """Every phase that is judged, in the order of the recordings."""
+    for phase in every_phase(folder):
+        if phase.state not in NOT_JUDGED and phase.name != "after_load":
+            yield phase
+
+
+def every_phase(folder: Path) -> Iterator[Phase]:
+    """Every phase, in the order of the recordings."""
     labels = json.loads((folder / "labels.json").read_text())
     for recording in labels.values():
         for capture in recording["captures"]:
             for row in recording["phases"]:
-                state = row.get("state") or row["expected"]["state"]
-                if state in NOT_JUDGED or row["name"] == "after_load":
-                    continue
                 yield Phase(
                     folder / capture,
                     row["name"],
-                    state,
+                    row.get("state") or row["expected"]["state"],
                     row["from_t"],
                     row["to_t"],
                     row["settle_s"],
+                    row.get("itl_mean_s"),
                 )
 
 

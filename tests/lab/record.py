@@ -68,7 +68,7 @@ def record(scenario: Scenario, lab: Path, folder: Path) -> None:
                 load.resize(0)
         for load in loads.values():
             print(f"  {len(load.failures)} failed requests: {load.failures[:1]}", flush=True)
-    compact(raw, recording)
+    compact(raw, recording, host=any(phase.busy_processes for phase in scenario.phases))
     labels = folder / "labels.json"
     by_name: dict[str, Any] = json.loads(labels.read_text()) if labels.exists() else {}
     by_name[scenario.name] = {
@@ -176,11 +176,17 @@ def _burn() -> None:
         pass
 
 
-def compact(raw: Path, recording: Path) -> None:
-    """Copy a recording without the lines that nothing reads; the same pages give the same file."""
+def compact(raw: Path, recording: Path, *, host: bool) -> None:
+    """Copy a recording without the lines that nothing reads; the same pages give the same file.
+
+    `host`: keep the host's signals. Without `busy_processes` they only show the other work of the
+    machine, which is no part of the scenario.
+    """
     with gzip.open(raw, "rt", encoding="utf-8") as pages:
         entries = [json.loads(line) for line in pages]
     for entry in entries:
+        if not host:
+            entry.pop("host", None)
         if "body" in entry:
             entry["body"] = "".join(_read(entry["body"].splitlines(keepends=True)))
     text = "".join(f"{json.dumps(entry)}\n" for entry in entries)

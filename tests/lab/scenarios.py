@@ -54,9 +54,14 @@ class Scenario(Struct, frozen=True):
     config: Mapping[str, Any] = field(default_factory=lambda: model.CONFIG)
 
 
-def quiet(name: str, loads: Loads, lasts_s: float = 60.0) -> Phase:
+def quiet(name: str, loads: Loads, lasts_s: float = 60.0, *, settle_s: float = SETTLE_S) -> Phase:
     """A phase in which nothing is wrong."""
-    return Phase(name=name, state=HEALTHY, lasts_s=lasts_s, loads=loads)
+    return Phase(name=name, state=HEALTHY, lasts_s=lasts_s, loads=loads, settle_s=settle_s)
+
+
+def recovered(loads: Loads) -> Phase:
+    """What follows a slowed phase: its cause stays while the account's newest samples hold it."""
+    return quiet("after", loads, AGAIN_S, settle_s=60.0)
 
 
 def drained(lasts_s: float = 30.0, loads: Loads = ()) -> Phase:
@@ -79,7 +84,7 @@ def slow(
         state=state,
         lasts_s=lasts_s,
         loads=loads,
-        settle_s=60.0,
+        settle_s=min(60.0, lasts_s / 3),
         stopped=(stopped, stopped if until is None else until),
     )
 
@@ -110,7 +115,12 @@ SLOWED = (
             quiet("base", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
             quiet("twice", ((OPEN, 2), (OPEN_LONG, 2)), 90),
             quiet("half", ((OPEN, 1),), 90),
-            quiet("long_prompts", ((Shape(prompt_tokens=1200, output_tokens=60, every_s=1.0), 1),)),
+            Phase(
+                name="long_prompts",
+                state="long_prompts",
+                lasts_s=60,
+                loads=((Shape(prompt_tokens=1200, output_tokens=60, every_s=1.0), 1),),
+            ),
             quiet("base_again", ((OPEN, 1), (OPEN_LONG, 1)), 60),
             quiet("long_answers", ((Shape(prompt_tokens=120, output_tokens=400, every_s=1.5), 1),)),
             quiet("base_at_last", ((OPEN, 1), (OPEN_LONG, 1)), 60),
@@ -124,7 +134,7 @@ SLOWED = (
         (
             quiet("before", ((CHAT, 3), (LONG_ANSWERS, 2)), WARM_S),
             slow("slow", ((CHAT, 3), (LONG_ANSWERS, 2)), SLOW_S, 0.6),
-            quiet("after", ((CHAT, 3), (LONG_ANSWERS, 2)), AGAIN_S),
+            recovered(((CHAT, 3), (LONG_ANSWERS, 2))),
         ),
         SMALL,
     ),
@@ -135,7 +145,7 @@ SLOWED = (
         (
             quiet("before", ((ONE_CALLER, 1),), WARM_S),
             slow("slow", ((ONE_CALLER, 1),), SLOW_S, 0.5),
-            quiet("after", ((ONE_CALLER, 1),), AGAIN_S),
+            recovered(((ONE_CALLER, 1),)),
         ),
         SMALL,
     ),
@@ -145,9 +155,9 @@ SLOWED = (
         SEATS,
         (
             quiet("before", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
-            slow("creeping", ((OPEN, 1), (OPEN_LONG, 1)), 300, 0.0, until=0.7, state="filling"),
+            slow("creeping", ((OPEN, 1), (OPEN_LONG, 1)), 300, 0.0, until=0.7, state="creeping"),
             slow("slow", ((OPEN, 1), (OPEN_LONG, 1)), 60, 0.7),
-            quiet("after", ((OPEN, 1), (OPEN_LONG, 1)), AGAIN_S),
+            recovered(((OPEN, 1), (OPEN_LONG, 1))),
         ),
         SMALL,
     ),
@@ -175,7 +185,7 @@ SLOWED = (
         SEATS,
         (
             slow("slow", ((OPEN, 1), (CHAT, 1)), SLOW_S, 0.6, state="never_quiet"),
-            quiet("after", ((OPEN, 1), (CHAT, 1)), AGAIN_S),
+            recovered(((OPEN, 1), (CHAT, 1))),
         ),
         SMALL,
     ),
@@ -186,7 +196,7 @@ SLOWED = (
         (
             quiet("before", ((OPEN, 1), (OPEN_LONG, 1)), WARM_S),
             slow("slow", ((OPEN, 1), (OPEN_LONG, 1)), SLOW_S, 0.5),
-            quiet("after", ((OPEN, 1), (OPEN_LONG, 1)), AGAIN_S),
+            recovered(((OPEN, 1), (OPEN_LONG, 1))),
         ),
         SMALL,
     ),
