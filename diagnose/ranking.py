@@ -28,7 +28,7 @@ from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.verdict import Cause
+from kneewatch.diagnose.verdict import AnyCause, Cause
 from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
 
@@ -239,7 +239,7 @@ def may_explain(cause: Cause) -> bool:
     return not cause.apart and cause.confidence >= DOUBTFUL_BELOW
 
 
-def with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
+def with_explained(head: AnyCause, under: Sequence[Cause]) -> AnyCause:
     """The cause `head` with the causes `under` it; its severity becomes the worst of all."""
     if not under:
         return head

@@ -7,7 +7,7 @@ verdict that was encoded and decoded again is the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -93,7 +93,7 @@ class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """A sort key: severity, confidence."""
         return self.severity, self.confidence
 
-    def rounded(self) -> Cause:
+    def rounded(self) -> Self:
         """The cause with times and numbers as in documents."""
         return replace(
             self,
@@ -110,6 +110,9 @@ class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 ]
             ),
         )
+
+
+AnyCause = TypeVar("AnyCause", bound=Cause)
 
 
 class Symptom(NamedTuple):
@@ -304,7 +307,7 @@ def documented(verdict: Verdict) -> Verdict:
     )
 
 
-def told(cause: Cause) -> Cause:
+def told(cause: AnyCause) -> AnyCause:
     """A cause as documents contain it."""
     return replace(cause, apart=False, root=False)
 

@@ -1,22 +1,20 @@
-"""A fleet's diagnosis as text, Markdown and JSON: schema kneewatch.fleet/1 (docs/how-to/fleet.md).
-Pure."""
+"""A fleet's verdict as text and as Markdown. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
-from msgspec import Struct, json
-from msgspec.structs import asdict
-
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
-from kneewatch.diagnose.fleet.engine import Engine
-from kneewatch.diagnose.fleet.replica_count import Split, TierSize
-from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.diagnose.recommend.recommendation import in_document
+from kneewatch.diagnose.fleet.tier import FleetCause, place
+from kneewatch.diagnose.fleet.verdict import (
+    EngineVerdict,
+    FleetAdvice,
+    FleetVerdict,
+    Split,
+    Spread,
+    TierSize,
+    TierVerdict,
+)
 from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
 from kneewatch.reports.recommendation_text import changes_words, numbers_words
 from kneewatch.rules.formatting import (
@@ -31,175 +29,7 @@ from kneewatch.rules.formatting import (
     span,
     wrapped,
 )
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.wire import rounded
-
-SCHEMA = "kneewatch.fleet/1"
-
-
-def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]:
-    """The JSON document. Later versions may add keys but never remove any.
-
-    With `docs_url`, each cause contains the address of its page.
-    """
-    observed = diagnosis.observed
-    return {
-        "schema": SCHEMA,
-        "t": observed.t_s,
-        "source": observed.source,
-        "window_s": observed.window_s,
-        "scrape_interval_s": rounded(observed.scrape_interval_s),
-        "health": diagnosis.health,
-        "partial": diagnosis.partial,
-        "lost": diagnosis.lost or None,
-        "clock_skew_s": observed.skew_s,
-        "replicas": len({engine.member.replica for engine in diagnosis.engines}),
-        "engines": len(diagnosis.engines),
-        "tiers": [
-            {**_tier_document(tier, size), "server": plain(server.at(observed.t_s))}
-            for tier, size, server in zip(
-                diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True
-            )
-        ],
-        "causes": [_cause_document(cause, docs_url) for cause in diagnosis.causes],
-        "recommendations": [
-            {
-                **plain(in_document(advice.recommendation)),
-                "pool": advice.pool,
-                "tier": advice.tier or None,
-            }
-            for advice in diagnosis.advice
-        ],
-        "splits": [
-            {
-                "pool": split.pool,
-                "tier": split.tier or None,
-                "prefill_replicas": split.prefill,
-                "decode_replicas": split.decode,
-                "needed": split.needed,
-                "prefill_used_ratio": rounded(split.used[0]),
-                "decode_used_ratio": rounded(split.used[1]),
-            }
-            for split in diagnosis.splits
-        ],
-        "targets": [_engine(engine) for engine in diagnosis.engines],
-        "gone": [
-            {"replica": replica.replica, "pool": replica.pool, "down": replica.down}
-            for replica in observed.gone
-        ],
-        "recorded": [],
-        "raw": sorted({key for engine in diagnosis.engines for key in engine.values}),
-        "warnings": list(observed.warnings),
-        "unknown": list(diagnosis.notes),
-        "load": {
-            "queries": observed.load.queries,
-            "retried": observed.load.retried,
-            "seconds": round(observed.load.seconds, 3),
-        },
-    }
-
-
-def plain(record: Struct) -> dict[str, Any]:
-    """A record as JSON's own types: its tuples become lists."""
-    decoded: dict[str, Any] = json.decode(json.encode(record))
-    return decoded
-
-
-def _tier_document(tier: Tier, size: TierSize) -> dict[str, Any]:
-    return {
-        "pool": tier.pool,
-        "tier": tier.tier or None,
-        "role": tier.role or None,
-        "size": _size(size),
-        "replicas": tier.replicas,
-        "engines": len(tier.engines),
-        "signals": {spread.signal: _spread(spread) for spread in tier.spreads},
-    }
-
-
-def _size(size: TierSize) -> dict[str, Any]:
-    peak = size.peak
-    return {
-        "replicas": size.present,
-        "recommended": size.needed,
-        "why": size.why,
-        "used_ratio": rounded(size.used_ratio),
-        "gpus_per_replica": size.gpus_each,
-        "usd_per_hour": rounded(size.usd_per_hour),
-        "peak": None
-        if peak is None
-        else {
-            "requests": rounded(peak.requests),
-            "t": peak.t_s,
-            "mean_requests": rounded(peak.mean_requests),
-            "span_s": peak.span_s,
-            "seen_ratio": rounded(peak.seen_ratio),
-        },
-    }
-
-
-def _spread(spread: Spread) -> dict[str, Any]:
-    return {
-        "count": spread.count,
-        "unknown": spread.unknown,
-        "min": spread.least,
-        "median": spread.median,
-        "mean": spread.mean,
-        "max": spread.most,
-        "worst": spread.worst,
-    }
-
-
-def _cause_document(fleet_cause: FleetCause, docs_url: str) -> dict[str, Any]:
-    cause = fleet_cause.cause
-    docs = cause_page(docs_url, cause.id)
-    return {
-        "id": cause.id,
-        "confidence": cause.confidence,
-        "severity": cause.severity.word,
-        "pool": fleet_cause.pool,
-        "tier": fleet_cause.tier or None,
-        "replicas": list(fleet_cause.replicas),
-        "summary": cause.summary,
-        "explains": list(cause.explains),
-        "lever": cause.lever,
-        "evidence": [asdict(item) for item in cause.evidence],
-        "against": [asdict(item) for item in cause.against],
-        "guide": list(cause.guide),
-        **({"docs": docs} if docs else {}),
-    }
-
-
-def _engine(engine: Engine) -> dict[str, Any]:
-    member = engine.member
-    return {
-        "replica": member.replica,
-        "engine": member.engine or None,
-        "model": member.model,
-        "pool": member.pool,
-        "tier": member.tier or None,
-        "role": member.role or None,
-        "node": member.node or None,
-        "health": engine.health,
-        "stage": None
-        if engine.stage is None
-        else {"number": engine.stage, "name": engine.stage_name},
-        "findings": [
-            {
-                "rule": finding.rule,
-                "state": finding.severity.word,
-                "signal": finding.signal,
-                "value": finding.value,
-            }
-            for finding in engine.findings
-        ],
-        "causes": [cause.id for cause in engine.causes],
-        "signals": {k: v for k, v in sorted(engine.values.items()) if math.isfinite(v)},
-    }
-
-
-# --- A fleet's diagnosis as plain text and as Markdown --------------------------------------------
-
+from kneewatch.rules.rule import STATES, WARNING
 
 ENGINES_SHOWN = 12
 FLEET_EVIDENCE_SHOWN = 6
@@ -207,84 +37,77 @@ REPLICAS_SHOWN = 4
 NOTES_SHOWN = 12
 
 
-def text(diagnosis: FleetDiagnosis, style: Style) -> str:
+def text(fleet: FleetVerdict, style: Style) -> str:
     """The state of a fleet as text, the worst first."""
-    observed = diagnosis.observed
-    head = f"{diagnosis.health.upper()}  fleet at {observed.source}"
-    lines = [style.paint(printable(head), diagnosis.health)]
-    for row in (
-        f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(diagnosis)}",
-        *state(diagnosis),
-    ):
+    head = f"{fleet.health.upper()}  fleet at {fleet.source}"
+    lines = [style.paint(printable(head), fleet.health)]
+    for row in (f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC: {counts(fleet)}", *state(fleet)):
         lines += wrapped(row, width=style.width)
-    first_places: dict[str, int] = {}
-    for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, style, first_places)]
-    if diagnosis.advice:
+    first: dict[str, int] = {}
+    for at, cause in enumerate(fleet.causes, 1):
+        lines += ["", *_cause(at, cause, style, first)]
+    if fleet.advice:
         lines += ["", "recommendations:"]
-        for advised in diagnosis.advice:
+        for advised in fleet.advice:
             lines += _advice(advised, style)
-    worst = worst_engines(diagnosis)
+    worst = worst_engines(fleet)
     if worst:
         lines.append("")
         for engine in worst[:ENGINES_SHOWN]:
             lines += wrapped(engine_words(engine), width=style.width)
         if len(worst) > ENGINES_SHOWN:
             lines.append(f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all")
-    lines += _tiers(diagnosis, style)
-    if diagnosis.notes:
+    lines += _tiers(fleet, style)
+    if fleet.notes:
         lines += ["", "could not be judged:"]
-        for note in diagnosis.notes[:NOTES_SHOWN]:
+        for note in fleet.notes[:NOTES_SHOWN]:
             lines += wrapped(note, width=style.width, indent=3)
     return "\n".join(lines)
 
 
-def counts(diagnosis: FleetDiagnosis) -> str:
+def counts(fleet: FleetVerdict) -> str:
     """The number of replicas and engines, and the number in each health state."""
-    states = [engine.health for engine in diagnosis.engines]
+    states = [engine.health for engine in fleet.engines]
     tally = [
         f"{states.count(state)} {state}"
         for state in ("critical", "warning", "info", "ok", "unknown")
         if state in states
     ]
-    replicas = len({engine.member.replica for engine in diagnosis.engines})
-    total = f"{plural(replicas, 'replica')}, {plural(len(states), 'engine')}"
+    total = f"{plural(fleet.replicas, 'replica')}, {plural(len(states), 'engine')}"
     return f"{total}: {', '.join(tally)}" if tally else total
 
 
-def state(diagnosis: FleetDiagnosis) -> list[str]:
+def state(fleet: FleetVerdict) -> list[str]:
     """Lines with the source of the data, and with what is missing."""
-    observed = diagnosis.observed
-    interval_s = observed.scrape_interval_s
+    interval_s, skew_s = fleet.scrape_interval_s, fleet.clock_skew_s
     every = "" if interval_s is None else f", scraped every {duration(interval_s)}"
-    rows = [f"window {span(observed.window_s)}{every}"]
-    if diagnosis.lost:
-        rows.insert(0, f"CURRENT STATE UNKNOWN: {diagnosis.lost}; below is the last known state")
-    rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]
-    if observed.failed:
-        rows.append(f"PARTIAL ANSWER: {len(observed.failed)} queries failed")
-    if observed.skew_s is not None:
-        ahead = "ahead of" if observed.skew_s > 0 else "behind"
+    rows = [f"window {span(fleet.window_s)}{every}"]
+    if fleet.lost:
+        rows.insert(0, f"CURRENT STATE UNKNOWN: {fleet.lost}; below is the last known state")
+    rows += [f"PARTIAL ANSWER: {warning}" for warning in fleet.warnings]
+    if fleet.failed:
+        rows.append(f"PARTIAL ANSWER: {len(fleet.failed)} queries failed")
+    if skew_s is not None:
+        ahead = "ahead of" if skew_s > 0 else "behind"
         rows.append(
-            f"the source's clock is {duration(abs(observed.skew_s))} {ahead} this machine's; times "
+            f"the source's clock is {duration(abs(skew_s))} {ahead} this machine's; times "
             "below are the source's"
         )
     return rows
 
 
-def tier_words(tier: Tier) -> str:
+def tier_words(tier: TierVerdict) -> str:
     """The name of a tier, and the number of its replicas and engines."""
-    engines = plural(len(tier.engines), "engine")
+    engines = plural(tier.engines, "engine")
     return f"{tier.name}: {plural(tier.replicas, 'replica')}, {engines}"
 
 
 def split_words(split: Split) -> str:
     """The prefill and decode replicas of a tier, compared with the numbers that its load needs."""
-    used = split.used
-    where = f"{split.pool or '?'} on {split.tier}" if split.tier else split.pool or "?"
     return (
-        f"{where}: {split.prefill}:{split.decode} prefill:decode replicas, the load needs "
-        f"{split.needed} (prefill {percent(used[0])} used, decode {percent(used[1])})"
+        f"{place(split.pool, split.tier)}: {split.prefill}:{split.decode} prefill:decode replicas, "
+        f"the load needs {split.needed} (prefill {percent(split.prefill_used_ratio)} used, decode "
+        f"{percent(split.decode_used_ratio)})"
     )
 
 
@@ -304,36 +127,33 @@ def size_words(size: TierSize) -> str:
 
 def advice_words(advice: FleetAdvice) -> list[str]:
     """Lines for a recommendation: the change, the reason, the predicted effect, and checks."""
-    recommendation = advice.recommendation
-    tier = f" on {advice.tier}" if advice.tier else ""
-    rows = [
-        f"{changes_words(recommendation)} in {advice.pool or '?'}{tier}",
-        recommendation.summary,
-    ]
-    if numbers := numbers_words(recommendation):
+    rows = [f"{changes_words(advice)} in {place(advice.pool, advice.tier)}", advice.summary]
+    if numbers := numbers_words(advice):
         rows.append(f"expected: {numbers}")
-    if recommendation.unknown:
-        rows.append(f"unknown: {'; '.join(recommendation.unknown)}")
+    if advice.unknown:
+        rows.append(f"unknown: {'; '.join(advice.unknown)}")
     return [
         *rows,
-        f"check before: {'; '.join(recommendation.checks)}",
-        f"verify: {'; '.join(recommendation.verify)}",
+        f"check before: {'; '.join(advice.checks)}",
+        f"verify: {'; '.join(advice.verify)}",
     ]
 
 
-def spread_words(spread: Spread) -> str:
+def spread_words(signal: str, spread: Spread) -> str:
     """A signal over all engines of a tier: the worst value with its engine, then the range, median
     and mean."""
 
     def shown(value: float) -> str:
-        return quantity(spread.signal, value)
+        return quantity(signal, value)
 
     unknown = f", {spread.unknown} unknown" if spread.unknown else ""
     if spread.least == spread.most:
-        return f"{spread.signal}: {shown(spread.most)} on all {spread.count}{unknown}"
+        return f"{signal}: {shown(spread.most)} on all {spread.count}{unknown}"
     between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
     mean = f"mean {shown(spread.mean)} over {spread.count}{unknown}"
-    return f"{spread.signal}: worst {shown(spread.worst_value)} ({spread.worst}), {between}, {mean}"
+    return (
+        f"{signal}: worst {shown(spread.worst_value(signal))} ({spread.worst}), {between}, {mean}"
+    )
 
 
 def replica_words(replicas: Sequence[str]) -> str:
@@ -343,42 +163,30 @@ def replica_words(replicas: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
+def worst_engines(fleet: FleetVerdict) -> list[EngineVerdict]:
     """Engines whose health is unknown, and engines at warning or worse that are not listed under a
     cause at warning or worse."""
-    named = {
-        (c.pool, name)
-        for c in diagnosis.causes
-        if c.cause.severity >= Severity.WARNING
-        for name in c.replicas
-    }
+    named = {(c.pool, name) for c in fleet.causes if c.severity >= WARNING for name in c.replicas}
     return [
         e
-        for e in diagnosis.engines
-        if e.health == "unknown"
-        or (e.severity >= Severity.WARNING and (e.member.pool, e.member.name) not in named)
+        for e in fleet.engines
+        if e.health == "unknown" or (STATES[e.health] >= WARNING and (e.pool, e.name) not in named)
     ]
 
 
-def engine_words(engine: Engine) -> str:
+def engine_words(engine: EngineVerdict) -> str:
     """An engine in one line: health, causes, stage, findings, and the main numbers."""
     rules = ", ".join(f"{finding.rule} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
         for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
-        if (value := engine.get(key)) is not None
+        if (value := engine.values.get(key)) is not None
     )
-    causes = ", ".join(cause.id for cause in engine.causes)
-    stage = f"stage {engine.stage} ({engine.stage_name})" if engine.stage else ""
-    if engine.stage is None:
-        stage = "stage unknown"
-    parts = [part for part in (causes, stage, rules, numbers) if part]
-    return f"{engine.health.upper()} {engine.member.name}: {'; '.join(parts)}"
-
-
-def where(cause: FleetCause) -> str:
-    """The pool and tier of a cause."""
-    return f"{cause.pool or '?'} on {cause.tier}" if cause.tier else cause.pool or "?"
+    stage = "stage unknown"
+    if engine.stage is not None:
+        stage = f"stage {engine.stage.number} ({engine.stage.name})" if engine.stage.level else ""
+    parts = [part for part in (", ".join(engine.causes), stage, rules, numbers) if part]
+    return f"{engine.health.upper()} {engine.name}: {'; '.join(parts)}"
 
 
 def _advice(advice: FleetAdvice, style: Style) -> list[str]:
@@ -389,53 +197,50 @@ def _advice(advice: FleetAdvice, style: Style) -> list[str]:
     return lines
 
 
-def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
+def _tiers(fleet: FleetVerdict, style: Style) -> list[str]:
     """Lines about all tiers. Tiers with a problem come first and are shown in full; each of the
     others is one line."""
-    troubled = {(c.pool, c.tier) for c in diagnosis.causes if c.cause.severity >= Severity.WARNING}
-    troubled |= {(advice.pool, advice.tier) for advice in diagnosis.advice}
-    ill = {e.member.group for e in worst_engines(diagnosis)}
+    troubled = {(c.pool, c.tier) for c in fleet.causes if c.severity >= WARNING}
+    troubled |= {(advice.pool, advice.tier) for advice in fleet.advice}
+    ill = {(e.pool, e.tier, e.role) for e in worst_engines(fleet)}
     in_full: list[str] = []
     in_a_line: list[str] = []
-    for tier, size, server in zip(diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True):
+    for tier in fleet.tiers:
         if (
-            not troubled.isdisjoint({(tier.pool, tier.tier), (tier.pool, "")})
+            not troubled.isdisjoint({(tier.pool, tier.tier), (tier.pool, None)})
             or (tier.pool, tier.tier, tier.role) in ill
         ):
             in_full += ["", *wrapped(tier_words(tier), width=style.width)]
-            in_full += wrapped(size_words(size), width=style.width, indent=3)
-            if words := server_words(server.at(diagnosis.observed.t_s)):
+            in_full += wrapped(size_words(tier.size), width=style.width, indent=3)
+            if words := server_words(tier.server):
                 in_full += wrapped(f"server: {words}", width=style.width, indent=3)
-            for spread in tier.spreads:
-                in_full += wrapped(spread_words(spread), width=style.width, indent=3)
+            for signal, spread in tier.signals.items():
+                in_full += wrapped(spread_words(signal, spread), width=style.width, indent=3)
         else:
-            row = f"ok: {tier_words(tier)}; {size_words(size)}"
+            row = f"ok: {tier_words(tier)}; {size_words(tier.size)}"
             in_a_line += wrapped(row, width=style.width)
-    splits = [line for s in diagnosis.splits for line in wrapped(split_words(s), width=style.width)]
+    splits = [line for s in fleet.splits for line in wrapped(split_words(s), width=style.width)]
     return [*in_full, *([""] if in_a_line or splits else []), *splits, *in_a_line]
 
 
-def _cause(
-    place: int, fleet_cause: FleetCause, style: Style, first_places: dict[str, int]
-) -> list[str]:
-    """Lines for a cause. `first_places` maps each advice to the number of the first cause with that
+def _cause(at: int, cause: FleetCause, style: Style, first: dict[str, int]) -> list[str]:
+    """Lines for a cause. `first` maps each advice to the number of the first cause with that
     advice; later causes refer to this number."""
-    cause = fleet_cause.cause
-    first = first_places.setdefault(cause.lever, place)
-    head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
+    same_as = first.setdefault(cause.lever, at)
+    head = f"{at}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     rows = [
         cause.summary,
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
-        f"replicas: {replica_words(fleet_cause.replicas)}",
-        f"do first: {cause.lever if first == place else f'same as {first}'}",
+        f"replicas: {replica_words(cause.replicas)}",
+        f"do first: {cause.lever if same_as == at else f'same as {same_as}'}",
         *(
             [f"docs: {docs}"]
-            if first == place and (docs := cause_page(style.docs_url, cause.id))
+            if same_as == at and (docs := cause_page(style.docs_url, cause.id))
             else []
         ),
     ]
-    lines = wrapped(f"{head} in {where(fleet_cause)}", width=style.width, more=3)
+    lines = wrapped(f"{head} in {place(cause.pool, cause.tier)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row in rows:
         lines += wrapped(row, width=style.width, indent=3)
@@ -445,74 +250,72 @@ def _cause(
 # --- Markdown, for a ticket or a chat -------------------------------------------------------------
 
 
-def markdown(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> str:
+def markdown(fleet: FleetVerdict, *, docs_url: str = "") -> str:
     """The state of a fleet as Markdown, the worst first."""
-    observed = diagnosis.observed
     lines = [
-        f"## {diagnosis.health.upper()}: fleet at {escaped(observed.source)}",
+        f"## {fleet.health.upper()}: fleet at {escaped(fleet.source)}",
         "",
-        f"{date(observed.t_s)} {clock(observed.t_s)} UTC. {escaped(counts(diagnosis))}.",
-        *(f"- {escaped(row)}" for row in state(diagnosis)),
+        f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC. {escaped(counts(fleet))}.",
+        *(f"- {escaped(row)}" for row in state(fleet)),
     ]
-    for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_markdown_cause(place, cause, docs_url)]
-    if diagnosis.advice:
+    for at, cause in enumerate(fleet.causes, 1):
+        lines += ["", *_markdown_cause(at, cause, docs_url)]
+    if fleet.advice:
         lines += ["", "### Recommendations", ""]
-        for advice in diagnosis.advice:
+        for advice in fleet.advice:
             head, *rows = advice_words(advice)
             lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
-    for tier, size, server in zip(diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True):
-        lines += ["", *_tier(tier, size, server)]
-    worst = worst_engines(diagnosis)
+    for tier in fleet.tiers:
+        lines += ["", *_tier(tier)]
+    worst = worst_engines(fleet)
     if worst:
         lines += ["", "### Worst engines", ""]
         lines += [f"- {escaped(engine_words(engine))}" for engine in worst[:ENGINES_SHOWN]]
         if len(worst) > ENGINES_SHOWN:
             lines.append(f"- and {len(worst) - ENGINES_SHOWN} more")
-    if diagnosis.notes:
-        lines += ["", "### Could not be judged", "", *(f"- {escaped(n)}" for n in diagnosis.notes)]
+    if fleet.notes:
+        lines += ["", "### Could not be judged", "", *(f"- {escaped(n)}" for n in fleet.notes)]
     return "\n".join(lines)
 
 
-def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[str]:
-    cause = fleet_cause.cause
+def _markdown_cause(at: int, cause: FleetCause, docs_url: str) -> list[str]:
     return [
-        f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f}): "
-        f"{escaped(where(fleet_cause))}",
+        f"### {at}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f}): "
+        f"{escaped(place(cause.pool, cause.tier))}",
         "",
         escaped(cause.summary),
         "",
         *(f"- for: {escaped(item.text)} (`{item.signal}`)" for item in cause.evidence),
         *(f"- against: {escaped(item.text)} (`{item.signal}`)" for item in cause.against),
-        f"- replicas: {escaped(replica_words(fleet_cause.replicas))}",
+        f"- replicas: {escaped(replica_words(cause.replicas))}",
         f"- do first: {escaped(cause.lever)}",
         *([f"- docs: <{docs}>"] if (docs := cause_page(docs_url, cause.id)) else []),
     ]
 
 
-def _tier(tier: Tier, size: TierSize, server: ServerFacts) -> list[str]:
-    facts = server_words(server.at(0.0))
+def _tier(tier: TierVerdict) -> list[str]:
+    facts = server_words(tier.server)
     return [
         f"### {escaped(tier_words(tier))}",
         "",
-        escaped(size_words(size)),
+        escaped(size_words(tier.size)),
         *(["", f"Server: {escaped(facts)}"] if facts else []),
         "",
         "| signal | worst | where | min | median | mean | max | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_row(spread) for spread in tier.spreads),
+        *(_row(signal, spread) for signal, spread in tier.signals.items()),
     ]
 
 
-def _row(spread: Spread) -> str:
+def _row(signal: str, spread: Spread) -> str:
     cells = [
-        f"`{spread.signal}`",
-        quantity(spread.signal, spread.worst_value),
+        f"`{signal}`",
+        quantity(signal, spread.worst_value(signal)),
         escaped(spread.worst),
-        quantity(spread.signal, spread.least),
-        quantity(spread.signal, spread.median),
-        quantity(spread.signal, spread.mean),
-        quantity(spread.signal, spread.most),
+        quantity(signal, spread.least),
+        quantity(signal, spread.median),
+        quantity(signal, spread.mean),
+        quantity(signal, spread.most),
         str(spread.count),
         str(spread.unknown),
     ]

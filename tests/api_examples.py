@@ -32,7 +32,7 @@ def api_examples() -> str:
     """The examples as a part of the OpenAPI document: under its paths, with its keys."""
     state = state_of(SICK_NAME, sick())
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    watch.state = replace(watch.state, diagnosis=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
+    watch.state = replace(watch.state, verdict=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
     with (
         asking(service_of(state, reader=reader(state), fleet=watch)) as client,
         asking(service_of(names=[SICK_NAME])) as starting,

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,10 +30,10 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.absence import OF_A_POOL
-from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
-from kneewatch.diagnose.fleet.tier import Tier
+from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES
+from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict, TierVerdict
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_rendering import document, markdown, text
+from kneewatch.reports.fleet_rendering import markdown, text
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.formatting import duration
 
@@ -60,7 +61,7 @@ class PastQuery(Struct):
     """A query for a past moment. `ended_s` is when the answer came; None while the query runs."""
 
     at_s: float
-    answer: Future[FleetDiagnosis]
+    answer: Future[FleetVerdict]
     ended_s: float | None = None
 
 
@@ -70,7 +71,7 @@ class FleetPast:
 
     def __init__(
         self,
-        ask: Callable[[float], FleetDiagnosis],
+        ask: Callable[[float], FleetVerdict],
         *,
         answer_s: float = ANSWER_S,
         monotonic: Callable[[], float] = time.monotonic,
@@ -79,7 +80,7 @@ class FleetPast:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fleet-past")
         self._query: PastQuery | None = None
 
-    async def at(self, at_s: float) -> FleetDiagnosis:
+    async def at(self, at_s: float) -> FleetVerdict:
         """The diagnosis at a past moment; fractions of a second are dropped. Must be called from a
         single event loop.
 
@@ -105,7 +106,7 @@ class FleetPast:
                 status, why = HTTPStatus.NOT_FOUND, "no data of that moment"
             raise Problem(status, clean(f"{why}: {exc}")) from exc
 
-    def _answer(self, at_s: float) -> Future[FleetDiagnosis]:
+    def _answer(self, at_s: float) -> Future[FleetVerdict]:
         query = self._query
         if query is not None:
             if not query.answer.done() and query.at_s != at_s:
@@ -164,17 +165,17 @@ TIERS: Described = {
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
     """Yields the number of replicas that each tier needs, with the labels of the tier. A tier that
     cannot be judged is left out, so that missing data never removes replicas."""
-    diagnosis = state.current_diagnosis(now_s)
-    for size in diagnosis.sizes if diagnosis is not None and not diagnosis.lost else ():
-        if size.needed is not None:
-            model = clean(size.tier.engines[0].member.model)
-            yield {**dict(zip(TIER, _labels(size.tier), strict=True)), "model": model}, size.needed
+    verdict = state.current(now_s)
+    for tier in verdict.tiers if verdict is not None and not verdict.lost else ():
+        if tier.size.needed is not None:
+            labels = dict(zip(TIER, _labels(tier), strict=True))
+            yield {**labels, "model": clean(tier.model)}, tier.size.needed
 
 
 def fleet_families(state: FleetState, now_s: float) -> Families:
     """The metric families of a fleet: the state of its queries, and its newest diagnosis."""
-    diagnosis = state.current_diagnosis(now_s)
-    current = diagnosis if diagnosis is not None and not diagnosis.lost else None
+    verdict = state.current(now_s)
+    current = verdict if verdict is not None and not verdict.lost else None
     families = Families(QUERIES if current is None else {**QUERIES, **TIERS})
     families.add("fleet_up", current is not None)
     families.add("fleet_interval_seconds", state.interval_s)
@@ -191,45 +192,47 @@ def fleet_families(state: FleetState, now_s: float) -> Families:
     return families
 
 
-def _add_tiers(families: Families, diagnosis: FleetDiagnosis) -> None:
+def _add_tiers(families: Families, verdict: FleetVerdict) -> None:
     active: dict[tuple[str, str, str], int] = {}
-    for cause in diagnosis.causes:
-        row = cause.pool, cause.tier, cause.cause.id
-        active[row] = max(active.get(row, 0), int(cause.cause.severity))
+    for cause in verdict.causes:
+        row = cause.pool, cause.tier or "", cause.id
+        active[row] = max(active.get(row, 0), int(cause.severity))
     causes = set(active)
-    for tier in diagnosis.tiers:
+    engines: dict[tuple[str, str, str], list[EngineVerdict]] = {}
+    for engine in verdict.engines:
+        engines.setdefault(_labels(engine), []).append(engine)
+    for tier in verdict.tiers:
         labels = _labels(tier)
-        healths = Counter(engine.health for engine in tier.engines)
-        stages = Counter(engine.stage for engine in tier.engines)
+        healths = Counter(engine.health for engine in engines[labels])
+        stages = Counter(engine.stage.number for engine in engines[labels] if engine.stage)
         for word in RANKS:
             families.add("fleet_engines", healths[word], *labels, word)
         for stage in range(5):
             families.add("fleet_stage_engines", stages[stage], *labels, str(stage))
         families.add("fleet_replicas", tier.replicas, *labels)
         # A partial answer does not prove that a cause is absent.
-        for name in () if diagnosis.partial else FLEET_CAUSES:
-            causes.add((tier.pool, "" if name == OF_A_POOL else tier.tier, name))
+        for name in () if verdict.partial else FLEET_CAUSES:
+            causes.add((tier.pool, "" if name == OF_A_POOL else tier.tier or "", name))
     for row in sorted(causes):
         families.add("fleet_cause", row in active, *row)
         families.add("fleet_cause_severity", active.get(row), *row)
 
 
-def _labels(tier: Tier) -> tuple[str, str, str]:
-    return clean(tier.pool), clean(tier.tier), tier.role
+def _labels(of: TierVerdict | EngineVerdict) -> tuple[str, str, str]:
+    return clean(of.pool), clean(of.tier or ""), of.role or ""
 
 
 # --- The endpoint ---------------------------------------------------------------------------------
 
 
 class FleetAnswers:
-    """The newest diagnosis in every format. The rendered answers are cached until the next
-    diagnosis."""
+    """The newest verdict in every format. The rendered answers are cached until the next one."""
 
     def __init__(self, watch: FleetWatch, now_s: Callable[[], float], docs_url: str) -> None:
         self._watch, self._now_s, self._docs_url = watch, now_s, docs_url
         self._past = FleetPast(watch.at)
         self._lock = Lock()
-        self._cache: dict[str, tuple[FleetState, str, bytes]] = {}
+        self._cache: dict[str, tuple[FleetState, str | None, bytes]] = {}
 
     async def answer(
         self, request: Request, at: At = None, format: FleetFormat = None, since: Unavailable = None
@@ -247,35 +250,35 @@ class FleetAnswers:
             past = await self._past.at(moment("at", at, now_s=now_s))
             body = await run_in_threadpool(_rendered, form, state, past, self._docs_url, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])
-        diagnosis = state.current_diagnosis(now_s)
-        if diagnosis is None:
+        verdict = state.current(now_s)
+        if verdict is None:
             why = f"no answer from the metrics system yet: {state.error or 'not queried yet'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
-        body = await run_in_threadpool(self._cached_body, form, state, diagnosis)
+        body = await run_in_threadpool(self._cached_body, form, state, verdict)
         return Response(body, media_type=MEDIA_TYPES[form])
 
-    def _cached_body(self, form: str, state: FleetState, diagnosis: FleetDiagnosis) -> bytes:
+    def _cached_body(self, form: str, state: FleetState, verdict: FleetVerdict) -> bytes:
         with self._lock:
             cached = self._cache.get(form)
-            if cached is not None and cached[0] is state and cached[1] == diagnosis.lost:
+            if cached is not None and cached[0] is state and cached[1] == verdict.lost:
                 return cached[2]
-            body = _rendered(form, state, diagnosis, self._docs_url)
-            self._cache[form] = state, diagnosis.lost, body
+            body = _rendered(form, state, verdict, self._docs_url)
+            self._cache[form] = state, verdict.lost, body
             return body
 
 
 def _rendered(
-    form: str, state: FleetState, diagnosis: FleetDiagnosis, docs_url: str, *, past: bool = False
+    form: str, state: FleetState, verdict: FleetVerdict, docs_url: str, *, past: bool = False
 ) -> bytes:
-    """A diagnosis with the state of the queries, rendered in the format `form`."""
+    """A verdict with the state of the queries, rendered in the format `form`."""
     if form == JSON:
-        return dumped({**document(diagnosis, docs_url=docs_url), "watch": _watch_document(state)})
+        return dumped(replace(verdict.linked(docs_url), watch=state.watching))
     rendered = (
-        markdown(diagnosis, docs_url=docs_url)
+        markdown(verdict, docs_url=docs_url)
         if form == MARKDOWN
-        else text(diagnosis, Style(docs_url=docs_url))
+        else text(verdict, Style(docs_url=docs_url))
     )
-    load = diagnosis.observed.load
+    load = verdict.load
     footer = (
         f"queried every {duration(state.interval_s)}: {load.queries} queries in the last cycle, "
         f"{state.queries} since the start; {state.failures} failed cycles"
@@ -286,17 +289,3 @@ def _rendered(
             f"{duration(load.seconds)}"
         )
     return clean(f"{rendered}\n\n{footer}\n").encode("utf-8", "replace")
-
-
-def _watch_document(state: FleetState) -> dict[str, float | int | str]:
-    return {
-        "interval_s": state.interval_s,
-        "seen": round(state.seen_s, 3),
-        "cycles": state.cycles,
-        "failures": state.failures,
-        "failing": state.failing,
-        "error": state.error,
-        "queries": state.queries,
-        "retried": state.retried,
-        "queries_per_s": round(state.queries_per_s, 3),
-    }

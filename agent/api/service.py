@@ -110,7 +110,7 @@ def has_diagnosed(service: Service) -> bool:
     fleet = service.fleet
     if fleet is None and not service.targets():
         return True
-    return bool(service.board.states()) or (fleet is not None and fleet.state.diagnosis is not None)
+    return bool(service.board.states()) or (fleet is not None and fleet.state.verdict is not None)
 
 
 def source_problems(service: Service) -> list[str]:
@@ -124,11 +124,11 @@ def source_problems(service: Service) -> list[str]:
         elif late(state, now_s):
             lines.append(f"{spec.name}: no scrape for {span(now_s - state.t_s)}")
     if service.fleet is not None:
-        diagnosis = service.fleet.state.current_diagnosis(now_s)
-        if diagnosis is None:
+        verdict = service.fleet.state.current(now_s)
+        if verdict is None:
             lines.append(f"fleet: {service.fleet.state.error or 'not queried yet'}")
-        elif diagnosis.lost:
-            lines.append(f"fleet: {diagnosis.lost}")
+        elif verdict.lost:
+            lines.append(f"fleet: {verdict.lost}")
     more = len(lines) - SHOWN
     if more > 0:
         lines[SHOWN:] = [f"and {more} more targets"]

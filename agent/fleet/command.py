@@ -4,14 +4,13 @@ edge."""
 from __future__ import annotations
 
 import click
-import orjson
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.fleet.snapshot import diagnose_fleet
 from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.reports.fleet_rendering import document, markdown, text
+from kneewatch.diagnose.fleet.verdict import FleetVerdict, encode
+from kneewatch.reports.fleet_rendering import markdown, text
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Severity
 
@@ -22,23 +21,23 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
     """
-    diagnosis = diagnose_fleet(url, settings, selector, at_s=at_s)
+    verdict = diagnose_fleet(url, settings, selector, at_s=at_s)
     if form == "json":
-        click.echo(orjson.dumps(document(diagnosis, docs_url=settings.docs_url)).decode())
+        click.echo(encode(verdict.linked(settings.docs_url)).decode())
     else:
         click.echo(
-            markdown(diagnosis, docs_url=settings.docs_url)
+            markdown(verdict, docs_url=settings.docs_url)
             if form == "markdown"
-            else text(diagnosis, style(settings.docs_url))
+            else text(verdict, style(settings.docs_url))
         )
-    load = diagnosis.observed.load
+    load = verdict.load
     retried = f", {load.retried} of them again" if load.retried else ""
     say(f"{load.queries} queries{retried} in {duration(load.seconds)}")
-    return status(diagnosis)
+    return status(verdict)
 
 
-def status(diagnosis: FleetDiagnosis) -> int:
+def status(verdict: FleetVerdict) -> int:
     """The exit status. A fleet that cannot be read counts as no data, never as ok."""
-    if diagnosis.severity >= Severity.WARNING:
+    if verdict.severity >= Severity.WARNING:
         return FOUND
-    return NO_DATA if diagnosis.health == "unknown" else OK
+    return NO_DATA if verdict.health == "unknown" else OK

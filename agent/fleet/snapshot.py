@@ -30,7 +30,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
     WEEK_S,
     Key,
@@ -45,6 +45,7 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import router_queries, routers_of
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuReading, GpuState, XidSeen
 from kneewatch.rules.facts import range_s
 
@@ -404,7 +405,7 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
 
 def diagnose_fleet(
     url: str, settings: Settings, selector: str, *, at_s: float | None
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     """The diagnosis of the fleet that the metrics system at `url` scrapes, now or at a moment.
 
     Raises:

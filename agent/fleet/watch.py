@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,18 +13,16 @@ from msgspec.structs import replace
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
-from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.diagnose.fleet.comparisons import Comparisons
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
+from kneewatch.diagnose.fleet.inventory import Past
+from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
-from kneewatch.rules.cascade import NAMES, Stage, staged
 from kneewatch.rules.formatting import clock, date
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
@@ -41,15 +39,16 @@ PAST_S = 3600.0
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
-    `diagnosis` is the newest diagnosis, None before the first; `seen_s` is its Unix time. `error`
-    is the reason why the newest cycle failed, else "". `queries` and `retried` are totals since the
-    start.
+    `verdict` is the newest one, None before the first; `seen_s` is its Unix time. `past` has the
+    past values that it used; they were complete at `past_s`. `error` is the reason why the newest
+    cycle failed, else "". `queries` and `retried` are totals since the start.
     """
 
     url: str
     interval_s: float
-    diagnosis: FleetDiagnosis | None = None
+    verdict: FleetVerdict | None = None
     seen_s: float = 0.0
+    past: Past | None = None
     past_s: float = 0.0
     cycles: int = 0
     failures: int = 0
@@ -58,20 +57,31 @@ class FleetState(Struct, frozen=True):
     queries: int = 0
     retried: int = 0
 
-    def current_diagnosis(self, now_s: float) -> FleetDiagnosis | None:
-        """The newest diagnosis; marked as lost if it is old or a later cycle failed."""
-        if self.diagnosis is None:
+    def current(self, now_s: float) -> FleetVerdict | None:
+        """The newest verdict; marked as lost if it is old or a later cycle failed."""
+        if self.verdict is None:
             return None
         old = now_s - self.seen_s > max(LATE_S, LATE_INTERVALS * self.interval_s)
         if not self.failing and not old:
-            return self.diagnosis
+            return self.verdict
         since = f"no answer since {date(self.seen_s)} {clock(self.seen_s)} UTC"
-        return replace(self.diagnosis, lost=f"{since}: {self.error}" if self.error else since)
+        return self.verdict.lost_since(f"{since}: {self.error}" if self.error else since)
 
     @property
-    def queries_per_s(self) -> float:
-        """Queries per second in the newest cycle."""
-        return self.diagnosis.observed.load.queries / self.interval_s if self.diagnosis else 0.0
+    def watching(self) -> Watching:
+        """The state of the queries, as documents contain it."""
+        newest = self.verdict.load.queries if self.verdict else 0
+        return Watching(
+            interval_s=self.interval_s,
+            seen_s=to_ms(self.seen_s),
+            cycles=self.cycles,
+            failures=self.failures,
+            failing=self.failing,
+            error=self.error,
+            queries=self.queries,
+            retried=self.retried,
+            queries_per_s=round(newest / self.interval_s, 3),
+        )
 
 
 class FleetWatch(Job):
@@ -135,26 +145,26 @@ class FleetWatch(Job):
 
     def _diagnose(self) -> float | None:
         before, now_s = self.state, time.time()
-        is_past_fresh = before.diagnosis is not None and now_s - before.past_s < PAST_S
-        past = before.diagnosis.observed.past if is_past_fresh and before.diagnosis else None
+        past = before.past if now_s - before.past_s < PAST_S else None
         try:
             observed = observe(self._source, replace(self._config, past=past), self._engines)
-            diagnosis = diagnose(observed, self._config.profile, self._comparisons)
+            verdict = diagnose(observed, self._config.profile, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
             log.info("metrics system answers again failures=%s", before.failing)
-        if before.diagnosis is None:
+        if before.verdict is None:
             log.info(
                 "watching the fleet engines=%s queries=%s interval_s=%g",
-                len(diagnosis.engines),
+                len(verdict.engines),
                 observed.load.queries,
                 before.interval_s,
             )
         is_past_complete = past is None and not observed.past.missing
         self.state = replace(
             self._with_counts(),
-            diagnosis=diagnosis,
+            verdict=verdict,
+            past=observed.past,
             seen_s=time.time(),
             past_s=now_s if is_past_complete else before.past_s,
             failing=0,
@@ -162,8 +172,8 @@ class FleetWatch(Job):
         )
         return None
 
-    def at(self, at_s: float) -> FleetDiagnosis:
-        """The diagnosis of a past moment under the present settings. Its queries count towards the
+    def at(self, at_s: float) -> FleetVerdict:
+        """The verdict on a past moment under the present settings. Its queries count towards the
         same limits as the cycles. `state` does not change.
 
         Raises:
@@ -200,9 +210,9 @@ class FleetWatch(Job):
         if state.failing:
             lost = lost_state(state.url, state.error, t_s=time.time(), interval_s=state.interval_s)
             self._notifier.offer(lost)
-        elif state.diagnosis is not None:
-            states = states_of(state.diagnosis, interval_s=state.interval_s)
-            names = names_of(states, state.diagnosis, self.names)
+        elif state.verdict is not None:
+            states = states_of(state.verdict, interval_s=state.interval_s)
+            names = names_of(state.verdict, states, self.names)
             if names != self.names:
                 self.names = names
                 self._on_names()
@@ -218,7 +228,7 @@ class FleetWatch(Job):
         )
 
 
-# --- A fleet's diagnosis as states of targets, for the notifier -----------------------------------
+# --- A fleet's verdict as states of targets, for the notifier -----------------------------------
 #
 # `fleet` is the metrics system itself, `fleet/POOL` and `fleet/POOL on TIER` have the causes of a
 # pool's and a tier's replicas: one notification for a cause, whatever the number of replicas.
@@ -227,48 +237,35 @@ class FleetWatch(Job):
 SYSTEM_DOWN = "metrics_system_down"
 
 
-def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
-    """The diagnosis as target states for the notifier. A problem that is missing from a partial
+def states_of(verdict: FleetVerdict, *, interval_s: float) -> list[TargetState]:
+    """The verdict as target states for the notifier. A problem that is missing from a partial
     answer is not treated as resolved."""
-    states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
-    # A pool stays a target while nothing is wrong with it, and while all of its replicas are gone:
-    # otherwise the end of its problems would not be reported.
-    groups = dict.fromkeys([(tier.pool, "") for tier in diagnosis.tiers])
-    groups |= dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
-    groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in diagnosis.causes])
-    groups |= dict.fromkeys([(replica.pool, "") for replica in diagnosis.observed.gone])
-    for pool, tier in groups:
-        name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
-        shown = [cause for cause in diagnosis.causes if (cause.pool, cause.tier) == (pool, tier)]
-        tier_diagnosis = _diagnosis_of(
-            diagnosis,
-            name,
-            causes=[_dated(c.cause, diagnosis.observed.t_s) for c in shown],
-            cascade=_cascade(diagnosis, pool, tier, shown),
-            is_unknown=diagnosis.partial,
+    labels: dict[str, Mapping[str, str]] = {FLEET: {}}
+    verdicts = {FLEET: verdict.as_target(FLEET)}
+    for (pool, tier), of_place in verdict.by_place().items():
+        labels[of_place.target] = {"pool": pool, "tier": tier or ""}
+        verdicts[of_place.target] = of_place
+    return [
+        TargetState(
+            name, verdict.source, labels[name], verdict.t_s, (verdicts[name],),
+            verdict.load.seconds, interval_s, 0, 0, 0,
         )
-        labels = {"pool": pool, "tier": tier}
-        states.append(_state(name, labels, diagnosis, [tier_diagnosis], interval_s))
-    return states
-
-
-def _dated(cause: Cause, t_s: float) -> Cause:
-    """The cause with its start time; `t_s` if that is unknown."""
-    return replace(cause, since_s=t_s) if cause.since_s is None else cause
+        for name in verdicts
+    ]  # fmt: skip
 
 
 def names_of(
-    states: Sequence[TargetState], diagnosis: FleetDiagnosis, before: frozenset[str]
+    verdict: FleetVerdict, states: Iterable[TargetState], before: frozenset[str]
 ) -> frozenset[str]:
-    """The names of the fleet's targets after a diagnosis. `before` are the names until then.
+    """The names of the fleet's targets after a verdict. `before` are the names until then.
 
     While a pool has no replicas, its tiers keep their names: their problems are neither resolved
     nor unwatched. If the answer is partial, all earlier names are kept.
     """
-    if diagnosis.partial:
+    if verdict.partial:
         return before | {state.name for state in states}
-    serving = {tier.pool for tier in diagnosis.tiers}
-    empty = {replica.pool for replica in diagnosis.observed.gone} - serving
+    serving = {tier.pool for tier in verdict.tiers}
+    empty = {replica.pool for replica in verdict.gone} - serving
     waiting = {name for name in before for pool in empty if name.startswith(f"{FLEET}/{pool} on ")}
     return frozenset({state.name for state in states} | waiting)
 
@@ -284,7 +281,7 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         lever="Check the metrics system and the network path to it.",
         since_s=t_s,
     )
-    diagnosis = Verdict(
+    verdict = Verdict(
         t_s=t_s,
         target=FLEET,
         health="unknown",
@@ -292,65 +289,4 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         unknown=(why,),
         judged_against=f"nothing: {why}",
     )
-    return TargetState(FLEET, url, {}, t_s, (diagnosis,), 0.0, interval_s, 0, 0, 1)
-
-
-def _cascade(
-    diagnosis: FleetDiagnosis, pool: str, tier: str, causes: Sequence[FleetCause]
-) -> Stage:
-    """The worst stage among the tier's engines, ignoring engines with a reported cause."""
-    explained = {
-        name for c in causes if c.cause.severity >= Severity.WARNING for name in c.replicas
-    }
-    worst = max(
-        (
-            engine
-            for engine in diagnosis.engines
-            if (engine.member.pool, engine.member.tier) == (pool, tier)
-            and engine.member.name not in explained
-        ),
-        key=lambda engine: (engine.stage_severity, engine.stage or 0),
-        default=None,
-    )
-    if worst is None or not worst.stage:
-        return staged(0, diagnosis.observed.t_s, Severity.OK, None, ())
-    reasons = (f"{worst.member.name}: {NAMES[worst.stage]}",)
-    severity = worst.stage_severity
-    # A snapshot has no history: the receiver's alert state keeps when a stage began.
-    return staged(worst.stage, diagnosis.observed.t_s, severity, None, reasons)
-
-
-def _diagnosis_of(
-    diagnosis: FleetDiagnosis,
-    name: str,
-    *,
-    causes: Sequence[Cause] = (),
-    cascade: Stage | None = None,
-    is_unknown: bool = False,
-) -> Verdict:
-    observed = diagnosis.observed
-    steady = cascade or staged(0, observed.t_s, Severity.OK, None, ())
-    health = "unknown" if is_unknown or steady.severity is None else steady.severity.word
-    return Verdict(
-        t_s=to_ms(observed.t_s),
-        target=name,
-        health=health,
-        stage=steady,
-        causes=[cause.rounded() for cause in causes],
-        window_s=observed.window_s,
-        judged_against="its peers",
-    )
-
-
-def _state(
-    name: str,
-    labels: Mapping[str, str],
-    diagnosis: FleetDiagnosis,
-    diagnoses: Sequence[Verdict],
-    interval_s: float,
-) -> TargetState:
-    observed = diagnosis.observed
-    return TargetState(
-        name, observed.source, labels, observed.t_s, tuple(diagnoses), observed.load.seconds,
-        interval_s, 0, 0, 0,
-    )  # fmt: skip
+    return TargetState(FLEET, url, {}, t_s, (verdict,), 0.0, interval_s, 0, 0, 1)

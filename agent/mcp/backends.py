@@ -12,6 +12,7 @@ from urllib.parse import quote
 import orjson
 import requests
 from msgspec import Struct
+from msgspec.json import decode
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.responses import COMPONENTS
@@ -22,8 +23,9 @@ from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_rendering import document, text
+from kneewatch.reports.fleet_rendering import text
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS
 
 JsonObject = dict[str, Any]
@@ -269,9 +271,10 @@ class MetricsSystem(Struct, frozen=True):
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM.
         """
-        diagnosis = diagnose_fleet(self.url, self.settings, self.selector, at_s=at_s)
+        verdict = diagnose_fleet(self.url, self.settings, self.selector, at_s=at_s)
         docs_url = self.settings.docs_url
-        return text(diagnosis, Style(docs_url=docs_url)), document(diagnosis, docs_url=docs_url)
+        document: dict[str, object] = decode(encode(verdict.linked(docs_url)))
+        return text(verdict, Style(docs_url=docs_url)), document
 
     def history(
         self, target: str, signals: Sequence[str], times_s: Sequence[float]

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.rules.formatting import clock, cut, date
 
@@ -68,10 +69,6 @@ class Message(Struct, frozen=True, kw_only=True):
     more: str = ""
     source: str = "kneewatch"
     events: tuple[Mapping[str, Any], ...] = field(default=())
-
-
-FLEET = "fleet"
-"""The first part of the names of a fleet's targets (agent/fleet/watch.py)."""
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:

@@ -26,7 +26,7 @@ class DataParallelEngines:
     """
 
     def __init__(self, *, scale: float) -> None:
-        self._tracker = CauseTracker(scale=scale)
+        self._tracker = CauseTracker[Cause](scale=scale)
         self._hot: tuple[str, ...] = ()
 
     def compared(self, t_s: float, diagnoses: Sequence[Verdict]) -> list[Verdict]:
@@ -35,7 +35,7 @@ class DataParallelEngines:
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
         if imbalance is not None:
             self._hot = imbalance.replicas
-        causes = self._tracker.update(t_s, [] if imbalance is None else [imbalance.cause])
+        causes = self._tracker.update(t_s, [] if imbalance is None else [imbalance.of_server()])
         if not causes:
             return list(diagnoses)
         return [
@@ -54,7 +54,7 @@ def _are_peers(diagnoses: Sequence[Verdict]) -> bool:
 
 def _tier(diagnoses: Sequence[Verdict]) -> Tier:
     """A tier of one replica with these engines."""
-    return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)), ())
+    return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)))
 
 
 def _member(diagnosis: Verdict) -> Member:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import Generic
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
-from kneewatch.diagnose.verdict import SYMPTOMS, Cause
+from kneewatch.diagnose.verdict import SYMPTOMS, AnyCause, Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import WARNING, Severity, State
@@ -72,16 +72,7 @@ OUTLASTS_S = 60.0
 """A cause that is no longer concluded still stays this long while its effect is concluded."""
 
 
-class TrackedCause(Struct):
-    """A cause as last concluded. `reported`: its onset time has passed."""
-
-    cause: Cause
-    since_s: float
-    seen_s: float
-    reported: bool
-
-
-class CauseTracker:
+class CauseTracker(Generic[AnyCause]):
     """The causes of one engine over time.
 
     `records` define onset and clear times. `scale` is the short window divided by its default;
@@ -90,7 +81,8 @@ class CauseTracker:
 
     def __init__(self, *, scale: float, records: Mapping[str, CauseRecord] = BY_ID) -> None:
         self._scale, self._records = scale, records
-        self._tracked: dict[str, TrackedCause] = {}
+        self._tracked: dict[str, AnyCause] = {}
+        self._reported = set[str]()
 
     def __bool__(self) -> bool:
         """Whether any cause was concluded and has not ended."""
@@ -99,33 +91,34 @@ class CauseTracker:
     def forget(self) -> None:
         """Drop all causes after a restart: they belong to the old process."""
         self._tracked.clear()
+        self._reported.clear()
 
     def update(
-        self, now_s: float, concluded: Sequence[Cause], over: Collection[str] = ()
-    ) -> list[Cause]:
+        self, now_s: float, concluded: Sequence[AnyCause], over: Collection[str] = ()
+    ) -> list[AnyCause]:
         """The causes to report at `now_s`, each with its start time.
 
         `over` are ids of causes that end without a clear time.
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
-            if tracked is None:
-                tracked = TrackedCause(cause, now_s, now_s, reported=False)
-                self._tracked[cause.id] = tracked
-            tracked.cause, tracked.seen_s = cause, now_s
+            since_s = now_s if tracked is None or tracked.since_s is None else tracked.since_s
+            self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s)
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
-            tracked.reported = tracked.reported or now_s - tracked.since_s >= onset_s
+            if now_s - since_s >= onset_s:
+                self._reported.add(cause.id)
         current = {cause.id for cause in concluded}
-        for cause_id, tracked in list(self._tracked.items()):
-            record = self._records[cause_id]
-            clear_s = record.clear_s.value
-            if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
-                clear_s = OUTLASTS_S
-            cleared = cause_id in over or now_s - tracked.seen_s >= clear_s * self._scale
-            if cause_id not in current and (cleared or not tracked.reported):
+        for cause_id in self._tracked.keys() - current:
+            if cause_id not in self._reported or self._has_cleared(cause_id, now_s, current, over):
                 del self._tracked[cause_id]
-        return [
-            replace(tracked.cause, since_s=tracked.since_s, seen_s=tracked.seen_s)
-            for tracked in self._tracked.values()
-            if tracked.reported
-        ]
+                self._reported.discard(cause_id)
+        return [cause for cause in self._tracked.values() if cause.id in self._reported]
+
+    def _has_cleared(
+        self, cause_id: str, now_s: float, current: Set[str], over: Collection[str]
+    ) -> bool:
+        record, seen_s = self._records[cause_id], self._tracked[cause_id].seen_s or 0.0
+        clear_s = record.clear_s.value
+        if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
+            clear_s = OUTLASTS_S
+        return cause_id in over or now_s - seen_s >= clear_s * self._scale

@@ -195,7 +195,7 @@ class Judge:
         self._cascade = Cascade(scale=profile.scale, targets=profile.targets, evicting=evicting)
         self.learned = Learned(profile)
         self._streaks = Streaks(STREAKS, profile.targets)
-        self._tracker = CauseTracker(scale=profile.scale)
+        self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained = Explained()
         self._adviser: Adviser | None = None
         self._stated: Stated = profile.stated

@@ -10,7 +10,7 @@ from msgspec import Struct
 from kneewatch.diagnose.causes.availability import TARGET_DOWN
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
-from kneewatch.diagnose.verdict import Cause, Evidence
+from kneewatch.diagnose.verdict import Evidence
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
@@ -196,15 +196,17 @@ def _cause(
     evidence: Evidence,
     action: str,
 ) -> FleetCause:
-    cause = Cause(
+    return FleetCause(
         id=OF_A_POOL,
         confidence=0.95,
         severity=severity,
         summary=summary,
         evidence=(evidence,),
         lever=action,
+        pool=pool.name,
+        tier="",
+        replicas=tuple(replicas),
     )
-    return FleetCause(cause, pool.name, "", tuple(replicas))
 
 
 def absence_notes(observed: Observed) -> list[str]:

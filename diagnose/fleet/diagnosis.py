@@ -1,4 +1,4 @@
-"""The diagnosis of a fleet: causes, tier sizes and recommendations. Pure."""
+"""Judges a fleet: causes, tier sizes and recommendations. Pure."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
-from kneewatch.diagnose.fleet.comparisons import Comparisons
 from kneewatch.diagnose.fleet.engine import Engine, engines_of
 from kneewatch.diagnose.fleet.inventory import Group, Observed, Past, Usual
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
-    Split,
-    TierSize,
     average_engine,
     server_of,
     sizes_of,
@@ -29,14 +26,25 @@ from kneewatch.diagnose.fleet.replica_count import (
 )
 from kneewatch.diagnose.fleet.routers import router_faults
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, engine_causes, middle, spread
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, engine_causes, middle
+from kneewatch.diagnose.fleet.verdict import (
+    FleetAdvice,
+    FleetVerdict,
+    GoneReplica,
+    Split,
+    TierSize,
+    documented,
+    engine_verdict,
+    tier_verdict,
+)
 from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
 from kneewatch.diagnose.ranking import CAUSES, is_under, with_explained
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import OK, WARNING, Severity
+from kneewatch.rules.wire import rounded, to_ms
 
 # --- What tensor parallelism costs: guide 5.1, 8.2 ------------------------------------------------
 #
@@ -213,14 +221,6 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
 # --- Recommendations ------------------------------------------------------------------------------
 
 
-class FleetAdvice(Struct, frozen=True):
-    """A recommendation, with the pool and tier that it is for."""
-
-    recommendation: Recommendation
-    pool: str
-    tier: str
-
-
 def advice_of(
     tiers: Sequence[Tier],
     sizes: Sequence[TierSize],
@@ -231,12 +231,12 @@ def advice_of(
 ) -> list[FleetAdvice]:
     """All recommended changes: the most urgent first, those that save money last."""
     resizes = [
-        FleetAdvice(size.advice, size.tier.pool, size.tier.tier)
-        for size in sizes
+        _advice(size.advice, tier.pool, tier.tier)
+        for tier, size in zip(tiers, sizes, strict=True)
         if size.advice is not None
     ]
-    more = [advice for advice in resizes if advice.recommendation.id != "fewer-replicas"]
-    diluted = {(cause.cause.id, cause.pool, cause.tier) for cause in causes}
+    more = [advice for advice in resizes if advice.id != "fewer-replicas"]
+    diluted = {(cause.id, cause.pool, cause.tier) for cause in causes}
     routing = [
         advice
         for tier in tiers
@@ -245,6 +245,10 @@ def advice_of(
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
     return [*more, *routing, *splitting, *(advice for advice in resizes if advice not in more)]
+
+
+def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> FleetAdvice:
+    return FleetAdvice(**asdict(in_document(recommendation)), pool=pool, tier=tier or None)
 
 
 def _routing(tier: Tier, profile: Profile, usual: Usual | None) -> FleetAdvice | None:
@@ -270,7 +274,7 @@ def _routing(tier: Tier, profile: Profile, usual: Usual | None) -> FleetAdvice |
             f"{SETTLE_WORDS}, and running stays even across replicas",
         ),
     )
-    return FleetAdvice(advice, tier.pool, tier.tier)
+    return _advice(advice, tier.pool, tier.tier)
 
 
 def _resplit(split: Split) -> FleetAdvice | None:
@@ -281,7 +285,8 @@ def _resplit(split: Split) -> FleetAdvice | None:
     if not split.uneven:
         return None
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode
-    used, after = split.used, (split.prefill_work / to, split.decode_work / (total - to))
+    used = split.prefill_used_ratio, split.decode_used_ratio
+    after = used[0] * now / to, used[1] * split.decode / (total - to)
     recommendation = Recommendation(
         id="pd-ratio",
         cause="",
@@ -300,10 +305,8 @@ def _resplit(split: Split) -> FleetAdvice | None:
         verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, and ITL meets its target",),
         guide=("6.5",),
     )
-    return FleetAdvice(recommendation, split.pool, split.tier)
+    return _advice(recommendation, split.pool, split.tier)
 
-
-# --- Diagnosis ------------------------------------------------------------------------------------
 
 SPREAD_OVER = (
     "running",
@@ -318,62 +321,50 @@ SPREAD_OVER = (
 )
 
 
+# --- The causes that comparing replicas concludes, over time ------------------------------------
+
+Place = tuple[str, str, str]
+"""Pool and tier of a cause, and its replica if each replica has a cause of its own."""
+
+OF_ONE_REPLICA = frozenset({"bad_node"})
+
+
+class Comparisons:
+    """Applies the onset and clear times of causes to those that compare replicas.
+
+    `scale` is the short window divided by its default; the times are multiplied by it.
+    """
+
+    def __init__(self, *, scale: float) -> None:
+        self._scale = scale
+        self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
+
+    def update(self, t_s: float, concluded: Sequence[FleetCause]) -> list[FleetCause]:
+        """The causes to report at `t_s`, each with its start time."""
+        by_place: dict[Place, list[FleetCause]] = {}
+        for cause in concluded:
+            by_place.setdefault(_place(cause), []).append(cause)
+        reported: list[FleetCause] = []
+        for place in {**self._trackers, **by_place}:
+            tracker = self._trackers.setdefault(place, CauseTracker(scale=self._scale))
+            reported += tracker.update(t_s, by_place.get(place, ()))
+            if not tracker:
+                del self._trackers[place]
+        return reported
+
+
+def _place(cause: FleetCause) -> Place:
+    own = cause.replicas[0] if cause.id in OF_ONE_REPLICA else ""
+    return cause.pool, cause.tier or "", own
+
+
 FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
 """Ids of all causes that compare replicas or are about a whole fleet."""
 
 
-class FleetDiagnosis(Struct, frozen=True):
-    """The verdict on a fleet: causes by rank, engines worst first.
-
-    - `lost`: since when there is no newer diagnosis, and why; empty if this one is current.
-    - `notes`: what could not be judged, and why.
-    - `sizes`: sizes of the tiers, in the order of `tiers`.
-    - `servers`: facts about each tier's servers, in the order of `tiers`.
-    - `splits`: for tiers with separate prefill and decode replicas.
-    """
-
-    observed: Observed
-    tiers: tuple[Tier, ...]
-    engines: tuple[Engine, ...]
-    causes: tuple[FleetCause, ...]
-    notes: tuple[str, ...]
-    sizes: tuple[TierSize, ...]
-    servers: tuple[ServerFacts, ...]
-    advice: tuple[FleetAdvice, ...]
-    splits: tuple[Split, ...] = ()
-    lost: str = ""
-
-    @property
-    def severity(self) -> Severity:
-        """The worst severity of causes and engines."""
-        severities = [
-            *(cause.cause.severity for cause in self.causes),
-            *(engine.severity for engine in self.engines),
-        ]
-        return max(severities, default=Severity.OK)
-
-    @property
-    def partial(self) -> bool:
-        """Whether some query results are missing, so that the fleet cannot be called ok."""
-        return bool(self.observed.warnings or self.observed.failed)
-
-    @property
-    def health(self) -> str:
-        """ok, info, warning, critical or unknown.
-
-        Unknown if an engine cannot be read, or if the results are partial or outdated.
-        """
-        if self.lost:
-            return "unknown"
-        blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
-        if (blind or not self.engines) and self.severity < Severity.WARNING:
-            return "unknown"
-        return self.severity.word
-
-
 def diagnose(
     observed: Observed, profile: Profile, comparisons: Comparisons | None = None
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     """The verdict on a fleet.
 
     `comparisons` are the causes of earlier verdicts on it; without them, what is concluded now is
@@ -389,7 +380,7 @@ def diagnose(
     if comparisons is not None:
         compared = comparisons.update(observed.t_s, compared)
     # What replicas show together says more than what each says for itself.
-    together = {(cause.cause.id, cause.pool, cause.tier) for cause in compared}
+    together = {(cause.id, cause.pool, cause.tier) for cause in compared}
     causes = [
         *absence_causes(observed),
         *router_faults(observed.routers, engines),
@@ -398,12 +389,10 @@ def diagnose(
             cause
             for tier in tiers
             for cause in engine_causes(tier)
-            if (cause.cause.id, cause.pool, cause.tier) not in together
+            if (cause.id, cause.pool, cause.tier) not in together
         ),
     ]
-    ranked = sorted(
-        folded(causes), key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id)
-    )
+    ranked = sorted(folded(causes), key=lambda c: (-c.severity, -c.confidence, c.id))
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines)
     notes += split_notes(tiers, profile)
@@ -416,19 +405,35 @@ def diagnose(
         for note in server.notes
     ]
     blind = bool(observed.warnings or observed.failed)
+    severity = max([c.severity for c in ranked] + [e.severity for e in engines], default=OK)
+    unseen = blind or not engines or any(engine.health == "unknown" for engine in engines)
     sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
     splits = splits_of(tiers, stated, targets)
     advice = () if blind else advice_of(tiers, sizes, ranked, splits, profile, observed.past)
-    return FleetDiagnosis(
-        observed,
-        tuple(tiers),
-        tuple(worst),
-        tuple(ranked),
-        tuple(notes),
-        tuple(sizes),
-        tuple(servers),
-        tuple(advice),
-        tuple(splits),
+    return FleetVerdict(
+        t_s=to_ms(observed.t_s),
+        source=observed.source,
+        window_s=observed.window_s,
+        scrape_interval_s=rounded(observed.scrape_interval_s),
+        health="unknown" if unseen and severity < WARNING else severity.word,
+        partial=blind,
+        clock_skew_s=observed.skew_s,
+        replicas=len({engine.member.replica for engine in engines}),
+        engine_count=len(engines),
+        tiers=[
+            tier_verdict(tier, size, server.at(observed.t_s), SPREAD_OVER)
+            for tier, size, server in zip(tiers, sizes, servers, strict=True)
+        ],
+        causes=[documented(cause) for cause in ranked],
+        advice=advice,
+        splits=splits,
+        engines=[engine_verdict(engine) for engine in worst],
+        gone=[GoneReplica(row.replica, row.pool, row.down) for row in observed.gone],
+        raw=sorted({key for engine in engines for key in engine.values}),
+        warnings=observed.warnings,
+        notes=notes,
+        load=replace(observed.load, seconds=round(observed.load.seconds, 3)),
+        failed=observed.failed,
     )
 
 
@@ -454,11 +459,7 @@ def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
     """
     under = {id(cause): _under(cause, causes) for cause in causes}
     explained = {id(other) for others in under.values() for other in others}
-    return [
-        replace(head, cause=with_explained(head.cause, [c.cause for c in under[id(head)]]))
-        for head in causes
-        if id(head) not in explained
-    ]
+    return [with_explained(head, under[id(head)]) for head in causes if id(head) not in explained]
 
 
 def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
@@ -466,7 +467,7 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
     return [
         other
         for other in causes
-        if is_under(other.cause, head.cause)
+        if is_under(other, head)
         and (other.pool, other.tier) == (head.pool, head.tier)
         and replicas.issuperset(other.replicas)
     ]
@@ -478,13 +479,7 @@ def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
     for engine in engines:
         groups.setdefault(engine.member.group, []).append(engine)
     return [
-        Tier(
-            pool,
-            name,
-            role,
-            tuple(members),
-            tuple(row for key in SPREAD_OVER if (row := spread(key, members)) is not None),
-        )
+        Tier(pool, name, role, tuple(members))
         for (pool, name, role), members in sorted(groups.items())
     ]
 

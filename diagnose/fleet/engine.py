@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.cascade import NAMES
-from kneewatch.rules.rule import Finding, Severity
+from kneewatch.rules.rule import Finding, Severity, State
 
 
 class Engine(Struct, frozen=True):
@@ -62,7 +62,7 @@ class Engine(Struct, frozen=True):
         return Severity.OK if self.verdict is None else self.verdict.severity
 
     @property
-    def health(self) -> str:
+    def health(self) -> State:
         """ok, info, warning, critical or unknown."""
         return "unknown" if self.verdict is None else self.verdict.health
 

@@ -220,7 +220,7 @@ class Peak(Struct, frozen=True):
     """
 
     requests: float
-    t_s: float
+    t_s: float = field(name="t")
     mean_requests: float
     span_s: float
     seen_ratio: float

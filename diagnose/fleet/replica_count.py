@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import ceil
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
@@ -28,6 +27,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 from kneewatch.diagnose.deployment.vllm_flags import image_version
 from kneewatch.diagnose.fleet.inventory import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
+from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
@@ -166,24 +166,6 @@ NO_PEAK = (
 )
 
 
-class TierSize(Struct, frozen=True):
-    """A tier's `present` replicas and the number that its measured peak needs (None: unknown).
-
-    `used_ratio`: share of the tier's capacity that the peak used. `advice`: the recommended change;
-    None if there is none. `why`: the reason for no change or no judgement.
-    """
-
-    tier: Tier
-    present: int
-    needed: int | None
-    peak: Peak | None
-    used_ratio: float | None
-    gpus_each: int | None
-    usd_per_hour: float | None
-    advice: Recommendation | None = None
-    why: str = ""
-
-
 def _size(
     tier: Tier,
     peak: Peak | None,
@@ -203,13 +185,10 @@ def _size(
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus
     unsized = TierSize(
-        tier,
         now,
-        None,
-        peak,
-        None,
-        None if gpus is None or engines is None else gpus * engines,
-        None if hourly is None else hourly * len(tier.engines),
+        gpus_each=None if gpus is None or engines is None else gpus * engines,
+        usd_per_hour=None if hourly is None else hourly * len(tier.engines),
+        peak=peak,
     )
     if blind or any(engine.stage is None for engine in tier.engines):
         return replace(unsized, why="the answer is partial")
@@ -228,13 +207,18 @@ def _size(
             return replace(unsized, why=NO_PEAK)
         advice = _cost_of_replicas(more, tier)
         return replace(unsized, needed=_replicas_after(more), advice=advice)
-    return _size_at_peak(unsized, server, targets, peak, problems)
+    return _size_at_peak(unsized, tier, server, targets, peak, problems)
 
 
 def _size_at_peak(
-    unsized: TierSize, server: Deployment, targets: Targets, peak: Peak, problems: str
+    unsized: TierSize,
+    tier: Tier,
+    server: Deployment,
+    targets: Targets,
+    peak: Peak,
+    problems: str,
 ) -> TierSize:
-    tier, now = unsized.tier, unsized.present
+    now = unsized.present
     requests_each = peak.requests / len(tier.engines)
     context = average_engine(
         tier, server, targets, "underused", peak=requests_each if peak.weekly else None
@@ -354,9 +338,9 @@ def _peak_words(peak: Peak, used: float) -> str:
 def _problems(tier: Tier, causes: Iterable[FleetCause]) -> str:
     """The problems of a tier at warning or worse; empty if there are none."""
     cause_ids = [
-        cause.cause.id
+        cause.id
         for cause in causes
-        if cause.cause.severity >= Severity.WARNING
+        if cause.severity >= Severity.WARNING
         and cause.pool == tier.pool
         and cause.tier in ("", tier.tier)
     ]
@@ -399,42 +383,6 @@ def sizes_of(
 # share of its KV cache, or of its ITL target, that its requests use.
 
 
-UNEVEN = 1.5
-"""Another split is recommended from this ratio of both sides' used shares on."""
-
-LEAST_BUSY = 0.2
-"""The split is judged only if the fuller side uses at least this share of its capacity."""
-
-
-class Split(Struct, frozen=True):
-    """The prefill and decode sides of a tier: their replicas, and their work in replicas.
-
-    `needed` is the ratio of prefill work to decode work as the guide writes it: `1:2.3`.
-    `prefill_needed`: how many of the present replicas this ratio assigns to prefill.
-    """
-
-    pool: str
-    tier: str
-    prefill: int
-    decode: int
-    prefill_work: float
-    decode_work: float
-    needed: str
-    prefill_needed: int
-
-    @property
-    def used(self) -> tuple[float, float]:
-        """The used shares of the prefill side and of the decode side."""
-        return self.prefill_work / self.prefill, self.decode_work / self.decode
-
-    @property
-    def uneven(self) -> bool:
-        """Whether another split would clearly fit the work better."""
-        least, most = sorted(self.used)
-        other = self.prefill_needed != self.prefill
-        return other and most >= LEAST_BUSY and most >= UNEVEN * least
-
-
 def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[Split]:
     """The split of each tier for which the roles and the work of the replicas are known."""
     return [
@@ -469,12 +417,12 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
     total = prefill.replicas + decode.replicas
     return Split(
         prefill.pool,
-        prefill.tier,
+        prefill.tier or None,
         prefill.replicas,
         decode.replicas,
-        busy,
-        taken,
         ratio.text,
+        busy / prefill.replicas,
+        taken / decode.replicas,
         min(max(round(total * ratio.ratio / (1 + ratio.ratio)), 1), total - 1),
     )
 

@@ -1,62 +1,19 @@
-"""A tier: its engines, the distribution of each signal over them, and its causes. Pure."""
+"""A tier: its engines and its causes. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from statistics import median
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.verdict import Cause
-
-
-class Spread(Struct, frozen=True):
-    """Statistics of one signal over several engines.
-
-    `worst` is the name of the engine with the greatest value, or with the least if less is worse.
-    `unknown` is the number of engines without a value.
-    """
-
-    signal: str
-    count: int
-    unknown: int
-    least: float
-    median: float
-    mean: float
-    most: float
-    worst: str
-
-    @property
-    def worst_value(self) -> float:
-        """The value of the worst engine."""
-        return self.least if self.signal in LESS_IS_WORSE else self.most
-
-
-LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
-
-
-def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
-    """A signal's distribution over the engines; None if no engine has a value."""
-    rows = [(value, e.member.name) for e in engines if (value := e.get(signal)) is not None]
-    if not rows:
-        return None
-    values = [value for value, _ in rows]
-    _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
-    return Spread(
-        signal,
-        len(rows),
-        len(engines) - len(rows),
-        min(values),
-        median(values),
-        fmean(values),
-        max(values),
-        worst,
-    )
+from kneewatch.rules.wire import written
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -65,13 +22,27 @@ def middle(values: Iterable[float | None]) -> float | None:
     return median(numbers) if numbers else None
 
 
-class FleetCause(Struct, frozen=True):
+class FleetCause(Cause, frozen=True, kw_only=True, omit_defaults=True):
     """A cause, with its pool or tier and the replicas that show it."""
 
-    cause: Cause
-    pool: str
-    tier: str
-    replicas: tuple[str, ...]
+    pool: str = written("")
+    tier: str | None = written(None)
+    replicas: tuple[str, ...] = written(())
+
+    def of_server(self) -> Cause:
+        """The cause as that of one server, without pool and replicas."""
+        return Cause(**{name: getattr(self, name) for name in Cause.__struct_fields__})
+
+
+def of_fleet(cause: Cause, pool: str, tier: str, replicas: Iterable[str]) -> FleetCause:
+    """The cause, shown by these replicas."""
+    return FleetCause(**asdict(cause), pool=pool, tier=tier, replicas=tuple(replicas))
+
+
+def place(pool: str, tier: str | None, role: str | None = None) -> str:
+    """The name of a pool or tier in reports: `pool on tier (role)`."""
+    where = f"{pool or '?'} on {tier}" if tier else pool or "?"
+    return f"{where} ({role})" if role else where
 
 
 class Tier(Struct, frozen=True):
@@ -84,7 +55,6 @@ class Tier(Struct, frozen=True):
     tier: str
     role: str
     engines: tuple[Engine, ...]
-    spreads: tuple[Spread, ...]
     medians: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """Medians that were computed so far, by signal: each engine is compared with them."""
 
@@ -103,9 +73,8 @@ class Tier(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The tier's name in reports: `pool on tier (role)`."""
-        where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
-        return f"{where} ({self.role})" if self.role else where
+        """The tier's name in reports."""
+        return place(self.pool, self.tier, self.role)
 
     @property
     def group(self) -> Group:
@@ -144,10 +113,10 @@ def _counted(tier: Tier, rows: Sequence[tuple[Cause, str]]) -> FleetCause:
         summary = f"{len(rows)} of {len(tier.engines)} engines, worst {name}: {summary}"
     explained = dict.fromkeys(other for cause, _ in rows for other in cause.explains)
     cause = replace(worst, summary=summary, explains=tuple(explained))
-    return FleetCause(cause, tier.pool, tier.tier, tuple(name for _, name in rows))
+    return of_fleet(cause, tier.pool, tier.tier, (name for _, name in rows))
 
 
 def closed(case: Case, pool: str, tier: str, engines: Sequence[Engine]) -> FleetCause | None:
     """The cause of a case about some engines of a pool; None if its confidence is too low."""
-    cause, names = case.close(), tuple(engine.member.name for engine in engines)
-    return None if cause is None else FleetCause(cause, pool, tier, names)
+    cause, names = case.close(), (engine.member.name for engine in engines)
+    return None if cause is None else of_fleet(cause, pool, tier, names)

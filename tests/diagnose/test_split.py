@@ -12,7 +12,7 @@ from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import symptoms
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
@@ -185,7 +185,7 @@ def test_no_smaller_degree_that_a_weeks_peak_would_fill() -> None:
 
 def fleet_on(
     gpus: int, more: Mapping[str, float] | None = None, *, sweeps: Sequence[Sweep] = SWEEPS
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     """Two replicas on so many GPUs each and nothing beside them."""
     rows: list[Row] = [(pod(name, tier="H100"), more or {}) for name in ("a", "b")]
     profile = Profile(stated=Stated(sweeps=tuple(sweeps)))
@@ -196,7 +196,7 @@ def fleet_on(
 def test_a_fleet_without_smaller_degrees_is_held_against_the_sweeps() -> None:
     diagnosis = fleet_on(4)
     assert causes(diagnosis) == {"tp_overhead": ("a", "b")}
-    (cause,) = [fleet_cause.cause for fleet_cause in diagnosis.causes]
+    (cause,) = diagnosis.causes
     assert cause.severity == Severity.INFO
     assert "In the benchmark" in cause.summary
     assert causes(fleet_on(4, sweeps=())) == {}
@@ -208,8 +208,8 @@ def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:
         fleet_on(4, {**queued, "generation_tokens_per_s": tokens_per_s}).causes
         for tokens_per_s in (2000.0, 3800.0)
     )
-    assert doubted.cause.confidence < sure.cause.confidence
-    assert doubted.cause.against
+    assert doubted.confidence < sure.confidence
+    assert doubted.against
 
 
 @pytest.mark.parametrize(("gpus", "why"), [(1, None), (2, "no sweep of TP 2 is given")])

@@ -304,7 +304,7 @@ class FleetIncidents:
             if observed is None:
                 continue
             if span.engine is None:
-                causes = (row.cause for row in vanished_causes(observed) if row.pool == span.pool)
+                causes = (row for row in vanished_causes(observed) if row.pool == span.pool)
                 self.outages.setdefault(span.pool, []).extend(
                     _known(span, cause, _last_seen_s(span, observed)) for cause in causes
                 )
@@ -341,7 +341,7 @@ class FleetIncidents:
         """The cause that makes a replica slow. None if fleet mode finds no cause."""
         name = engine.member.name
         causes = {
-            row.cause.id: row.cause
+            row.id: row
             for row in diagnose(observed, self._config.profile).causes
             if name in row.replicas
         }

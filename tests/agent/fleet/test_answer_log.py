@@ -61,5 +61,5 @@ def test_a_query_that_fails_takes_no_other_with_it(moment: QueryMoment) -> None:
 
 def test_a_diagnosis_needs_few_requests(server: Prometheus) -> None:
     fleet_diagnosis = watched(server)
-    assert fleet_diagnosis.observed.failed == {}
-    assert fleet_diagnosis.observed.load.queries <= 40
+    assert fleet_diagnosis.failed == {}
+    assert fleet_diagnosis.load.queries <= 40

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kneewatch.collector.samples import Layout, Page, Series
-from tests.agent.fleet.prometheus_fleet import watched
+from tests.agent.fleet.prometheus_fleet import observed, watched
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, Prometheus, Target, running
 from tests.diagnose.workloads import PROFILE
@@ -121,12 +121,14 @@ def test_prompts_that_grew_within_the_week_are_told(main: Main, prometheus: Prom
 
 
 def test_the_usual_hit_ratio_is_that_of_past_hours(prometheus: Prometheus) -> None:
-    fleet_diagnosis = watched(prometheus, at_s=END_S)
-    (usual,) = fleet_diagnosis.observed.past.usual.values()
+    (usual,) = observed(prometheus, at_s=END_S).past.usual.values()
     assert usual.hit_ratio == pytest.approx(0.64, abs=0.001)
     assert usual.query_per_s == pytest.approx(REPLICAS * 1000.0, rel=0.01)
     assert usual.ttft_p50_s is None, "no buckets"
-    quiet = {engine.values["prefix_hit_quiet_ratio"] for engine in fleet_diagnosis.engines}
+    quiet = {
+        engine.values["prefix_hit_quiet_ratio"]
+        for engine in watched(prometheus, at_s=END_S).engines
+    }
     assert quiet == {usual.hit_ratio}
 
 

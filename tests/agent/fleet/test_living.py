@@ -16,9 +16,9 @@ from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.comparisons import Comparisons
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.inventory import label_map
+from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
+from kneewatch.diagnose.fleet.inventory import Past, label_map
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.agent.notify.factories import receiver
 from tests.collector.oracle import LOOPBACK, Prometheus, running
@@ -49,7 +49,7 @@ class Player:
         self._ledger = AlertState(receiver(folder, HOOK))
         self._engines = FleetEngines(PROFILE)
         self._comparisons = Comparisons(scale=PROFILE.scale)
-        self.newest: FleetDiagnosis | None = None
+        self._past: Past | None = None
 
     def play(self, from_s: float, to_s: float) -> list[Told]:
         """What a receiver gets between two moments of the fleet's life."""
@@ -59,12 +59,12 @@ class Player:
             t_s = from_s
             while t_s <= to_s:
                 at_s = self._fleet.epoch_s + t_s
-                past = self.newest.observed.past if self.newest else None
-                config = FleetConfig("", label_map({}, "default"), 60.0, at_s, past=past)
+                config = FleetConfig("", label_map({}, "default"), 60.0, at_s, past=self._past)
                 observed = observe(source, config, self._engines)
-                self.newest = diagnose(observed, PROFILE, self._comparisons)
-                states = states_of(self.newest, interval_s=CYCLE_S)
-                new_names = names_of(states, self.newest, names)
+                self._past = observed.past
+                newest = diagnose(observed, PROFILE, self._comparisons)
+                states = states_of(newest, interval_s=CYCLE_S)
+                new_names = names_of(newest, states, names)
                 events = [
                     event
                     for name in sorted(names - new_names)
@@ -122,22 +122,22 @@ def test_faults_during_operations_begin_and_end_once(
     assert slow == {}
 
 
-def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetDiagnosis:
+def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetVerdict:
     """The diagnosis at a moment of a fleet's life, up to which it is loaded."""
     fleet.load(server, from_s=t_s - 40 * MIN_S, to_s=t_s)
     return watched(server, at_s=fleet.epoch_s + t_s)
 
 
-def summaries(fleet_diagnosis: FleetDiagnosis) -> list[tuple[str, str]]:
+def summaries(fleet_diagnosis: FleetVerdict) -> list[tuple[str, str]]:
     """The severity and the summary of each cause of absence."""
     return [
-        (cause.cause.severity.word, cause.cause.summary)
+        (cause.severity.word, cause.summary)
         for cause in fleet_diagnosis.causes
-        if cause.cause.id == "target_down"
+        if cause.id == "target_down"
     ]
 
 
-def noted(fleet_diagnosis: FleetDiagnosis, text: str) -> list[str]:
+def noted(fleet_diagnosis: FleetVerdict, text: str) -> list[str]:
     return [note for note in fleet_diagnosis.notes if text in note]
 
 
@@ -257,5 +257,5 @@ def test_a_tier_keeps_its_name_while_its_pool_is_out(server: Prometheus) -> None
     fleet_diagnosis = seen(fleet, server, 22 * MIN_S)
     states = states_of(fleet_diagnosis, interval_s=CYCLE_S)
     before = frozenset({"fleet", "fleet/chat/m-chat on H100", "fleet/other/m on H100"})
-    after = names_of(states, fleet_diagnosis, before)
+    after = names_of(fleet_diagnosis, states, before)
     assert after == {"fleet", "fleet/chat/m-chat", "fleet/chat/m-chat on H100"}

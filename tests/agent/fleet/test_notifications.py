@@ -15,8 +15,8 @@ from kneewatch.agent.notify.events import Event, message
 from kneewatch.agent.notify.message import text, webhook
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Gone, Why
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.factories import receiver, settings
 from tests.diagnose.fleet.example_fleets import fleet, pod, verdict
@@ -38,16 +38,11 @@ def ledger(tmp_path: Path) -> AlertState:
     return AlertState(receiver(tmp_path, f"{HOOK}hold_s = {HOLD_S}"))
 
 
-def later(fleet_diagnosis: FleetDiagnosis, steps: int) -> FleetDiagnosis:
-    return replace(
-        fleet_diagnosis,
-        observed=replace(
-            fleet_diagnosis.observed, t_s=fleet_diagnosis.observed.t_s + STEP_S * steps
-        ),
-    )
+def later(fleet_diagnosis: FleetVerdict, steps: int) -> FleetVerdict:
+    return replace(fleet_diagnosis, t_s=fleet_diagnosis.t_s + STEP_S * steps)
 
 
-def told(ledger: AlertState, *answers: FleetDiagnosis) -> list[Event]:
+def told(ledger: AlertState, *answers: FleetVerdict) -> list[Event]:
     """What answers a minute apart give to tell; all of it arrives."""
     events: list[Event] = []
     for at, answer in enumerate(answers):
@@ -64,7 +59,7 @@ def words(events: list[Event]) -> list[tuple[str, str, str]]:
     return [(event.kind, event.key.target, event.key.id) for event in events]
 
 
-def ill(**more: float) -> FleetDiagnosis:
+def ill(**more: float) -> FleetVerdict:
     return verdict(*fleet(3), (pod("hot"), {**FULL, **more}))
 
 
@@ -97,7 +92,7 @@ def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
 
 
 def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: AlertState) -> None:
-    t_s = WELL.observed.t_s
+    t_s = WELL.t_s
     assert told(ledger, ill(**QUEUE))
     lost = [
         lost_state("http://p", "refused", t_s=t_s + STEP_S * at, interval_s=STEP_S)

@@ -16,7 +16,7 @@ from kneewatch.agent.api.fleet import CACHE_S, FleetPast
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.waiting import PATIENCE_S
@@ -32,7 +32,7 @@ class System:
         self.may, self.error, self.now_s = Event(), error, 0.0
         self.may.set()
 
-    def ask(self, at_s: float) -> FleetDiagnosis:
+    def ask(self, at_s: float) -> FleetVerdict:
         self.asked.append(at_s)
         assert self.may.wait(PATIENCE_S)
         if self.error:

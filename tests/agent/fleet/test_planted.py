@@ -59,9 +59,9 @@ def test_what_was_planted_is_named_and_nothing_else(prometheus: Prometheus, end_
         assert sorted(causes.pop(cause)) == sorted(fleet.planted(cause)), cause
     assert sorted(causes.pop("mixed_tiers")) == sorted(fleet.planted("mixed_tiers"))
     assert causes == {}
-    pressed = [e.member.replica for e in fleet_diagnosis.engines if e.stage]
+    pressed = [e.replica for e in fleet_diagnosis.engines if e.stage and e.stage.level]
     assert pressed == fleet.planted("kv_pressure")
-    healthy = [e.member.replica for e in fleet_diagnosis.engines if e.health in ("ok", "info")]
+    healthy = [e.replica for e in fleet_diagnosis.engines if e.health in ("ok", "info")]
     assert len(healthy) == REPLICAS - 3, "one is down, one presses its KV cache, one soon will"
 
 
@@ -76,8 +76,8 @@ def test_a_tier_is_a_kind_of_gpu_by_dcgm(prometheus: Prometheus, end_s: int) -> 
 def test_the_load_is_counted_and_grows_only_by_the_samples(
     prometheus: Prometheus, end_s: int
 ) -> None:
-    all_of_it = watched(prometheus, at_s=end_s).observed.load
-    part = watched(prometheus, at_s=end_s, selector='namespace="chat"').observed.load
+    all_of_it = watched(prometheus, at_s=end_s).load
+    part = watched(prometheus, at_s=end_s, selector='namespace="chat"').load
     assert part.queries < 70
     assert all_of_it.queries - part.queries < REPLICAS / 2, "several replicas in each query"
     assert all_of_it.seconds < IN_TIME_S

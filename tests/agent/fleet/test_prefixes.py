@@ -47,7 +47,7 @@ def test_a_fleet_shows_the_same_under_every_prefix(prometheus: Prometheus, prefi
         ).engines[0]
         for instance in (prefix, VLLM_PREFIX)
     )
-    assert own.member.replica == prefix
+    assert own.replica == prefix
     assert own.values == plain.values
     assert own.values["running_avg"]
     assert own.values["ttft_p99_s"]
@@ -55,7 +55,7 @@ def test_a_fleet_shows_the_same_under_every_prefix(prometheus: Prometheus, prefi
 
 def test_one_fleet_may_have_all_of_them(prometheus: Prometheus) -> None:
     fleet_diagnosis = watched(prometheus, at_s=AT_MS / 1000, window_s=WINDOW_S)
-    assert {engine.member.replica for engine in fleet_diagnosis.engines} == set(PREFIXES)
+    assert {engine.replica for engine in fleet_diagnosis.engines} == set(PREFIXES)
     assert all(engine.values["running_avg"] for engine in fleet_diagnosis.engines)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import health
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
     Gone,
     Group,
@@ -23,6 +23,7 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import RouterState
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.ranking import conclude, ranked
 from kneewatch.diagnose.values import GpuState, Histogram
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict, worst_of
@@ -99,7 +100,7 @@ def verdict(
     images: Mapping[str, str] | None = None,
     faulty_gpus: Mapping[str, Sequence[GpuState]] | None = None,
     routers: Sequence[RouterState] = (),
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, faulty
     ones, streaks and images by pod."""
     shape = shaped([labels for labels, _ in engines])
@@ -208,6 +209,6 @@ def fleet(count: int, **more: str) -> list[Row]:
     return [(pod(f"r{at}", **more), {}) for at in range(count)]
 
 
-def causes(diagnosis: FleetDiagnosis) -> dict[str, tuple[str, ...]]:
+def causes(diagnosis: FleetVerdict) -> dict[str, tuple[str, ...]]:
     """The replicas of each cause."""
-    return {fleet_cause.cause.id: fleet_cause.replicas for fleet_cause in diagnosis.causes}
+    return {fleet_cause.id: fleet_cause.replicas for fleet_cause in diagnosis.causes}

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuState, Histogram, XidSeen
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
@@ -30,7 +30,7 @@ def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
     diagnosis = verdict(*fleet(40), (pod("hot"), HOT))
     assert causes(diagnosis) == {"replica_imbalance": ("hot",)}
     (tier,) = diagnosis.tiers
-    running = next(spread for spread in tier.spreads if spread.signal == "running")
+    running = tier.signals["running"]
     assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
     assert running.mean < 9
 
@@ -43,7 +43,7 @@ def test_imbalance_between_data_parallel_engines() -> None:
     engines: list[Row] = [(pod("a", engine=str(at)), {}) for at in range(3)]
     diagnosis = verdict(*engines, (pod("a", engine="3"), HOT))
     assert causes(diagnosis) == {"replica_imbalance": ("a engine 3",)}
-    assert "data-parallel engines of one replica" in diagnosis.causes[0].cause.summary
+    assert "data-parallel engines of one replica" in diagnosis.causes[0].summary
 
 
 def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
@@ -51,7 +51,7 @@ def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
     others: list[Row] = [(pod(str(at)), {"kv_usage_ratio": 0.3}) for at in range(5)]
     diagnosis = verdict(*others, (pod("long"), long))
     assert causes(diagnosis) == {"replica_imbalance": ("long",)}
-    (cause,) = [each.cause for each in diagnosis.causes]
+    (cause,) = diagnosis.causes
     assert "a KV cache 95% full" in cause.summary
     assert causes(verdict(*others, (pod("long"), {"kv_usage_ratio": 0.55}))) == {}
 
@@ -60,33 +60,31 @@ def test_an_imbalance_among_engines_that_are_all_full_explains_nothing() -> None
     full = {"running": 16.0, "running_avg": 16.0, "waiting": 5.0, "kv_usage_ratio": 0.97}
     rows: list[Row] = [(pod(str(at)), full) for at in range(5)]
     (cause,) = [
-        each.cause
+        each
         for each in verdict(*rows, (pod("hot"), {**HOT, "kv_usage_ratio": 0.99})).causes
-        if each.cause.id == "replica_imbalance"
+        if each.id == "replica_imbalance"
     ]
-    assert cause.apart
+    assert cause.explains == ()
 
 
 def test_an_imbalance_that_harms_nobody_is_a_note() -> None:
     diagnosis = verdict(*fleet(5), (pod("hot"), {**HOT, "waiting": 0.0}))
-    assert diagnosis.causes[0].cause.severity == Severity.INFO
+    assert diagnosis.causes[0].severity == Severity.INFO
 
 
 def test_a_slow_replica_is_no_imbalance() -> None:
     slow = {**SLOW, "running": 48.0, "running_avg": 48.0, "waiting": 10.0}
     diagnosis = verdict(*fleet(5), (pod("slow", node="n7"), slow))
     assert causes(diagnosis) == {"bad_node": ("slow",)}
-    assert "n7" in diagnosis.causes[0].cause.summary
+    assert "n7" in diagnosis.causes[0].summary
 
 
 def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     well = {f"r{at}": {"sm_clock_mhz": 1980.0, "temperature_c": 50.0} for at in range(5)}
     ill = {"sm_clock_mhz": 1200.0, "temperature_c": 85.0, "xid": 79.0}
-    plain = verdict(*fleet(5), (pod("slow"), SLOW)).causes[0].cause
-    faulty = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": ill}).causes[0].cause
-    fine = (
-        verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": well["r0"]}).causes[0].cause
-    )
+    plain = verdict(*fleet(5), (pod("slow"), SLOW)).causes[0]
+    faulty = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": ill}).causes[0]
+    fine = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": well["r0"]}).causes[0]
     assert fine.confidence < plain.confidence < faulty.confidence
     assert "XID 79" in " ".join(item.text for item in faulty.evidence)
     assert fine.against
@@ -102,8 +100,8 @@ def test_a_gpu_with_an_xid_explains_the_slow_replica() -> None:
     diagnosis = verdict(*rows, gpus={"slow": own}, faulty_gpus={"slow": [dead_gpu()]})
     assert causes(diagnosis) == {"gpu_fault": ("slow",)}
     (fault,) = diagnosis.causes
-    assert (fault.cause.severity, fault.cause.explains) == (Severity.CRITICAL, ("bad_node",))
-    assert "GPU 3 of n7" in fault.cause.summary
+    assert (fault.severity, fault.explains) == (Severity.CRITICAL, ("bad_node",))
+    assert "GPU 3 of n7" in fault.summary
 
 
 def test_a_gpu_that_works_again_or_may_be_of_another_pod_explains_nothing() -> None:
@@ -116,7 +114,7 @@ def test_a_gpu_that_works_again_or_may_be_of_another_pod_explains_nothing() -> N
     of_node = verdict(*rows, gpus={"slow": {"xid": 79.0}}, faulty_gpus={"slow": [dead_gpu()]})
     for diagnosis, severity in ((works, Severity.INFO), (of_node, Severity.WARNING)):
         assert causes(diagnosis).keys() == {"bad_node", "gpu_fault"}
-        severities = {c.cause.id: c.cause.severity for c in diagnosis.causes}
+        severities = {c.id: c.severity for c in diagnosis.causes}
         assert severities["gpu_fault"] <= severity
 
 
@@ -145,7 +143,7 @@ def test_a_replica_whose_own_cause_makes_its_tokens_slow_is_no_bad_node() -> Non
     assert causes(alike) == {"kv_pressure": ("full",)}
     throttled = verdict(*rows, gpus={**clocks, "full": {"sm_clock_mhz": 1200.0}})
     assert causes(throttled) == {"bad_node": ("full",)}
-    assert throttled.causes[0].cause.explains == ("kv_pressure",)
+    assert throttled.causes[0].explains == ("kv_pressure",)
 
 
 def test_a_queue_does_not_explain_slow_tokens() -> None:
@@ -153,7 +151,7 @@ def test_a_queue_does_not_explain_slow_tokens() -> None:
     streaks_s = {"slow": {"queued": 600.0}}
     judged = verdict(*fleet(5), (pod("slow"), queued), streaks_s=streaks_s)
     assert causes(judged) == {"bad_node": ("slow",)}
-    assert judged.causes[0].cause.explains == ("queue_saturation",)
+    assert judged.causes[0].explains == ("queue_saturation",)
 
 
 def test_two_replicas_do_not_say_which_is_slow() -> None:
@@ -167,7 +165,7 @@ def diluted(count: int, **more: float) -> list[Row]:
 def test_hits_near_one_in_n_while_prompts_repeat() -> None:
     diagnosis = verdict(*diluted(4))
     assert causes(diagnosis) == {"routing_dilution": ("r0", "r1", "r2", "r3")}
-    assert diagnosis.causes[0].cause.severity == Severity.WARNING
+    assert diagnosis.causes[0].severity == Severity.WARNING
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_low_hits_that_are_not_the_routing(rows: list[Row]) -> None:
     ],
 )
 def test_without_a_past_first_turns_may_look_the_same(rows: list[Row]) -> None:
-    (cause,) = (c.cause for c in verdict(*rows).causes if c.cause.id == "routing_dilution")
+    (cause,) = (c for c in verdict(*rows).causes if c.id == "routing_dilution")
     assert cause.severity == Severity.INFO
     assert "New sessions look the same" in cause.summary
 
@@ -219,7 +217,7 @@ def routing(
     profile = Profile(targets=Targets(ttft_p99_s=ttft_target_s))
     diagnosis = verdict(*rows, usual=usual, recent=LENGTHS, profile=profile)
     lost = ("routing_dilution", "prefix_reuse_lost")
-    return {c.cause.id: c.cause for c in diagnosis.causes if c.cause.id in lost}
+    return {c.id: c for c in diagnosis.causes if c.id in lost}
 
 
 def pool(**changes: float) -> list[Row]:
@@ -347,7 +345,7 @@ def test_idle_for_an_hour() -> None:
     idle = {"running_hour_avg": 0.1}
     diagnosis = verdict(*fleet(2), (pod("i"), idle), (pod("j"), idle))
     assert causes(diagnosis) == {"underused": ("i", "j")}
-    assert diagnosis.causes[0].cause.severity == Severity.INFO
+    assert diagnosis.causes[0].severity == Severity.INFO
 
 
 def test_less_than_an_hour_says_nothing_of_hours() -> None:
@@ -396,7 +394,7 @@ QUEUED = {"waiting": 6.0, "waiting_by_capacity": 6.0}
 PER_GPU = {1: 1000.0, 4: 500.0}
 
 
-def split_fleet(per_gpu: Mapping[int, float] = PER_GPU, **more: float) -> FleetDiagnosis:
+def split_fleet(per_gpu: Mapping[int, float] = PER_GPU, **more: float) -> FleetVerdict:
     """Two replicas each on so many GPUs, with so many tokens a second and GPU, and queues."""
     rows: list[Row] = []
     for gpus, tokens in per_gpu.items():
@@ -409,17 +407,15 @@ def split_fleet(per_gpu: Mapping[int, float] = PER_GPU, **more: float) -> FleetD
 
 def test_tensor_parallelism_that_halves_what_a_gpu_gives() -> None:
     diagnosis = split_fleet()
-    (overhead,) = [overhead for overhead in diagnosis.causes if overhead.cause.id == "tp_overhead"]
+    (overhead,) = [overhead for overhead in diagnosis.causes if overhead.id == "tp_overhead"]
     assert overhead.replicas == ("tp4-0", "tp4-1")
-    assert overhead.cause.severity == Severity.INFO
-    assert "4 GPUs lose 50%" in overhead.cause.summary
+    assert overhead.severity == Severity.INFO
+    assert "4 GPUs lose 50%" in overhead.summary
 
 
 def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:
     diagnosis = split_fleet({1: 1000.0, 2: 900.0, 8: 300.0})
-    assert [c.replicas for c in diagnosis.causes if c.cause.id == "tp_overhead"] == [
-        ("tp8-0", "tp8-1")
-    ]
+    assert [c.replicas for c in diagnosis.causes if c.id == "tp_overhead"] == [("tp8-0", "tp8-1")]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +428,7 @@ def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:
         pytest.param(verdict(*[(pod("a"), {**QUEUED}), (pod("b"), {**QUEUED})]), id="no GPUs"),
     ],
 )
-def test_no_overhead_without_proof(diagnosis: FleetDiagnosis) -> None:
+def test_no_overhead_without_proof(diagnosis: FleetVerdict) -> None:
     assert "tp_overhead" not in causes(diagnosis)
 
 

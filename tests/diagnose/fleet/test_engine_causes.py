@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.rules.rule import Severity
@@ -40,7 +40,7 @@ def pool(count: int, own: Mapping[str, float]) -> list[Row]:
     return [(pod(f"r{at}"), own) for at in range(count)]
 
 
-def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetDiagnosis:
+def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetVerdict:
     """The verdict where these conditions have held on every engine that is not as usual."""
     by_pod = {labels["pod"]: streaks_s for labels, own in rows if own}
     return verdict(*rows, streaks_s=by_pod)
@@ -49,7 +49,7 @@ def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetDiagnosis:
 def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
     diagnosis = held(pool(8, OVERLOADED), QUEUED)
     assert sorted(causes(diagnosis)["queue_saturation"]) == [f"r{at}" for at in range(8)]
-    first = diagnosis.causes[0].cause
+    first = diagnosis.causes[0]
     assert first.id == "queue_saturation"
     assert first.severity == Severity.CRITICAL, "each request waits for over a minute"
     assert first.summary.startswith(
@@ -68,9 +68,9 @@ def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
     assert sum("do first: Add replicas" in line for line in lines) == 1, "the same advice once"
     assert sum(line.startswith("ok: beta/m: 4 replicas") for line in lines) == 1
     assert not any(line.startswith("CRITICAL a") for line in lines), "named by the cause"
-    advised = {advice.pool: advice.recommendation.changes[0].after for advice in diagnosis.advice}
+    advised = {advice.pool: advice.changes[0].after for advice in diagnosis.advice}
     assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
-    kv = diagnosis.advice[0].recommendation.predicted["kv_demand_ratio"]
+    kv = diagnosis.advice[0].predicted["kv_demand_ratio"]
     assert kv < 0.5, "the queue is no part of what runs at once"
 
 
@@ -82,9 +82,9 @@ def test_a_stuck_replica_is_critical_among_healthy_ones() -> None:
     diagnosis = held([*fleet(7), (pod("stuck"), STUCK)], STALLED)
     assert causes(diagnosis)["engine_stalled"] == ("stuck",)
     assert diagnosis.health == "critical"
-    engine = next(e for e in diagnosis.engines if e.member.labels["pod"] == "stuck")
+    engine = next(e for e in diagnosis.engines if e.replica == "stuck")
     assert engine.health == "critical"
-    assert [cause.id for cause in engine.causes] == ["engine_stalled"]
+    assert engine.causes == ["engine_stalled"]
 
 
 def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
@@ -101,10 +101,10 @@ def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
 
 def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imbalance() -> None:
     diagnosis = held([*fleet(3), (pod("hot"), OVERLOADED)], QUEUED)
-    (head,) = (c for c in diagnosis.causes if c.cause.severity >= Severity.WARNING)
-    assert (head.cause.id, head.replicas) == ("replica_imbalance", ("hot",))
-    assert "queue_saturation" in head.cause.explains
-    assert head.cause.severity == Severity.CRITICAL, "as bad as the queue that it makes"
+    (head,) = (c for c in diagnosis.causes if c.severity >= Severity.WARNING)
+    assert (head.id, head.replicas) == ("replica_imbalance", ("hot",))
+    assert "queue_saturation" in head.explains
+    assert head.severity == Severity.CRITICAL, "as bad as the queue that it makes"
 
 
 @pytest.mark.parametrize("lacking", ["expected_wait_s", "running_max", "itl_mean_s"])

@@ -78,7 +78,7 @@ ONE_HOT = engines(BUSY, FREE, FREE)
 def test_a_router_is_blamed_where_engines_could_serve(
     rows: list[Row], routers: tuple[RouterState, ...], severity: str | None, says: str
 ) -> None:
-    by_id = {each.cause.id: each.cause for each in verdict(*rows, routers=routers).causes}
+    by_id = {each.id: each for each in verdict(*rows, routers=routers).causes}
     cause = by_id.get("router_fault")
     assert (None if cause is None else cause.severity.word) == severity
     assert cause is None or says in cause.summary

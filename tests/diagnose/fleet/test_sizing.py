@@ -11,11 +11,11 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import WEEK_S, Gone, Peak, Why, peak_of
 from kneewatch.diagnose.fleet.replica_count import TierSize
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_rendering import document, text
+from kneewatch.reports.fleet_rendering import text
 from tests.diagnose.fleet.example_fleets import Row, fleet, pod, verdict
 
 GROUP = ("prod/m", "", "")
@@ -45,21 +45,21 @@ def rows(count: int, **more: float) -> list[Row]:
 
 def sized(
     most: Peak | None, *engines: Row, count: int = 10, profile: Profile = KNOWN, gone: int = 0
-) -> tuple[FleetDiagnosis, TierSize]:
+) -> tuple[FleetVerdict, TierSize]:
     diagnosis = verdict(
         *(engines or rows(count)),
         peaks={} if most is None else {GROUP: most},
         profile=profile,
         gone=[Gone(f"gone{at}", "prod/m", Why.DOWN) for at in range(gone)],
     )
-    (size,) = diagnosis.sizes
+    (size,) = [tier.size for tier in diagnosis.tiers]
     return diagnosis, size
 
 
 def test_a_quiet_week_lets_replicas_go_with_the_saving_in_money() -> None:
     diagnosis, size = sized(peak(100.0))
     assert (size.present, size.needed) == (10, 2)
-    (lever,) = [advice.recommendation for advice in diagnosis.advice]
+    (lever,) = diagnosis.advice
     assert lever.id == "fewer-replicas"
     assert lever.cost_usd_per_hour == pytest.approx(-8 * 3.0), "8 H100 at the catalogue's price"
     assert "50%" in lever.summary
@@ -75,7 +75,7 @@ def test_a_peak_beyond_the_tier_wants_more() -> None:
     diagnosis, size = sized(peak(2000.0))
     # 2,000 x 2,500 tokens on 10 x 400,000, and 30 % on top.
     assert size.needed == 17
-    assert diagnosis.advice[0].recommendation.cost_usd_per_hour == pytest.approx(7 * 3.0)
+    assert diagnosis.advice[0].cost_usd_per_hour == pytest.approx(7 * 3.0)
 
 
 def test_a_tier_that_presses_its_cache_wants_more_without_any_peak_beyond() -> None:
@@ -100,11 +100,7 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
     diagnosis, size = sized(peak(208.0), *overloaded(waiting, 0.24))
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
-    (lever,) = [
-        advice.recommendation
-        for advice in diagnosis.advice
-        if advice.recommendation.id == "replicas"
-    ]
+    (lever,) = [advice for advice in diagnosis.advice if advice.id == "replicas"]
     assert "it needs 9, or 12 with a safety factor of 1.3" in lever.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
     assert lever.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
@@ -112,11 +108,7 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
 
 def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     diagnosis, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
-    (lever,) = [
-        advice.recommendation
-        for advice in diagnosis.advice
-        if advice.recommendation.id == "replicas"
-    ]
+    (lever,) = [advice for advice in diagnosis.advice if advice.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
     assert (
         "A queue of 18,400 requests drains in about 22 min; with 12 more replicas until then"
@@ -129,7 +121,7 @@ def test_one_hot_replica_is_no_reason_for_more() -> None:
                         "preemption_per_s": 3.0, "arrival_per_s": 9.0})  # fmt: skip
     diagnosis, size = sized(peak(1000.0), *rows(9), hot)
     assert size.needed == 10
-    assert all(advice.recommendation.id != "replicas" for advice in diagnosis.advice)
+    assert all(advice.id != "replicas" for advice in diagnosis.advice)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +168,13 @@ def test_at_night_nobody_is_sent_home() -> None:
 )
 def test_a_partial_answer_gives_no_number(blind: dict[str, list[str]]) -> None:
     diagnosis = verdict(*rows(10), peaks={GROUP: peak(100.0)}, profile=KNOWN, **blind)  # type: ignore[arg-type]
-    assert [pool_size.needed for pool_size in diagnosis.sizes] == [None]
+    assert [tier.size.needed for tier in diagnosis.tiers] == [None]
     assert not diagnosis.advice
 
 
 def test_an_engine_that_cannot_be_read_gives_no_number() -> None:
     diagnosis = verdict(*rows(10), lacking=("kv_usage_ratio",), peaks={GROUP: peak(100.0)})
-    assert diagnosis.sizes[0].needed is None
+    assert diagnosis.tiers[0].size.needed is None
 
 
 def test_without_a_past_nothing_is_said() -> None:
@@ -190,7 +182,7 @@ def test_without_a_past_nothing_is_said() -> None:
     assert size.needed is None
 
 
-def of_engines(most: float, engines: int) -> tuple[FleetDiagnosis, TierSize]:
+def of_engines(most: float, engines: int) -> tuple[FleetVerdict, TierSize]:
     """Ten replicas of so many engines on two GPUs each, as DCGM counts them, at so many requests
     an engine."""
     diagnosis = verdict(
@@ -203,7 +195,7 @@ def of_engines(most: float, engines: int) -> tuple[FleetDiagnosis, TierSize]:
         profile=Profile(stated=replace(KNOWN.stated, tensor_parallel=None)),
         gpus={f"r{at}": {"gpus": 2.0 * engines} for at in range(10)},
     )
-    (size,) = diagnosis.sizes
+    (size,) = [tier.size for tier in diagnosis.tiers]
     return diagnosis, size
 
 
@@ -215,10 +207,10 @@ def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int)
     assert four.used_ratio == pytest.approx(single.used_ratio)
     assert four.usd_per_hour == pytest.approx(10 * 8 * 3.0)
     for alone, advice in zip(plain.advice, packed.advice, strict=True):
-        assert advice.recommendation.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
-        assert advice.recommendation.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
+        assert advice.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
+        assert advice.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
         key = "usd_per_million_tokens"
-        assert advice.recommendation.before[key] == pytest.approx(alone.recommendation.before[key])
+        assert advice.before[key] == pytest.approx(alone.before[key])
 
 
 def test_one_is_one_in_words() -> None:
@@ -251,7 +243,7 @@ def test_routing_is_advised_with_what_it_would_save() -> None:
         "computed_prompt_tokens_per_s": 2100.0,
     }
     diagnosis, _ = sized(peak(1000.0), *rows(10, **diluted))
-    (lever,) = [advice.recommendation for advice in diagnosis.advice]
+    (lever,) = diagnosis.advice
     assert lever.id == "prefix-routing"
     assert lever.predicted["prefix_hit_ratio"] == pytest.approx(0.96)
     assert lever.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
@@ -259,7 +251,7 @@ def test_routing_is_advised_with_what_it_would_save() -> None:
 
 def disaggregated(
     prefill: int, decode: int, *, busy: float, held_ratio: float, engines: int = 1
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     sides = [
         *((pod(f"p{at}", role="prefill", engine=str(engine)),
            {**SIZED, "running": busy, "running_avg": busy})
@@ -274,12 +266,12 @@ def disaggregated(
 @pytest.mark.parametrize("engines", [1, 4])
 def test_pools_of_a_disaggregated_fleet_are_split_by_their_work(engines: int) -> None:
     diagnosis = disaggregated(4, 4, busy=0.3, held_ratio=0.9, engines=engines)
-    (lever,) = [advice.recommendation for advice in diagnosis.advice]
+    (lever,) = diagnosis.advice
     assert lever.id == "pd-ratio"
     # 4 x 0.3 of prefill and 4 x 0.9 of decode: 1:3.
     assert [(change.before, change.after) for change in lever.changes] == [(4, 2), (4, 6)]
     assert "1:3" in lever.summary
-    assert "replica_imbalance" not in {fleet_cause.cause.id for fleet_cause in diagnosis.causes}
+    assert "replica_imbalance" not in {fleet_cause.id for fleet_cause in diagnosis.causes}
 
 
 @pytest.mark.parametrize(
@@ -294,13 +286,12 @@ def test_the_split_is_told_beside_what_the_work_asks_for() -> None:
     diagnosis = disaggregated(2, 6, busy=0.6, held_ratio=0.6)
     (split,) = diagnosis.splits
     assert (split.prefill, split.decode, split.needed) == (2, 6, "1:3")
-    assert split.used == pytest.approx((0.6, 0.6), rel=0.02)
+    assert split.prefill_used_ratio == pytest.approx(0.6, rel=0.02)
+    assert split.decode_used_ratio == pytest.approx(0.6, rel=0.02)
     assert "2:6 prefill:decode replicas, the load needs 1:3" in " ".join(
         text(diagnosis, Style()).split()
     )
-    (split_document,) = document(diagnosis)["splits"]
-    assert (split_document["prefill_replicas"], split_document["needed"]) == (2, "1:3")
-    assert verdict(*rows(4)).splits == (), "nobody says who prefills"
+    assert verdict(*rows(4)).splits == [], "nobody says who prefills"
 
 
 def test_a_peak_counts_what_was_seen() -> None:
@@ -315,12 +306,12 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 OF_0_26 = "registry.example/vllm-openai:v0.26.0"
 
 
-def server_values(diagnosis: FleetDiagnosis) -> dict[str, tuple[object, str]]:
-    (server,) = diagnosis.servers
+def server_values(diagnosis: FleetVerdict) -> dict[str, tuple[object, str]]:
+    (server,) = [tier.server for tier in diagnosis.tiers]
     return {fact.name: (fact.value, fact.source) for fact in server.facts}
 
 
-def known_fleet(images: dict[str, str], profile: Profile | None = None) -> FleetDiagnosis:
+def known_fleet(images: dict[str, str], profile: Profile | None = None) -> FleetVerdict:
     h100 = fleet(2, model_name=LLAMA, tier="NVIDIA H100 80GB HBM3")
     gpus = {name: {"gpus": 2.0} for name in ("r0", "r1")}
     return verdict(*h100, gpus=gpus, images=images, profile=profile)
@@ -334,9 +325,9 @@ def test_images_gpus_and_model_name_are_facts_with_their_sources() -> None:
     assert values["model"] == (LLAMA, "page")
     assert values["gpu"] == ("h100-sxm", "gpus")
     assert values["tensor_parallel"] == (2, "gpus")
-    server = document(diagnosis)["tiers"][0]["server"]
-    assert {fact["age_s"] for fact in server["facts"]} == {0.0}
-    assert "launch" in {missing["name"] for missing in server["unknown"]}
+    server = diagnosis.tiers[0].server
+    assert {fact.age_s for fact in server.facts} == {0.0}
+    assert "launch" in {missing.name for missing in server.unknown}
     assert f"server: vLLM 0.26.0, {LLAMA}, h100-sxm, TP 2; from: pod, page, gpus" in " ".join(
         text(verdict(*fleet(2, model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),
                      (pod("r2", model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),

@@ -8,8 +8,8 @@ import pytest
 
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import Histogram
 from tests.diagnose.fleet.example_fleets import Row, causes, fleet, pod, verdict
 from tests.diagnose.workloads import stated
@@ -27,7 +27,7 @@ def drifted(
     group: Group = GROUP,
     signal: str = PROMPTS,
     week_ago: Histogram | None = None,
-) -> FleetDiagnosis:
+) -> FleetVerdict:
     """The verdict where a group had these requests in the last hour."""
     return verdict(
         *(rows or fleet(3)),
@@ -44,7 +44,7 @@ def test_requests_as_stated() -> None:
 def test_longer_prompts_than_stated() -> None:
     diagnosis = drifted(LONGER)
     assert causes(diagnosis) == {"workload_drift": ("r0", "r1", "r2")}
-    cause = diagnosis.causes[0].cause
+    cause = diagnosis.causes[0]
     assert cause.summary == "Against the profile base.toml: prompts are longer."
     (evidence,) = cause.evidence
     assert evidence.signal == "prompt_tokens_shift_ratio"
@@ -53,14 +53,14 @@ def test_longer_prompts_than_stated() -> None:
 
 
 def test_which_of_the_two_says_it_is_told() -> None:
-    both = drifted(LONGER, week_ago=FITS).causes[0].cause
+    both = drifted(LONGER, week_ago=FITS).causes[0]
     assert (
         "Prompts are longer than in the same hour a week ago. Against the profile" in both.summary
     )
     assert len(both.evidence) == 2
-    week = drifted(LONGER, week_ago=LONGER).causes[0].cause
+    week = drifted(LONGER, week_ago=LONGER).causes[0]
     assert "week ago" not in week.summary
-    back = drifted(FITS, week_ago=LONGER).causes[0].cause
+    back = drifted(FITS, week_ago=LONGER).causes[0]
     assert "profile" not in back.summary
 
 
@@ -73,7 +73,7 @@ def test_more_requests_than_the_peak(requests: float, expected: bool) -> None:
     diagnosis = drifted({1000.0: 0.5 * requests, inf: requests})
     assert ("workload_drift" in causes(diagnosis)) == expected
     if expected:
-        assert "arrivals are 1.7x its peak" in diagnosis.causes[0].cause.summary
+        assert "arrivals are 1.7x its peak" in diagnosis.causes[0].summary
 
 
 def served(name: str, model: str) -> Row:

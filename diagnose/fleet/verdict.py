@@ -1,0 +1,375 @@
+"""The verdict on a fleet at one moment. It is the JSON document kneewatch.fleet/1. Pure.
+
+Times and numbers are rounded as in `kneewatch.diagnose.verdict`. A name that is unknown (tier,
+role, node) is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import fmean, median
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.diagnose.fleet.engine import Engine
+from kneewatch.diagnose.fleet.inventory import Load, Peak
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.verdict import WORDS_OF, Server, Verdict, told
+from kneewatch.rules.cascade import Stage, staged
+from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
+from kneewatch.rules.wire import Figure, UnixTime, read, rounded, written, written_as
+
+SCHEMA: Literal["kneewatch.fleet/1"] = "kneewatch.fleet/1"
+FLEET = "fleet"
+"""The first part of the names that a fleet's pools have as targets of notifications."""
+
+
+class FleetAdvice(Recommendation, frozen=True, kw_only=True):
+    """A recommendation, with the pool and tier that it is for."""
+
+    pool: str
+    tier: str | None = None
+
+
+class Spread(Struct, frozen=True):
+    """A signal over the engines of a tier.
+
+    `worst` is the name of the engine with the greatest value, or with the least if less is worse.
+    `unknown` is the number of engines without a value.
+    """
+
+    count: int
+    unknown: int
+    least: Figure = field(name="min")
+    median: Figure
+    mean: Figure
+    most: Figure = field(name="max")
+    worst: str
+
+    def worst_value(self, signal: str) -> float:
+        """The value of the worst engine."""
+        return self.least if signal in LESS_IS_WORSE else self.most
+
+
+LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
+
+
+class TierSize(Struct, frozen=True, omit_defaults=True):
+    """A tier's `present` replicas and the number that its measured peak needs (None: unknown).
+
+    `used_ratio`: share of the tier's capacity that the peak used. `why`: the reason for no change
+    or no judgement. `advice`: the recommended change; None if there is none. Not in documents.
+    """
+
+    present: int = field(name="replicas")
+    needed: int | None = written_as("recommended", None)
+    why: str = written("")
+    used_ratio: Figure | None = written(None)
+    gpus_each: Figure | None = written_as("gpus_per_replica", None)
+    usd_per_hour: Figure | None = written(None)
+    peak: Peak | None = written(None)
+    advice: Recommendation | None = None
+
+
+class TierVerdict(Struct, frozen=True, kw_only=True):
+    """The replicas of one pool on one GPU type, and what the series and settings say about each
+    server."""
+
+    pool: str
+    tier: str | None = None
+    role: str | None = None
+    model: str = ""
+    size: TierSize
+    replicas: int
+    engines: int
+    signals: Mapping[str, Spread] = field(default_factory=dict[str, Spread])
+    server: Server = field(default_factory=Server)
+
+    @property
+    def name(self) -> str:
+        """The tier's name in reports."""
+        return place(self.pool, self.tier, self.role)
+
+
+UNEVEN = 1.5
+"""Another split is recommended from this ratio of both sides' used shares on."""
+
+LEAST_BUSY = 0.2
+"""The split is judged only if the fuller side uses at least this share of its capacity."""
+
+
+class Split(Struct, frozen=True):
+    """The prefill and decode replicas of a tier, and the ratio that the measured work needs, such
+    as 1:2.3.
+
+    `prefill_used_ratio` is the share of its time in which a prefill replica has a request;
+    `decode_used_ratio` the share of its KV cache, or of its ITL target, that a decode replica's
+    requests use. `prefill_needed`: how many of the present replicas the ratio assigns to prefill.
+    """
+
+    pool: str
+    tier: str | None
+    prefill: int = field(name="prefill_replicas")
+    decode: int = field(name="decode_replicas")
+    needed: str
+    prefill_used_ratio: Figure
+    decode_used_ratio: Figure
+    prefill_needed: int = field(name="prefill_replicas_needed", default=0)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether another split would clearly fit the work better."""
+        least, most = sorted((self.prefill_used_ratio, self.decode_used_ratio))
+        other = self.prefill_needed != self.prefill
+        return other and most >= LEAST_BUSY and most >= UNEVEN * least
+
+
+class EngineVerdict(Struct, frozen=True, kw_only=True):
+    """One engine: its health, stage, crossed rules, the ids of its causes, and its signals."""
+
+    replica: str
+    engine: str | None = None
+    model: str = ""
+    pool: str = ""
+    tier: str | None = None
+    role: str | None = None
+    node: str | None = None
+    health: State
+    stage: Stage | None = None
+    findings: Sequence[Finding] = ()
+    causes: Sequence[str] = ()
+    values: Mapping[str, Figure] = field(default_factory=dict[str, Figure], name="signals")
+
+    @property
+    def name(self) -> str:
+        """The engine's name in reports."""
+        return f"{self.replica} engine {self.engine}" if self.engine else self.replica
+
+
+class GoneReplica(Struct, frozen=True):
+    """A replica that had series within the last hour and does not serve now. `down`: its scrapes
+    fail."""
+
+    replica: str
+    pool: str
+    down: bool
+
+
+class Watching(Struct, frozen=True, kw_only=True):
+    """The queries of a daemon that watches a fleet. `seen_s` is when the newest answer came, by the
+    daemon's clock. `queries` and `retried` are totals since the start; `queries_per_s` is the mean
+    of the newest cycle. `failing` counts the failures in a row."""
+
+    interval_s: Figure
+    seen_s: UnixTime = field(name="seen")
+    cycles: int
+    failures: int
+    failing: int
+    error: str
+    queries: int
+    retried: int
+    queries_per_s: Figure
+
+
+class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The verdict on a fleet: causes by rank, engines worst first.
+
+    - `t_s` is by the metrics system's clock, which is `clock_skew_s` ahead of this machine's; None
+      within the measuring error.
+    - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
+    - `partial`: some results are missing; what is not seen is not healthy.
+    - `lost`: since when there is no newer verdict, and why; None if this one is current.
+    - `recorded` is always empty. `raw` are the signals that any engine has.
+    - `unknown`: what could not be judged, and why. `failed`: queries without an answer, and why.
+    - `watch`: only from a daemon that watches the fleet.
+    """
+
+    schema: Literal["kneewatch.fleet/1"] = written(SCHEMA)
+    t_s: UnixTime = field(name="t")
+    source: str
+    window_s: Figure
+    scrape_interval_s: Figure | None = written(None)
+    health: State
+    partial: bool = written(default=False)
+    lost: str | None = written(None)
+    clock_skew_s: Figure | None = written(None)
+    replicas: int = written(0)
+    engine_count: int = written_as("engines", 0)
+    tiers: Sequence[TierVerdict] = written(())
+    causes: Sequence[FleetCause] = written(())
+    advice: Sequence[FleetAdvice] = written_as("recommendations", ())
+    splits: Sequence[Split] = written(())
+    engines: Sequence[EngineVerdict] = written_as("targets", ())
+    gone: Sequence[GoneReplica] = written(())
+    recorded: Sequence[str] = written(())
+    raw: Sequence[str] = written(())
+    warnings: Sequence[str] = written(())
+    notes: Sequence[str] = written_as("unknown", ())
+    load: Load = written(Load())
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    watch: Watching | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """The worst severity of causes and engines."""
+        severities = [cause.severity for cause in self.causes]
+        return max([*severities, *(STATES[engine.health] for engine in self.engines)], default=OK)
+
+    def lost_since(self, why: str) -> FleetVerdict:
+        """The verdict as the last known one, when there is no newer one."""
+        return replace(self, lost=why, health="unknown")
+
+    def linked(self, docs_url: str) -> FleetVerdict:
+        """The verdict with the address of each cause's page below `docs_url`."""
+        causes = [replace(cause, docs=cause_page(docs_url, cause.id)) for cause in self.causes]
+        return replace(self, causes=causes)
+
+    def by_place(self) -> dict[tuple[str, str | None], Verdict]:
+        """The verdict on each pool and on each tier, as on a target: one cause for all of its
+        replicas. A pool without a problem and one without replicas are included."""
+        places = dict.fromkeys([(tier.pool, None) for tier in self.tiers])
+        places |= dict.fromkeys([(tier.pool, tier.tier) for tier in self.tiers])
+        places |= dict.fromkeys([(cause.pool, cause.tier) for cause in self.causes])
+        places |= dict.fromkeys([(replica.pool, None) for replica in self.gone])
+        return {where: self._of(*where) for where in places}
+
+    def _of(self, pool: str, tier: str | None) -> Verdict:
+        causes = [cause for cause in self.causes if (cause.pool, cause.tier) == (pool, tier)]
+        stage = self._worst_stage(pool, tier, causes)
+        return replace(
+            self.as_target(f"{FLEET}/{place(pool, tier)}"),
+            health="unknown" if self.partial else (stage.severity or OK).word,
+            stage=stage,
+            causes=[
+                replace(cause, since_s=self.t_s) if cause.since_s is None else cause
+                for cause in causes
+            ],
+            recommendations=[row for row in self.advice if (row.pool, row.tier) == (pool, tier)],
+        )
+
+    def as_target(self, name: str) -> Verdict:
+        """A verdict without a problem on the target `name` of this fleet."""
+        return Verdict(
+            t_s=self.t_s,
+            target=name,
+            health="ok",
+            stage=staged(0, self.t_s, OK, None, ()),
+            window_s=self.window_s,
+            judged_against="its peers",
+        )
+
+    def _worst_stage(self, pool: str, tier: str | None, causes: Sequence[FleetCause]) -> Stage:
+        """The worst stage among the tier's engines, ignoring engines with a reported cause."""
+        explained = {name for c in causes if c.severity >= WARNING for name in c.replicas}
+        stages = [
+            (engine.stage.severity or OK, engine.stage.level, engine.name, engine.stage.name)
+            for engine in self.engines
+            if engine.stage is not None
+            and (engine.pool, engine.tier) == (pool, tier)
+            and engine.name not in explained
+        ]
+        severity, number, name, words = max(
+            stages, key=lambda row: row[:2], default=(OK, 0, "", "")
+        )
+        if not number:
+            return staged(0, self.t_s, OK, None, ())
+        # A snapshot has no history: the receiver's alert state keeps when a stage began.
+        return staged(number, self.t_s, severity, None, (f"{name}: {words}",))
+
+
+# --- As JSON --------------------------------------------------------------------------------------
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(FleetVerdict)
+
+
+def encode(verdict: FleetVerdict) -> bytes:
+    """The verdict as JSON."""
+    return _ENCODER.encode(verdict)
+
+
+def decode(data: bytes | str) -> FleetVerdict:
+    """Decode a verdict. Unknown keys are ignored, because keys are only ever added.
+
+    Raises:
+        DocumentError: it is not such a document, or a value has the wrong type.
+    """
+    return read(_DECODER, data, schema=SCHEMA, words=WORDS_OF)
+
+
+# --- From what the fleet is judged by -------------------------------------------------------------
+
+
+def documented(cause: FleetCause) -> FleetCause:
+    """A cause as documents contain it."""
+    return replace(told(cause).rounded(), tier=cause.tier or None)
+
+
+def tier_verdict(
+    tier: Tier, size: TierSize, server: Server, spread_over: Iterable[str]
+) -> TierVerdict:
+    """A tier with the spreads of these signals over its engines."""
+    peak = size.peak
+    if peak is not None:
+        figures = ("requests", "mean_requests", "seen_ratio")
+        peak = replace(peak, **{name: rounded(getattr(peak, name)) for name in figures})
+    return TierVerdict(
+        pool=tier.pool,
+        tier=tier.tier or None,
+        role=tier.role or None,
+        model=tier.engines[0].member.model,
+        size=replace(
+            size,
+            peak=peak,
+            advice=None,
+            used_ratio=rounded(size.used_ratio),
+            usd_per_hour=rounded(size.usd_per_hour),
+        ),
+        replicas=tier.replicas,
+        engines=len(tier.engines),
+        signals={
+            signal: row
+            for signal in spread_over
+            if (row := spread(signal, tier.engines)) is not None
+        },
+        server=server,
+    )
+
+
+def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
+    """A signal's distribution over the engines; None if no engine has a value."""
+    values = [(e.get(signal), e.member.name) for e in engines]
+    rows = [(value, name) for value, name in values if value is not None and isfinite(value)]
+    if not rows:
+        return None
+    known = [value for value, _ in rows]
+    _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
+    return Spread(
+        len(rows), len(engines) - len(rows), min(known), median(known), fmean(known),
+        max(known), worst,
+    )  # fmt: skip
+
+
+def engine_verdict(engine: Engine) -> EngineVerdict:
+    """An engine as documents contain it."""
+    member, verdict = engine.member, engine.verdict
+    return EngineVerdict(
+        replica=member.replica,
+        engine=member.engine or None,
+        model=member.model,
+        pool=member.pool,
+        tier=member.tier or None,
+        role=member.role or None,
+        node=member.node or None,
+        health=engine.health,
+        stage=None if verdict is None or verdict.stage.number is None else verdict.stage,
+        findings=engine.findings,
+        causes=[cause.id for cause in engine.causes],
+        values={key: value for key, value in sorted(engine.values.items()) if isfinite(value)},
+    )
