@@ -264,6 +264,7 @@ class Judge:
             unknown=[
                 *_without_stage(missing, values.scrapes),
                 *_canary_words(canary),
+                *self.learned.account.unknown(t_s),
                 *unseen_host(facts),
                 *self._unknowns(values),
                 *values.gpus.unknown,

@@ -46,6 +46,8 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
 )
 from kneewatch.diagnose.values import Signals, Values
+from kneewatch.rules.formatting import clock
+from kneewatch.rules.wire import to_ms
 
 WORK_FACTORS = (PROMPTS, COMPUTED, ANSWERS, HITS, DRAFTS)
 FACTORS = (DEMAND, PROMPTS, ANSWERS, HITS, DRAFTS)
@@ -121,6 +123,9 @@ FADE_SAMPLES = 240.0
 
 ACCEPTED_AFTER_S = 86_400.0
 """A speed that has lasted for so long is the new usual speed."""
+
+YOUNG_S = 3600.0
+"""For so long after the first quiet sample, that sample may be one of a slow engine."""
 
 HALF_MS_S = 0.0005
 SQRT_2 = sqrt(2.0)
@@ -290,8 +295,8 @@ class Pace:
         self._unsettled: deque[tuple[float, Step, float | None]] = deque()
         self.token_s: float | None = None
         """Mean seconds per computed prompt token, with a margin; None if unknown."""
-        self.samples = 0
-        """Number of samples learned."""
+        self.samples, self.since_s = 0, inf
+        """Number of samples learned, and the time of the first."""
 
     def limits(self, step: Step, token_s: float | None = None) -> tuple[float, float] | None:
         """The least and the most seconds that a step of this work may take; None if unknown."""
@@ -350,6 +355,7 @@ class Pace:
 
     def _settle(self, step: Step, now_s: float) -> None:
         self.samples += 1
+        self.since_s = min(self.since_s, now_s)
         key = (
             round(2 * log2(step.size)),
             round(log2(1 + step.prompt_tokens) / 2),
@@ -368,7 +374,7 @@ class Pace:
         """Start anew: what was learned no longer holds."""
         self._references.clear()
         self._unsettled.clear()
-        self.samples = 0
+        self.samples, self.since_s = 0, inf
 
     def _last_seen(self, key: tuple[int, int, int]) -> float:
         return self._references[key].seen_s
@@ -456,6 +462,17 @@ class Account:
     def _pause(self) -> None:
         self._recent.clear()
         self.values = NOTHING_KNOWN
+
+    def unknown(self, now_s: float) -> list[str]:
+        """A line with what a young account cannot tell; empty for an old one."""
+        since_s = self._steps.since_s
+        if self.values.get(SPEED) is None or now_s - since_s >= YOUNG_S:
+            return []
+        at = clock(to_ms(since_s))[:5]
+        return [
+            f"{SPEED}: compared with times since {at} only; an engine that is slow from its start "
+            "on looks as usual"
+        ]
 
     def update(self, now_s: float, values: Values) -> None:
         """Take a scrape into account."""

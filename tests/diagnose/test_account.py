@@ -295,6 +295,10 @@ def test_the_old_process_is_what_a_new_one_is_compared_with() -> None:
 def test_an_engine_that_was_always_slow_has_no_usual_speed() -> None:
     served = Served().under(Load(), slowed(3.0), QUIET_S)
     assert served.speed == pytest.approx(1.0, abs=0.05)
+    (line,) = served.account.unknown(served.t_s)
+    assert "slow from its start on" in line
+    served.under(Load(), slowed(3.0), 3600.0)
+    assert served.account.unknown(served.t_s) == []
 
 
 def test_nothing_is_known_at_first_and_while_nothing_runs() -> None:

@@ -49,7 +49,7 @@ RECOMMENDATION = {
     "verify": ["kv_usage_ratio"],
 }
 PLAIN_COUNTS = re.compile(
-    r"running(_avg|_max|_min)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
+    r"running(_avg|_max|_min|_queued_avg)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
     r"|_deferred_min)?|lora_(running|waiting|max)|gpu_xid_last"
     r"|kv_fetch_(waiting|queued|moving|arrived)"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
