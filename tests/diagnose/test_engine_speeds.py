@@ -34,3 +34,11 @@ def test_a_slowed_engine_is_told_with_its_speed(phase: Phase, window_s: float) -
     if healthy_s is not None and phase.itl_mean_s is not None:
         told = median([speed for speed in speeds if speed is not None])
         assert told == pytest.approx(healthy_s / phase.itl_mean_s, abs=NEAR)
+
+
+def test_an_engine_that_is_slow_from_its_start_on_is_not_called_usual_without_a_word() -> None:
+    said = diagnoses(LAB / "slow_from_start.jsonl.gz")
+    known = [each for each in said if each.values.get("engine_speed_ratio") is not None]
+    assert known
+    assert all(any("slow from its start on" in line for line in each.unknown) for each in known)
+    assert not any(cause.id == "slow_steps" for each in said for cause in each.causes)

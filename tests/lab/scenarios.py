@@ -177,6 +177,23 @@ SLOWED = (
                 flags=("--dtype", "bfloat16"),
             ),
         ),
+    ),
+    Scenario(
+        "slower_prefill",
+        "restarted with such a data type: prefills take three times as long, steps do not",
+        SEATS,
+        (
+            quiet("before", ((CHAT, 3),), WARM_S),
+            Phase(
+                name="relaunched",
+                state="slower_launch",
+                lasts_s=SLOW_S,
+                loads=((CHAT, 3),),
+                settle_s=140.0,
+                crashes=True,
+                flags=("--dtype", "bfloat16"),
+            ),
+        ),
         SMALL,
     ),
     Scenario(
