@@ -114,8 +114,7 @@ class FleetEngines:
         self, target: Target, gpus: GpuReading, usual: Mapping[str, float], at_s: float
     ) -> None:
         monitor = self._monitors[target]
-        for engine in monitor.engines:
-            engine.judge.set_usual(usual)
+        monitor.set_usual(usual)
         is_new, due_s = not monitor.engines, float("-inf")
         dense_from_s = at_s - LONG_WINDOWS * self._profile.window_s
         for t_s, page in self._pages.pages(target):
@@ -127,11 +126,7 @@ class FleetEngines:
                 if t_s < due_s:
                     continue
                 due_s = t_s + THINNED_S
-            engines_before = len(monitor.engines)
             monitor.page(t_s, page, gpus)
-            if len(monitor.engines) > engines_before:
-                for engine in monitor.engines:
-                    engine.judge.set_usual(usual)
 
     def _read(
         self,

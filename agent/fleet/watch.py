@@ -126,7 +126,8 @@ class FleetWatch(Job):
         """
         config = fleet_config(settings, self.url_and_selector[1])
         self._engines.adopt(config.profile)
-        self._comparisons = Comparisons(scale=config.profile.scale)
+        if config.profile.scale != self._config.profile.scale:
+            self._comparisons = Comparisons(scale=config.profile.scale)
         self._config = config
 
     def cycle(self) -> float | None:

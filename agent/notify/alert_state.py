@@ -17,9 +17,8 @@ from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_res
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.rules.rule import WORDS, Severity
+from kneewatch.rules.rule import BY_WORD, Severity
 
-SEVERITIES = {word: severity for severity, word in WORDS.items()}
 ACTIVE_MAX = ENGINES_MAX
 """Maximum number of active problems per target. It matters if labels change with every scrape: each
 change looks like a new engine."""
@@ -153,7 +152,7 @@ class AlertState:
         """
         for row in rows:
             notified_s, ended_s = row["told"], row["ended"]
-            severity, stage = SEVERITIES[row["severity"]], int(row["stage"])
+            severity, stage = BY_WORD[row["severity"]], int(row["stage"])
             active = ActiveProblem(
                 severity,
                 stage,

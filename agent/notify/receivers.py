@@ -27,7 +27,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
-from kneewatch.rules.rule import WINDOW_S, Severity
+from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 
 SLACK, WEBHOOK, EMAIL, ALERTMANAGER = "slack", "webhook", "email", "alertmanager"
 KINDS = (SLACK, WEBHOOK, EMAIL, ALERTMANAGER)
@@ -242,7 +242,7 @@ HOLD_S = 120.0
 """Seconds that a problem must stay absent to be resolved, at the default window. It scales with the
 window."""
 
-SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
+SEVERITIES = (WARNING.word, CRITICAL.word)
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAILBOX = re.compile(r"[^\s<>@,;:\"()\\]+@[^\s<>@,;:\"()\\]+")
@@ -397,12 +397,12 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
     name = table["name"] or f"{table.kind}-{place}"
     if not name.isprintable():
         table.wrong(f"name must be printable, not {name!r}")
-    table.one_of("severity", table["severity"], tuple(SEVERITIES))
+    table.one_of("severity", table["severity"], SEVERITIES)
     return Receiver(
         name=name,
         kind=table.kind,
         endpoint=_mail(table) if table.kind == EMAIL else _web(table),
-        severity=SEVERITIES.get(table["severity"], Severity.CRITICAL),
+        severity=BY_WORD.get(table["severity"], CRITICAL),
         targets=tuple(table["targets"] or ()),
         labels=table["labels"] or {},
         own=table["own"],

@@ -28,8 +28,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.weekly.build_report import build
 from kneewatch.reports.weekly.observed import DAY_S, Grid, earlier, grid
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
-from kneewatch.reports.weekly.verdict import SEVERITY
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import BY_WORD, Severity
 
 LONGEST_S = 366 * DAY_S
 """Maximum length of a period in seconds. Every hour of every engine is held in memory and drawn."""
@@ -221,7 +220,7 @@ def status(report: WeeklyReport) -> int:
     """The exit status: OK, FOUND (warning or worse), or NO_DATA."""
     if not any(tier.engines for tier in report.tiers):
         return NO_DATA
-    return FOUND if SEVERITY[report.severity] >= Severity.WARNING else OK
+    return FOUND if BY_WORD[report.severity] >= Severity.WARNING else OK
 
 
 def write(text: str, out: str) -> None:

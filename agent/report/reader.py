@@ -37,7 +37,6 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
     TierTotals,
 )
-from kneewatch.rules.rule import WORDS
 
 AROUND_S = 600.0
 """Seconds before and after an incident for which its signals are shown."""
@@ -56,8 +55,6 @@ LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
 DETAILED_MOST = 200
 """Maximum number of incidents per engine for which the diagnosis is read; the worst ones are
 chosen."""
-
-SEVERITY = {word: severity for severity, word in WORDS.items()}
 
 
 class _Hours(Struct):

@@ -25,6 +25,7 @@ from kneewatch.agent.settings.effective import Effective, Settings, gathered, re
 from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.formatting import plural
+from kneewatch.rules.rule import BY_WORD
 
 if TYPE_CHECKING:
     from kneewatch.reports.weekly.report import Verdict, WeeklyReport
@@ -68,7 +69,6 @@ def message_of(report: WeeklyReport, file: str) -> Message:
     """The message about a report. It has one part per tier, the worst tier first."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
     from kneewatch.reports.weekly.report import document
-    from kneewatch.reports.weekly.verdict import SEVERITY
 
     zone = ZoneInfo(report.timezone)
     first, last = (
@@ -78,7 +78,7 @@ def message_of(report: WeeklyReport, file: str) -> Message:
     serious = sum(incident.severity in ("warning", "critical") for incident in report.incidents)
     incidents = plural(serious, "incident") if serious else "no incident"
     order = sorted(
-        report.verdicts, key=lambda verdict: -float(SEVERITY.get(verdict.health) or UNKNOWN)
+        report.verdicts, key=lambda verdict: -float(BY_WORD.get(verdict.health, UNKNOWN))
     )
     parts = tuple(_part(verdict) for verdict in order[:TIERS_MOST])
     if len(order) > TIERS_MOST:

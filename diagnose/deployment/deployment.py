@@ -50,6 +50,12 @@ def label_capacity_tokens(
     return size * (blocks - 1) / blocks if blocks > 1 else None
 
 
+def config_capacity_tokens(config: Mapping[str, str]) -> float | None:
+    """KV cache capacity in tokens by the labels of cache_config_info; None if they lack it."""
+    size, blocks = label_count(config, KV_SIZE_LABEL), label_count(config, "num_gpu_blocks")
+    return label_capacity_tokens(size, label_count(config, "block_size"), blocks)
+
+
 def label_context_tokens(config: Mapping[str, str], size: float | None) -> int | None:
     """max_model_len in tokens, computed from labels: cache size divided by maximum concurrency."""
     concurrency = label_number(config, "kv_cache_max_concurrency")

@@ -87,6 +87,7 @@ class TargetMonitor:
         self._data_parallel: DataParallelEngines | None = None
         self._server: tuple[ServerFacts, Stated] | None = None
         self._host: Mapping[str, float] = {}
+        self._usual: Mapping[str, float] = {}
         self._log_failure: LogFailure | None = None
         self.last_error: CollectError | None = None
         """Why the newest scrape failed; None where it succeeded."""
@@ -140,9 +141,16 @@ class TargetMonitor:
         for engine in self._engines.values():
             engine.host = signals
 
+    def set_usual(self, usual: Mapping[str, float]) -> None:
+        """Set the usual values, at this hour of the week, of all engines' signals."""
+        self._usual = usual
+        for engine in self._engines.values():
+            engine.judge.set_usual(usual)
+
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
         engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
         engine.host = self._host
+        engine.judge.set_usual(self._usual)
         if self._server is not None:
             engine.judge.set_server(*self._server)
         return engine

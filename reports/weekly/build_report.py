@@ -32,9 +32,9 @@ from kneewatch.reports.weekly.observed import (
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
 from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
 from kneewatch.reports.weekly.slo_and_workload import slo, workload
-from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
+from kneewatch.reports.weekly.verdict import TierSections, severity, verdict
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import BY_WORD, Severity
 
 METHODS: tuple[Method, ...] = (
     Method(
@@ -327,7 +327,7 @@ def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
             *((span.id, span.severity) for span in incident.causes),
         ]
         for cause, word in spans:
-            worst[cause] = max(worst.get(cause, Severity.OK), SEVERITY[word])
+            worst[cause] = max(worst.get(cause, Severity.OK), BY_WORD[word])
     return worst
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,9 +19,8 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
 )
 from kneewatch.rules.formatting import duration, number, percent, plural
-from kneewatch.rules.rule import WORDS, Severity
+from kneewatch.rules.rule import BY_WORD, Severity
 
-SEVERITY: Mapping[str, Severity] = {word: severity for severity, word in WORDS.items()}
 NOT_WATCHED = "not watched in this period"
 MUCH_IDLE_RATIO = 0.3
 """Share of idle hours from which the verdict mentions them (guide 9.2)."""
@@ -52,7 +51,7 @@ def verdict(of: TierSections) -> Verdict:
     # Partial data can prove problems, not health.
     is_judged = of.watched and not (of.partial and worst < Severity.WARNING)
     serious = [
-        incident for incident in of.incidents if SEVERITY[incident.severity] >= Severity.WARNING
+        incident for incident in of.incidents if BY_WORD[incident.severity] >= Severity.WARNING
     ]
     return Verdict(
         tier=of.tier.id,
@@ -72,7 +71,7 @@ def severity(of: TierSections) -> Severity:
     """The worst severity of the tier's incidents and table rows."""
     incidents = (incident.severity for incident in of.incidents)
     words = (*incidents, *(row.state for row in _rows(of)))
-    return max((SEVERITY.get(word, Severity.OK) for word in words), default=Severity.OK)
+    return max((BY_WORD.get(word, Severity.OK) for word in words), default=Severity.OK)
 
 
 def _lasted_s(incidents: Sequence[Incident]) -> float:
@@ -104,7 +103,7 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
 
 def _rank(incident: Incident) -> tuple[Severity, float, float]:
     """Sort key of an incident: severity, then harm, then duration."""
-    return SEVERITY[incident.severity], incident.cost.harmed_requests, _lasted_s([incident])
+    return BY_WORD[incident.severity], incident.cost.harmed_requests, _lasted_s([incident])
 
 
 def _rows(of: TierSections) -> tuple[TableRow, ...]:

@@ -4,9 +4,8 @@ notes on the data. I/O edge."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,6 +71,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
     SUMMED_COUNTERS,
     SUMMED_HISTOGRAMS,
 )
+from kneewatch.diagnose.deployment.deployment import config_capacity_tokens
 from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import Method
@@ -133,16 +133,6 @@ METHODS: tuple[Method, ...] = (
 
 
 PROBLEMS_SHOWN_MAX = 4
-
-
-def capacity_tokens(labels: Mapping[str, str]) -> float | None:
-    """The number of tokens that fit a KV cache, from the labels of cache_config_info. None if
-    unknown."""
-    for names in (("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size")):
-        texts = [labels.get(name, "") for name in names]
-        if all(text.isdecimal() for text in texts):
-            return prod(map(int, texts)) or None
-    return None
 
 
 def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
@@ -369,7 +359,7 @@ class FilledHistory(History):
         rows = {key: gauge[own.key] for key, gauge in read.gauges.items() if own.key in gauge}
         rows["running_avg"] = rows[RUNNING]
         rows["waiting_avg"] = rows.get(WAITING, unknown)
-        if configs is not None and (tokens := capacity_tokens(configs.last(own.member))):
+        if configs is not None and (tokens := config_capacity_tokens(configs.last(own.member))):
             rows["kv_capacity_tokens"] = np.full(at.count, tokens)
         there = ~np.isnan(rows[RUNNING])
         signals = Signals(

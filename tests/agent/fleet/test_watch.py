@@ -13,10 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.metrics import exposition
 from kneewatch.agent.api.service import source_problems
+from kneewatch.agent.fleet import watch as of_watch
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.fleet.inventory import Observed
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.api.serving import Asker, service_of, settings_of
-from tests.diagnose.fleet.example_fleets import fleet, verdict
+from tests.diagnose.fleet.example_fleets import fleet, shaped, verdict
 from tests.reports.diagnoses import NOW_S
 
 
@@ -85,6 +88,29 @@ def test_it_is_asked_again_later_each_time(watch: FleetWatch) -> None:
 def test_settings_that_are_wrong_change_nothing(watch: FleetWatch) -> None:
     with pytest.raises(SettingsError, match=r"fleet\.labels"):
         watch.adopt(settings_of(fleet__labels={"planet": "x"}))
+
+
+def test_a_reload_of_unchanged_settings_keeps_what_is_going_on(
+    watch: FleetWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[object] = []
+
+    def observed(_source: object, _config: object, _engines: object) -> Observed:
+        return Observed(NOW_S, "p", 60.0, shaped([]))
+
+    def diagnosed(_observed: object, _profile: object, comparisons: object) -> FleetVerdict:
+        used.append(comparisons)
+        return verdict(*fleet(3))
+
+    monkeypatch.setattr(of_watch, "observe", observed)
+    monkeypatch.setattr(of_watch, "diagnose", diagnosed)
+    for settings in (settings_of(), settings_of(window_s=20.0)):
+        watch.cycle()
+        watch.adopt(settings)
+    watch.cycle()
+    first, reloaded, scaled = used
+    assert first is reloaded
+    assert scaled is not first
 
 
 def test_the_document_of_the_api_describes_the_route(watch: FleetWatch) -> None:
