@@ -46,12 +46,14 @@ LEARNED_FROM = 0.85
 CHANGED_FROM = 1.25
 """A factor that moved by less than this ratio counts as unchanged."""
 
-AT_THE_DOOR, CANCELLED = "open_calls", "cancelled_ratio"
+AT_THE_DOOR, CANCELLED, SILENT = "open_calls", "cancelled_ratio", "silent_s"
 OPEN_CALLS_SIGNALS: Mapping[str, str] = {
     AT_THE_DOOR: "connections to the API server beyond their level while tokens flowed and beyond "
     "running and waiting requests, since the last token: calls that the engine does not show",
     CANCELLED: "1 if the calls of nearly all requests that the gauges show as running or waiting "
     "have ended unfinished, all within seconds of the last token: the gauges are stale",
+    SILENT: "seconds without a request or a token since traffic ended from one scrape to the next, "
+    "on a server that was never idle for so long within the last hour; no value otherwise",
 }
 """Help texts of the signals of open calls."""
 

@@ -29,6 +29,7 @@ from kneewatch.agent.target_state import Board, SourceState, TargetState, backof
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
+from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
@@ -305,7 +306,8 @@ class TargetWatch:
             self._canary.withhold("the server is asleep")
         else:
             models = sorted({diagnosis.model for diagnosis in diagnoses if diagnosis.model})
-            self._canary.poll(t_s, models[0] if models else "")
+            silent = any(diagnosis.values.get(SILENT) for diagnosis in diagnoses)
+            self._canary.poll(t_s, models[0] if models else "", silent=silent)
 
     def _claim_gpus(self) -> None:
         """Pass the GPUs that the server's process uses to the GPU sources, if they have changed."""

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import cast
 
@@ -148,19 +149,21 @@ serves these requests in development mode only."""
 
 class CanarySettings(Struct, frozen=True):
     """When and how the canary is sent. `model` is empty to use the model that the metrics page
-    reports."""
+    reports. `interval_s` is infinite if canaries are only sent `on_silence`."""
 
     interval_s: float
     timeout_s: float
     model: str
     fetch: FetchSettings
+    on_silence: bool = False
 
 
 def canary_settings(settings: Settings) -> CanarySettings | None:
     """The settings of the canary; None if canaries are off. The request contains the canary's own
     credentials, not the target's."""
     interval_s: float | None = settings["canary.interval_s"]
-    if interval_s is None:
+    on_silence: bool = settings["canary.on_silence"]
+    if interval_s is None and not on_silence:
         return None
     timeout_s: float = settings["canary.timeout_s"]
     fetch = replace(
@@ -168,7 +171,9 @@ def canary_settings(settings: Settings) -> CanarySettings | None:
         bearer_token_file=settings["canary.bearer_token_file"],
         read_timeout_s=timeout_s,
     )
-    return CanarySettings(interval_s, timeout_s, settings["canary.model"] or "", fetch)
+    model: str = settings["canary.model"] or ""
+    every_s = inf if interval_s is None else interval_s
+    return CanarySettings(every_s, timeout_s, model, fetch, on_silence)
 
 
 class Canary:
@@ -196,16 +201,22 @@ class Canary:
         """The results of the newest requests, and the reason if no request is sent now."""
         return _not_sent(self._newest, self._withheld) if self._withheld else self._newest
 
-    def poll(self, t_s: float, model: str) -> None:
+    def poll(self, t_s: float, model: str, *, silent: bool = False) -> None:
         """Start a request in a thread if one is due, none is running, and the server is neither
-        asleep nor paused.
+        asleep nor paused. `silent`: traffic has ended at once, which is unusual.
 
         Call it right after the server's page was read.
         """
         self._withheld = ""
         model = self._settings.model or model
         # A clock that was set back must not delay the next request.
-        due = not 0 <= t_s - self._due_s < self._settings.interval_s
+        settings = self._settings
+        # Without an answer, a second request follows: one failure alone proves nothing.
+        asks = silent and settings.on_silence
+        if not silent and settings.interval_s == inf:
+            self._newest = CanaryState()  # requests flow: older failures prove nothing
+        interval_s = min(settings.interval_s, settings.timeout_s) if asks else settings.interval_s
+        due = interval_s < inf and not 0 <= t_s - self._due_s < interval_s
         if due and model and self._running.acquire(blocking=False):
             self._due_s = t_s
             self._spawn(lambda: self._send(model))

@@ -151,6 +151,12 @@ SETTINGS: tuple[Setting, ...] = (
         "time between canary requests of run, each for one token; unset: no canary",
         most=DAY_S,
     ),
+    flag(
+        "canary.on_silence",
+        "send canary requests also when traffic ends at once on a server that is not idle "
+        "otherwise, even without canary.interval_s",
+        False,
+    ),
     seconds("canary.timeout_s", "time limit for the answer to a canary request", 30.0),
     text("canary.model", "model that the canary requests; unset: the first on the page"),
     text("canary.bearer_token_file", "file with a bearer token for the canary"),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
+from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
@@ -67,7 +68,7 @@ from kneewatch.rules.baseline import (
     Baseline,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
-from kneewatch.rules.formatting import quantity
+from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import OK, WARNING, Rule, RuleBook
 from kneewatch.rules.wire import to_ms
@@ -266,6 +267,7 @@ class Judge:
                 *_canary_words(canary),
                 *self.learned.account.unknown(t_s),
                 *unseen_host(facts),
+                *_silence_words(facts),
                 *self._unknowns(values),
                 *values.gpus.unknown,
             ],
@@ -445,7 +447,8 @@ class Judge:
         )
         if facts.stage.level >= EVICTS:
             disturbed.update(STAGE_MOVES)
-        if facts.get("waiting_avg") >= QUIET_WAITING:
+        # Deferred requests are usual on a server that fetches KV; those that queue are not.
+        if facts.get("waiting_avg") - facts.get("waiting_deferred_avg") >= QUIET_WAITING:
             disturbed.update(QUEUE_MOVES)
         if self.learned.account.is_slow:
             disturbed.update(SLOW_MOVES)
@@ -517,6 +520,18 @@ def _broke_off(last: Verdict) -> bool:
 def _canary_words(canary: CanaryState | None) -> list[str]:
     refused = "" if canary is None else canary.refused
     return [f"canary: {refused}"] if refused else []
+
+
+def _silence_words(facts: Facts) -> list[str]:
+    """A note if traffic ended at once on a server that is not idle otherwise; empty if not."""
+    silent_s = facts.values.get(SILENT)
+    if silent_s is None:
+        return []
+    return [
+        f"traffic: it ended from one scrape to the next {span(silent_s)} ago, and the server was "
+        "not idle for so long within the last hour. The router or network may have cut it off, or "
+        "the engine hangs while its gauges read 0: send it one request (canary.on_silence does so)"
+    ]
 
 
 def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:

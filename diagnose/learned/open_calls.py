@@ -13,6 +13,7 @@ from kneewatch.diagnose.account_signals import (
     AT_THE_DOOR,
     CANCELLED,
     OPEN_CALLS_SIGNALS,
+    SILENT,
 )
 from kneewatch.diagnose.learned.account import ACCEPTED, FINISHED
 from kneewatch.diagnose.values import Signals, Values
@@ -30,6 +31,51 @@ MORE = 1.1
 """If more calls end than requests were in flight, by this ratio, new calls fail too: a stall."""
 
 
+SILENT_FROM_S, SILENT_TO_S = 20.0, 1800.0
+LONGER = 3.0
+"""An end of traffic is unusual if it lasts so many times longer than any pause before it."""
+
+BUSY_S, RECENT_S = 600.0, 1800.0
+"""A server is judged after ten minutes of traffic, by the pauses of half an hour to an hour."""
+
+FULL_RATE = 0.5
+"""Traffic that falls below this share of its mean before it ends drains, and is not cut off."""
+
+
+class Silence:
+    """How long a server has been idle after its traffic ended from one scrape to the next.
+
+    The router or the network may have cut it off, or the engine hangs and its gauges read 0.
+    """
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._busy_s = self._rate = self._mean_rate = 0.0
+        self._longest, self._longest_before, self._since_s = 0.0, 0.0, 0.0
+
+    def update(self, t_s: float, values: Values, in_flight: float) -> float | None:
+        """The seconds; None if the server is not idle, or if that is not unusual."""
+        work = (values.generated or 0.0) + (values.arrivals or 0.0)
+        if self._first_s is None:
+            self._first_s = self._busy_s = self._since_s = t_s
+        if work or in_flight or values.answered:
+            self._note_pause(t_s)
+            self._rate = work / max(1.0, t_s - self._busy_s)
+            self._mean_rate += 0.05 * (self._rate - self._mean_rate)
+            self._busy_s = t_s
+            return None
+        silent_s = t_s - self._busy_s
+        least_s = max(SILENT_FROM_S, LONGER * max(self._longest, self._longest_before))
+        known = self._busy_s - self._first_s >= BUSY_S and self._mean_rate > 0
+        cut_off = self._rate >= FULL_RATE * self._mean_rate
+        return silent_s if known and cut_off and least_s <= silent_s <= SILENT_TO_S else None
+
+    def _note_pause(self, t_s: float) -> None:
+        if t_s - self._since_s >= RECENT_S:
+            self._longest_before, self._longest, self._since_s = self._longest, 0.0, t_s
+        self._longest = max(self._longest, t_s - self._busy_s)
+
+
 class OpenCalls:
     """The calls in flight at one engine's API server."""
 
@@ -39,6 +85,7 @@ class OpenCalls:
         self._left_soon = 0.0
         self._grown, self._most = 0, 0.0
         self._level, self._level_before, self._level_since_s = 0.0, 0.0, -LEVEL_S
+        self._silence = Silence()
         self.values: dict[str, float | None] = dict.fromkeys(OPEN_CALLS_SIGNALS)
         """The signals, as of the newest scrape."""
 
@@ -57,6 +104,7 @@ class OpenCalls:
                 self._note_level(files - in_flight, t_s)
         self._before = now
         self.values = dict.fromkeys(OPEN_CALLS_SIGNALS)
+        self.values[SILENT] = self._silence.update(t_s, values, in_flight)
         if self._begun is None or running is None:
             return
         if files is not None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings
 from kneewatch.agent.stream import TargetStream
@@ -85,6 +86,30 @@ def test_it_asks_for_one_token_at_the_interval(serving: Start) -> None:
     assert state.latency_s is not None
     assert len(sent.posts) == 2
     assert json.loads(sent.bodies[0]) == {"model": "tiny", "prompt": "a", "max_tokens": 1}
+
+
+def test_on_silence_it_asks_while_traffic_is_cut_off_and_forgets_once_it_flows(
+    serving: Start,
+) -> None:
+    stated = canary_settings(settings(canary__on_silence=True))
+    assert stated is not None
+    failed = answer(b"", status="500 Internal Server Error")
+    sent = Sent(serving, {"/v1/completions": failed})
+    canary = Canary(sent.server.url, replace(stated, timeout_s=0.2), spawn=lambda run: run())
+    canary.poll(1000.0, "tiny")
+    assert canary.state == CanaryState()
+    for t_s in (1005.0, 1010.0):
+        canary.poll(t_s, "tiny", silent=True)
+    assert canary.state.failures == 2
+    canary.poll(1015.0, "tiny")
+    assert canary.state == CanaryState()
+
+
+def test_it_does_not_ask_on_silence_unless_that_is_set(serving: Start) -> None:
+    sent = Sent(serving, {"/v1/completions": ANSWER})
+    for t_s in (1000.0, 1005.0):
+        sent.canary.poll(t_s, "tiny", silent=True)
+    assert len(sent.posts) == 1
 
 
 @pytest.mark.parametrize("path", ["/is_sleeping", "/is_paused"])
