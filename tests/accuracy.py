@@ -21,7 +21,7 @@ from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests import engine_speeds, kvtruth, ramps, routing_accuracy, slo_ramps, throughput
-from tests.incidents import rebuilt
+from tests.incidents import probes, rebuilt
 from tests.incidents import table as incidents
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, FIRST_CAUSES, LAB, NO_TARGETS, Phase, diagnoses, phases
@@ -355,6 +355,7 @@ def main() -> None:
         print(cascade_times(by_capture), "\n")
         print(incidents.report(), "\n")
         print(rebuilt.report(), "\n")
+        print(probes.report(), "\n")
         print(engine_speeds.report(), "\n")
         lab_verdicts, lab_by_capture = judge(LAB)
         print(f"incidents made on a real vLLM:\n{table(lab_verdicts)}\n\n{summary(lab_verdicts)}\n")

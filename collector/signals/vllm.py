@@ -286,6 +286,11 @@ CONSERVATION = of_feature(
         Ratio(http_calls("4xx"), CALLS),
         "Share of the calls to generate text that vLLM rejected as invalid (HTTP 4xx).",
     ),
+    Signal(
+        "server_error_per_s",
+        http_calls("5xx"),
+        "Calls/s to generate text that failed with HTTP 5xx; rejected ones (503) are among them.",
+    ),
     source=HTTP_SOURCE,
 )
 

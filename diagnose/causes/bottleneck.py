@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
+    FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
     ITL_TARGET_S,
@@ -314,7 +315,10 @@ HOST_CONTENTION = CauseRecord(
                 ),
                 *bound_terms("host")[:1],
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(
+                Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
+                Level(Severity.WARNING),
+            ),
             say=(
                 (
                     ALWAYS,
@@ -346,6 +350,11 @@ PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
 
+GPUS_WAIT_FOR_THE_HOST = (is_bound("host") & (Signal("itl_p50_s") > ITL_TARGET_S)).assume(
+    unknown=False
+)
+"""The reason is measured: decode_bound names it."""
+
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
@@ -353,7 +362,7 @@ SLOW_STEPS = CauseRecord(
     "its batch, its contexts and its prompts explain. vLLM's metrics do not show why.",
     forms=(
         Form(
-            gate=SPEED_RATIO <= SLOW_FROM,
+            gate=(SPEED_RATIO <= SLOW_FROM) & ~GPUS_WAIT_FOR_THE_HOST,
             start=Number(0.0),
             terms=(
                 term(
@@ -381,7 +390,10 @@ SLOW_STEPS = CauseRecord(
                 *bound_terms("host")[:1],
             ),
             levels=(
-                Level(Severity.CRITICAL, (SPEED_RATIO <= HARMFUL_FROM) & OVER_TARGET),
+                Level(
+                    Severity.CRITICAL,
+                    FIRST_TOKENS_VERY_LATE | ((SPEED_RATIO <= HARMFUL_FROM) & OVER_TARGET),
+                ),
                 Level(Severity.WARNING, OVER_TARGET),
                 Level(Severity.INFO),
             ),

@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.rules.baseline import LENGTHS, LOAD
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -92,60 +92,126 @@ CLIENTS_GIVE_UP = CauseRecord(
 )
 
 FAILED, FAILED_SHARE = Signal("finished_error_per_s"), Signal("finished_error_ratio")
+REFUSED = Signal("server_error_per_s") - (
+    Signal("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
+)
+CALLS = ACCEPTED + WRONG.otherwise(0.0) + Signal("server_error_per_s")
+REFUSED_SHARE = REFUSED / CALLS
+"""Share of the calls that fail with HTTP 5xx in the API server: neither counted as failed by the
+engine, nor rejected because the queue is at its limit."""
+
+ABORTED = Signal("finished_abort_per_s")
+ABORTED_SHARE = ABORTED / SERVED
 TRANSFERS_FAIL = Signal("kv_transfer_failed_per_s")
 EXTERNAL = Signal("external_hit_ratio")
+FAILED_FROM, ABORTED_FROM = 0.02, 0.25
+"""Shares of failed and of aborted requests from which the cause is concluded: some clients always
+leave, and nearly no request fails."""
+
+BESIDE = (
+    term(
+        TRANSFERS_FAIL,
+        None,
+        0.5,
+        "KV transfers fail meanwhile ({value:.2f}/s)",
+        when=TRANSFERS_FAIL > 0.0,
+    ),
+    term(
+        EXTERNAL,
+        None,
+        0.0,
+        "prompts are loaded from another cache tier (hit ratio there {value:%}): where a load "
+        "fails, kv_load_failure_policy may fail the request",
+        when=EXTERNAL > 0.0,
+    ),
+    term(
+        Signal("waiting_deferred_avg"),
+        None,
+        0.0,
+        "{value:.1f} requests are held back for KV, an adapter or a grammar",
+        when=Signal("waiting_deferred_avg") > 0.0,
+    ),
+    term(
+        Signal("kv_usage_max_ratio"),
+        None,
+        0.0,
+        "the KV cache was up to {value:%} full",
+        when=Signal("kv_usage_max_ratio") >= 0.95,
+    ),
+)
+"""What the page shows beside the failed requests."""
+
+
+def _failing(
+    share: Quantity,
+    per_s: Quantity,
+    from_share: float,
+    critical: float,
+    words: tuple[str, str, str, str],
+    *,
+    when: Condition | None = None,
+) -> Form:
+    """A form of requests_failing. `words`: its summary, the signal, the evidence, the sentence."""
+    of, signal, text, sentence = words
+    gate = (share >= from_share) & (per_s * WINDOW_S >= 3.0)
+    return Form(
+        gate=gate if when is None else gate & when,
+        start=Number(0.3),
+        terms=(term(share, from_share, 2.0, text, signal=signal), *BESIDE),
+        levels=(Level(Severity.CRITICAL, share >= critical), Level(Severity.WARNING)),
+        say=((ALWAYS, sentence),),
+        words=(("share", share), ("per_s", per_s)),
+        summary=of,
+        lever=_failing_lever,
+        guide=("9.4",),
+    )
+
 
 REQUESTS_FAILING = CauseRecord(
     id="requests_failing",
     title="Requests end in an error",
-    means="The engine ends requests with an error of the server's making.",
+    means="The engine ends requests with an error, the API server answers calls with HTTP 5xx, or "
+    "many requests are aborted and the page does not show by whom.",
     forms=(
-        Form(
-            gate=(FAILED_SHARE >= 0.02) & (FAILED * WINDOW_S >= 3.0),
-            start=Number(0.3),
-            terms=(
-                term(
-                    FAILED_SHARE,
-                    0.02,
-                    2.0,
-                    "{value:%} of the finished requests ended in an error "
-                    "({finished_error_per_s:.2f}/s)",
-                ),
-                term(
-                    TRANSFERS_FAIL,
-                    None,
-                    0.5,
-                    "KV transfers fail meanwhile ({value:.2f}/s)",
-                    when=TRANSFERS_FAIL > 0.0,
-                ),
-                term(
-                    EXTERNAL,
-                    None,
-                    0.0,
-                    "prompts are loaded from another cache tier (hit ratio there {value:%}): where "
-                    "a load fails, kv_load_failure_policy may fail the request",
-                    when=EXTERNAL > 0.0,
-                ),
-                term(
-                    Signal("waiting_deferred_avg"),
-                    None,
-                    0.0,
-                    "{value:.1f} requests are held back for KV, an adapter or a grammar",
-                    when=Signal("waiting_deferred_avg") > 0.0,
-                ),
+        _failing(
+            FAILED_SHARE,
+            FAILED,
+            FAILED_FROM,
+            0.1,
+            (
+                "Requests end in an error",
+                "finished_error_ratio",
+                "{value:%} of the finished requests ended in an error ({per_s:.2f}/s)",
+                "{share:%} of the finished requests ended in an error.",
             ),
-            levels=(Level(Severity.CRITICAL, FAILED_SHARE >= 0.1), Level(Severity.WARNING)),
-            say=(
-                (
-                    EXTERNAL > 0.0,
-                    "{finished_error_ratio:%} of the finished requests ended in an error, on a "
-                    "server that loads KV from another tier.",
-                ),
-                (ALWAYS, "{finished_error_ratio:%} of the finished requests ended in an error."),
+        ),
+        _failing(
+            REFUSED_SHARE,
+            REFUSED,
+            FAILED_FROM,
+            0.1,
+            (
+                "Calls fail with HTTP 5xx in the API server",
+                "server_error_per_s",
+                "{value:%} of the calls failed with HTTP 5xx ({per_s:.2f}/s), and the engine "
+                "counts no error for them: they fail in the API server",
+                "{share:%} of the calls fail with HTTP 5xx before the engine counts them.",
             ),
-            summary="Requests end in an error",
-            lever=_failing_lever,
-            guide=("9.4",),
+        ),
+        _failing(
+            ABORTED_SHARE,
+            ABORTED,
+            ABORTED_FROM,
+            0.5,
+            (
+                "Many requests are aborted",
+                "finished_abort_per_s",
+                "{value:%} of the finished requests were aborted ({per_s:.2f}/s), and the page "
+                "does not count calls: clients left, or the server aborted them",
+                "{share:%} of the finished requests were aborted: by clients that leave, or by the "
+                "server.",
+            ),
+            when=~GIVEN_UP_SHARE.known,
         ),
     ),
     covers=("ERRORS",),

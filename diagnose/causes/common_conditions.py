@@ -27,6 +27,21 @@ STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
 
+VERY_LATE_FROM, VERY_LATE_S = 10.0, 10.0
+FIRST_TOKENS_VERY_LATE = Held(
+    "first_tokens_very_late",
+    (
+        ~TTFT_TARGET_S.known
+        & (Signal("ttft_p50_drift_ratio") >= VERY_LATE_FROM)
+        & (Signal("ttft_p99_drift_ratio") >= VERY_LATE_FROM / 2)
+        & (TTFT_P99_S >= VERY_LATE_S)
+    )
+    | (Signal("ttft_p50_s") >= VERY_LATE_FROM * TTFT_TARGET_S),
+    Number(30.0),
+)
+"""Most callers wait ten times as long as usual (or as promised), and some 10 s and more: harm that
+is critical, whatever its cause. Without a target or a baseline, nothing is known about it."""
+
 QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
 QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 """A queue that is longer than what the next step admits."""
@@ -38,6 +53,15 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
 
 
 DEFERRED_AVG = Signal("waiting_deferred_avg")
+DEFERRED_GROWS = Held(
+    "deferred_grows",
+    (Signal("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
+    & (60.0 * Signal("waiting_slope_per_s") >= (0.1 * DEFERRED_AVG).at_least(2.0)),
+    Number(90.0),
+    stretch=False,
+)
+"""More and more requests are held back beside those that run: they are never served."""
+
 DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
 """Requests have been held back for some time although there is capacity."""
 
@@ -57,7 +81,7 @@ SEATS_ARE_FREE = (
 """The batch is smaller than it was before: --max-num-seqs would admit more requests."""
 
 KV_FREE = 1.0 - KV_USAGE
-HELD_EACH = KV_USAGE / BATCH
+HELD_EACH = KV_USAGE / BATCH.at_least(1.0)
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
 """The free part of the KV cache is at least as large as a running request's mean part."""
 

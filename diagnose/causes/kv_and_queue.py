@@ -23,6 +23,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     PREFILL_BUSY,
     QUEUE,
     QUEUE_RULES,
+    QUEUED,
     QUEUES,
     SERVED,
     SLOW_PROMPTS,
@@ -34,9 +35,9 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
@@ -70,21 +71,68 @@ A_MINUTE = (
 )
 """Clients wait a minute or more, which is neither within the target nor usual."""
 
+AHEAD_S = 120.0
+SLOPE_PER_S = Signal("waiting_slope_per_s")
+WAIT_AHEAD_S = WAIT_S * (1.0 + AHEAD_S * SLOPE_PER_S / Signal("waiting_avg"))
+"""The wait two minutes from now, if the queue grows on as over the window."""
+
+GROWING = Held(
+    "queue_grows",
+    QUEUED & (60.0 * SLOPE_PER_S >= (0.1 * QUEUE).at_least(2.0)),
+    Number(60.0),
+    stretch=False,
+)
+"""The queue has grown for a minute: a burst that drains has a shorter growth."""
+
+
+def _soon(usual_s: Quantity, ahead_s: float) -> Condition:
+    """The wait is at least three times as long as usual, and soon ten times."""
+    return (WAIT_S >= (3.0 * usual_s).at_least(ahead_s / 3)) & (
+        WAIT_AHEAD_S >= (10.0 * usual_s).at_least(ahead_s)
+    )
+
+
+GROWS_HARMFUL = GROWING & (
+    _soon(TTFT_TARGET_S, 0.0)
+    | (
+        ~TTFT_TARGET_S.known
+        & (
+            _soon(USUAL_TTFT_S, 15.0)
+            | (~USUAL_TTFT_S.known & (WAIT_S >= 10.0) & (WAIT_AHEAD_S >= 20.0))
+        )
+    )
+)
+"""More requests arrive than are served, and the wait is leaving what callers are used to.
+
+If that is unknown, a wait of 10 s that grows to 20 s within two minutes counts.
+"""
+
 SUFFERS = (
     A_MINUTE
     | (WAIT_S >= 10.0 * TTFT_TARGET_S)
     | UNUSUAL
+    | GROWS_HARMFUL
     | (UNSERVED & queued_for(60.0, stretch=False))
 )
 """Clients wait very long.
 
-That is a minute, ten times the target, or ten times the usual wait; or no request has left the
-queue for a minute.
+That is a minute, ten times the target, or ten times the usual wait, or soon so in a queue that
+grows; or no request has left the queue for a minute.
 """
 
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
 """The KV cache is full at times. Usage falls when a long request ends, so its mean is below
 0.95."""
+
+STEADY_BY_DESIGN = (
+    ~TTFT_TARGET_S.known
+    & ~USUAL_TTFT_S.known
+    & (60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
+    & (-60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
+    & (SERVED > 0.0)
+).assume(unknown=False)
+"""The queue moves, and neither grows nor drains, and no quiet time was seen: callers that wait for
+their turn, as those of a batch do. Nothing says that they expect less."""
 
 KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE) & QUEUE_HELD
 
@@ -351,6 +399,12 @@ def _expected_wait(facts: Facts) -> str:
     return f"{queued}, none finished in the window" if _UNSERVED(facts) else queued
 
 
+def _wait_beside_usual(facts: Facts) -> str:
+    usual_s = facts.baseline.get("ttft_p99_s")
+    usual = "unknown" if usual_s is None else f"TTFT P99 {duration(usual_s)}"
+    return f"expected wait {duration(facts.get('expected_wait_s'))}; usual: {usual}"
+
+
 def _overloaded(facts: Facts) -> str:
     given_up = facts.get("given_up_ratio")
     lost = (
@@ -392,17 +446,25 @@ def _queue(
                 below=True,
             ),
             term(
-                Signal("waiting_slope_per_s"),
+                SLOPE_PER_S,
                 GROWS_FROM_PER_S,
                 0.6,
                 "the queue grows by {value:.1f} requests/s",
-                when=Signal("waiting_slope_per_s") > GROWS_FROM_PER_S,
+                when=SLOPE_PER_S > GROWS_FROM_PER_S,
             ),
-            term(WAIT_S, None, 0.0, "expected wait {value:s}"),
+            term(WAIT_S, None, 0.0, _wait_beside_usual),
+            term(
+                WAIT_AHEAD_S,
+                None,
+                0.0,
+                "at this growth the wait is {value:s} in two minutes",
+                when=GROWS_HARMFUL,
+                signal="waiting_slope_per_s",
+            ),
             *(FAST_STEPS if pinned else (term(ITL_DRIFT, SLOW_FROM_DRIFT, 0.6, _steps),)),
         ),
         levels=(
-            Level(Severity.CRITICAL, SUFFERS),
+            Level(Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),
             Level(Severity.WARNING),
         ),
         say=((ALWAYS, say),),
@@ -436,7 +498,7 @@ QUEUE_SATURATION = CauseRecord(
     covers=QUEUE_RULES,
     moves=(TTFT, ITL, LOAD),
     symptoms=("S3",),
-    levers=("more_seqs", "quantized_weights", "more_replicas", "queue_limit"),
+    levers=("more_seqs", "larger_budget", "quantized_weights", "more_replicas", "queue_limit"),
     enough="waiting",
     onset_s=Number(0.0),
     clear_s=Number(45.0),
@@ -458,6 +520,7 @@ ADMISSION_LIMIT = replace(
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
         ),
     ),
+    explains=(*QUEUE_SATURATION.explains, "queue_saturation"),
     # A flag holds the throughput down: the guide's advice for a plateau would contradict the lever.
     symptoms=(),
 )

@@ -6,7 +6,9 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     DEFERRED_AVG,
+    DEFERRED_GROWS,
     DEFERRED_HELD,
+    FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
     QUEUE_RULES,
     QUEUES,
@@ -59,7 +61,10 @@ such hits a connector holds no request back, and requests wait for something els
 grammar.
 """
 
-LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
+LONG = SHARE >= 0.3
+SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
+"""Transfers matter for first tokens, or take far longer than usual and are not negligible."""
+
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
 KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
@@ -200,7 +205,10 @@ KV_TRANSFER_SLOW = CauseRecord(
                     when=EXPIRED > 0.0,
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(
+                Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),
+                Level(Severity.WARNING),
+            ),
             say=(
                 (FAILED > 0.0, "KV transfers from another node or cache tier fail."),
                 (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),

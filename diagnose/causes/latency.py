@@ -9,10 +9,12 @@ from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, 
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
+    FIRST_TOKENS_VERY_LATE,
     ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
+    PREFILL_BUSY,
     QUEUES,
     SERVED,
     SLOW_PROMPTS,
@@ -66,9 +68,13 @@ SAME_PROMPTS = (
 Then prefills do not explain pauses: a prefill that takes long now waits as the streams do.
 """
 
+PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)
+"""Prefills took at least half as long as each stream paused: shorter ones do not explain pauses."""
+
 STALLS = (
     (STALL_SHARE >= 0.05)
     & ~SAME_PROMPTS
+    & (PREFILLS_REACH | NONE_ENDED)
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & (LONG_WERE_SEEN | (NONE_ENDED & LARGE_STEPS_PAUSE))
     & LARGE_STEPS_PAUSE.assume(unknown=True)
@@ -146,7 +152,7 @@ PREFILL_INTERFERENCE = CauseRecord(
                     when=NONE_ENDED & LARGE_STEPS_PAUSE,
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
             say=(
                 (
                     STALLS,

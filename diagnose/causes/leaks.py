@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
+    DEFERRED_GROWS,
     EQUAL_LOAD,
+    FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
     RUNNING,
     SAME_WORK,
@@ -20,7 +22,7 @@ from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TR
 from kneewatch.rules.baseline import LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Held, Signal
+from kneewatch.rules.quantities import Held, Minimum, Signal
 from kneewatch.rules.rule import Severity
 
 GIB = 2**30
@@ -163,6 +165,12 @@ KV_HELD_SHARE = KV_USAGE - OWNED
 
 FETCHES = (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
 DEFERRED = Signal("waiting_deferred_avg")
+DEFERRED_SHARE = Minimum(
+    DEFERRED * PROMPT_TOKENS / Signal("kv_capacity_tokens"), Signal("kv_usage_avg_ratio")
+)
+"""Most of the KV cache that deferred requests hold: each has the blocks of its prompt."""
+
+DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_avg"))
 EXPIRED = Signal("kv_expired_per_s")
 
 KV_HELD = CauseRecord(
@@ -173,7 +181,7 @@ KV_HELD = CauseRecord(
     forms=(
         Form(
             gate=(CONNECTED | FETCHES)
-            & Held("kv_unaccounted", KV_HELD_SHARE >= HELD_FROM, Number(30.0)),
+            & Held("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
             start=Number(0.3),
             terms=(
                 term(
@@ -182,7 +190,16 @@ KV_HELD = CauseRecord(
                     1.5,
                     "running requests account for at most {owned:%} of the KV cache, and "
                     "{kv_usage_avg_ratio:%} is in use",
+                    when=KV_HELD_SHARE >= HELD_FROM,
                     signal="kv_usage_avg_ratio",
+                ),
+                term(
+                    DEFERRED_SHARE,
+                    0.2,
+                    1.0,
+                    "the prompts of deferred requests fill {value:%} of the KV cache",
+                    when=DEFERRED_HOLD,
+                    signal="waiting_deferred",
                 ),
                 term(
                     DEFERRED,
@@ -201,10 +218,20 @@ KV_HELD = CauseRecord(
                 ),
             ),
             levels=(
-                Level(Severity.CRITICAL, (KV_USAGE >= 0.95) & queued_for(60.0)),
+                Level(
+                    Severity.CRITICAL,
+                    ((KV_USAGE >= 0.95) & queued_for(60.0))
+                    | FIRST_TOKENS_VERY_LATE
+                    | DEFERRED_GROWS,
+                ),
                 Level(Severity.WARNING),
             ),
             say=(
+                (
+                    ~(KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
+                    "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
+                    "end.",
+                ),
                 (
                     ALWAYS,
                     "{held:%} of the KV cache is held by what does not run: transfers that nobody "
@@ -214,6 +241,7 @@ KV_HELD = CauseRecord(
             words=(
                 ("owned", OWNED),
                 ("held", KV_HELD_SHARE),
+                ("deferred", DEFERRED_SHARE),
                 ("expired_per_min", 60.0 * EXPIRED),
             ),
             root=True,

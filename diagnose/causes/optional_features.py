@@ -13,6 +13,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     DEFERRED_AVG,
     DEFERRED_HELD,
+    FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
     QUEUE_RULES,
     QUEUES,
@@ -416,7 +417,7 @@ ADAPTER_THRASH = CauseRecord(
                 ),
                 term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
             say=((ALWAYS, _waiting_for_slot),),
             summary="LoRA adapters compete for too few slots",
             lever="Raise --max-loras (if memory allows), lower the adapters' rank, or spread "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
+    FIRST_TOKENS_VERY_LATE,
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
@@ -413,7 +414,7 @@ PREFIX_REUSE_LOST = CauseRecord(
                 *_prefill_terms(0.8),
                 ANOTHER_TIER,
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
             say=(
                 (
                     ALWAYS,
@@ -568,7 +569,7 @@ PREFIX_CHURN = CauseRecord(
                 ),
                 ANOTHER_TIER,
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
             say=(
                 (
                     ALWAYS,

@@ -15,10 +15,10 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
 )
 from kneewatch.diagnose.causes.common_conditions import (
+    FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
     STALL_SHARE,
-    TTFT_P99_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
@@ -29,8 +29,8 @@ from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
-FAR, VERY_FAR = 2.0, 10.0
-"""Latency is far off its usual value, and very far, from these ratios on."""
+FAR = 2.0
+"""Latency is far off its usual value from this ratio on."""
 
 UNMOVED = 1.3
 SAME_LOAD = (
@@ -115,8 +115,7 @@ UNEXPLAINED_LATENCY = CauseRecord(
             levels=(
                 Level(
                     Severity.CRITICAL,
-                    (TTFT_DRIFT >= VERY_FAR) & (TTFT_P99_S >= 10.0)
-                    | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
+                    FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
                 ),
                 Level(Severity.WARNING),
             ),

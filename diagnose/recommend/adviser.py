@@ -110,6 +110,9 @@ def _with_residual(recommendation: Recommendation) -> Recommendation:
 # --- Ranking: sufficient and free first -----------------------------------------------------------
 
 
+RAISED_LIMITS = ("max-num-seqs-up", "max-num-batched-tokens-up", "max-loras")
+"""Limits of the launch that bind: hardware behind one of them would be as little used."""
+
 QUEUE_LIMIT = "queue-limit"
 """This lever rejects user requests, so it is ranked last and never recommended alone."""
 
@@ -157,6 +160,8 @@ def _rank(recommendation: Recommendation, context: LeverContext) -> int:
     if recommendation.id == BUDGET and not context.server.launch_known:
         # vLLM may refuse to start with it because of flags that are not known.
         return 4
+    if recommendation.id in RAISED_LIMITS:
+        return 0
     if recommendation.id in QUANTIZED and context.server.setup is not None:
         # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
         return 0
@@ -259,6 +264,7 @@ LEVERS: Mapping[str, Lever] = {
         levers_prefill.prefix_caching,
         levers_prefill.chunked_prefill,
         levers_prefill.smaller_budget,
+        levers_prefill.larger_budget,
         levers_prefill.long_prefill_threshold,
         levers_prefill.disaggregation,
         levers_prefill.quantized_weights,

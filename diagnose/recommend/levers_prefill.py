@@ -33,6 +33,10 @@ STALL_BUCKET_S = 0.5
 FEWEST_BUDGET_TOKENS = 256
 """Smaller chunks leave the GPU underused."""
 
+FILLED_STEP_RATIO, FILLED_PROMPT_RATIO, BUDGET_GROWTH = 0.9, 2.0, 4.0
+"""Steps are full from this share of the budget on, and a prompt that is so many times longer than
+the mean step fills it; the budget grows at most so much in one change."""
+
 ANY_GPU = "h100-sxm"
 """Stands for any GPU. Only FLOP are read from its costs, and these depend on the model alone."""
 
@@ -244,6 +248,42 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
             "ttft_p99_s stays within its target",
         ],
         guide=("6.4", "8.5"),
+    )
+
+
+def larger_budget(context: LeverContext) -> Recommendation | None:
+    """A higher --max-num-batched-tokens, if steps are full of prompt tokens and still short.
+
+    Without a stated budget, it is the mean step: prompts are longer and always under prefill.
+    """
+    server, mean_tokens = context.server, context.get("iteration_tokens_mean")
+    stated, step_s = server.max_num_batched_tokens, context.get("itl_mean_s")
+    longest_s = context.facts.targets.itl_p99_s or LONGEST_STEP_S
+    if stated is None and (
+        context.get("prompt_tokens_p50") < FILLED_PROMPT_RATIO * mean_tokens
+        or context.get("prefill_busy_ratio") < 1
+    ):
+        return None
+    now = stated or 2 ** round(log2(max(1.0, mean_tokens)))
+    most = defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
+    if not step_s or mean_tokens < FILLED_STEP_RATIO * now or now >= most:
+        return None
+    to = min(most, 2 ** floor(log2(now * min(BUDGET_GROWTH, longest_s / step_s))))
+    if to <= now:
+        return None
+    return advice(
+        context,
+        "max-num-batched-tokens-up",
+        [("--max-num-batched-tokens", now, to)],
+        f"Steps are full: {mean_tokens:.0f} tokens on average, and a step takes only "
+        f"{duration(step_s)}. With {to:,} tokens per step fewer steps read the weights for as many "
+        "prompts.",
+        before={"iteration_tokens_mean": mean_tokens, **present(context)},
+        predicted={"longest_step_s": step_s * to / now},
+        checks=["measure TTFT and ITL on one replica with the larger budget before you change all"],
+        risk="Steps with prompts take longer: the tail of ITL rises.",
+        verify=[f"waiting_by_capacity and expected_wait_s fall {SETTLE_WORDS}"],
+        guide=("6.4", "8.1"),
     )
 
 

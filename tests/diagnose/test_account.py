@@ -15,6 +15,7 @@ from kneewatch.diagnose.learned import account as learned_account
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
+from tests.incidents.shares import above_whole
 
 SCRAPE_S = 5.0
 QUIET_S = 600.0
@@ -340,3 +341,6 @@ def test_a_rebuilt_incident_is_told_right(name: str, window_s: float) -> None:
     case = rebuilt.cases()[name]
     said = rebuilt.said(name, case, rebuilt.diagnoses(name, Profile(window_s=window_s)))
     assert said.right, rebuilt.table([said])
+    assert [text for each in said.judged for text in above_whole(each)] == []
+    if window_s == Profile().window_s:
+        assert said.wrong_message == ""

@@ -383,7 +383,7 @@ def test_a_queue_matters_where_its_wait_does(
         pytest.param(None, 4.0, 39.0, Severity.WARNING, id="less than ten times as long as usual"),
         pytest.param(None, 4.0, 41.0, Severity.CRITICAL, id="ten times as long as usual"),
         pytest.param(None, None, 59.0, Severity.WARNING, id="nothing to compare with"),
-        pytest.param(None, None, 61.0, Severity.CRITICAL, id="a minute, nothing to compare with"),
+        pytest.param(None, None, 61.0, Severity.WARNING, id="a steady minute, nothing known"),
         pytest.param(None, 40.0, 79.0, Severity.WARNING, id="a minute is nearly usual"),
         pytest.param(None, 40.0, 81.0, Severity.CRITICAL, id="twice as long as usual"),
         pytest.param(10.0, 0.2, 59.0, Severity.WARNING, id="a target stands above what is usual"),
@@ -404,6 +404,12 @@ def test_severity_follows_the_wait_against_the_target_or_the_usual(
     assert queued.causes()["queue_saturation"].severity == severity
     pinned = replace(queued, values={**queued.values, "running_max": 10.0})
     assert pinned.causes()["admission_limit"].severity == severity
+
+
+def test_a_minute_is_critical_in_a_queue_that_grows_though_nothing_usual_is_known() -> None:
+    quiet = {key: value for key, value in QUEUED.quiet.items() if key != "ttft_p99_s"}
+    grows = replace(QUEUED.but(expected_wait_s=61.0, waiting_slope_per_s=9.0), quiet=quiet)
+    assert grows.causes()["queue_saturation"].severity == Severity.CRITICAL
 
 
 def test_a_lost_prefix_is_named_while_no_request_ends() -> None:

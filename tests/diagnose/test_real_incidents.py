@@ -6,12 +6,15 @@ import pytest
 
 from kneewatch.agent.api.metrics import recommended_replicas
 from tests.incidents.incident import Incident, said
+from tests.incidents.shares import above_whole
 from tests.incidents.table import INCIDENTS
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_an_incident_is_said_as_expected(incident: Incident) -> None:
-    assert said(incident).wrong == ""
+    given = said(incident)
+    assert given.wrong == ""
+    assert [text for each in given.diagnoses for text in above_whole(each)] == []
 
 
 def test_a_forecast_reaches_the_autoscaler_before_harm_and_is_taken_back() -> None:

@@ -14,6 +14,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
+from tests.incidents.messages import first_message
 from tests.incidents.pages import STEP_S, Phases, pages
 from tests.recordings import NO_TARGETS
 
@@ -109,7 +110,7 @@ def said(incident: Incident) -> Said:
 
 def table(every: Sequence[Said]) -> str:
     """A row per incident, and how many were said right."""
-    lines = [f"{'incident':48}{'source':34}{'expected':36}{'ok':4}said at the end"]
+    lines = [f"{'incident':48}{'source':34}{'expected':36}{'ok':4}{'message':28}said at the end"]
     for row in every:
         incident = row.incident
         expected = f"{incident.first_cause} {incident.least.word}"
@@ -117,6 +118,7 @@ def table(every: Sequence[Said]) -> str:
             expected = "nothing at warning"
         mark = "NO" if row.wrong else "yes"
         last = row.wrong or worded(row.diagnoses[-1])
-        lines.append(f"{incident.name:48}{incident.source:34}{expected:36}{mark:4}{last}")
+        sent = str(first_message(row.diagnoses) or "-")
+        lines.append(f"{incident.name:48}{incident.source:34}{expected:36}{mark:4}{sent:28}{last}")
     right = sum(not row.wrong for row in every)
     return "\n".join([*lines, f"\nreal incidents said right: {right} of {len(every)}"])

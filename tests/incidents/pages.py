@@ -18,7 +18,8 @@ class Load(Struct, frozen=True, kw_only=True):
 
     `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
     alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
-    an adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
+    an adapter; `errors_per_s` requests end in an error, `server_errors_per_s` calls in HTTP 5xx;
+    `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
     request that finished took `request_s`, `queued_s` of it in the queue, `prefill_s` in prefill
     and `outside_s` outside the engine, and had a prompt of `prompt_tokens`; `cut_share` of them
     ended at their limit; of the prompts, `giant_share` had `giant_tokens`; every answer had
@@ -37,6 +38,9 @@ class Load(Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     accepted_per_s: float | None = None
     refused_per_s: float = 0.0
+    server_errors_per_s: float | None = None
+    errors_per_s: float | None = None
+    failed_transfers_per_s: float | None = None
     first_tokens_per_s: float = 0.0
     finished_per_s: float | None = 0.0
     answered_per_s: float = 0.0
@@ -126,12 +130,18 @@ def _rates(load: Load) -> dict[str, float]:
             "length": cut_per_s,
             "abort": load.aborted_per_s,
         }
+        if load.errors_per_s is not None:
+            reasons["error"] = load.errors_per_s
         for reason, per_s in reasons.items():
             series = f'vllm:request_success_total{{finished_reason="{reason}",{LABELS}}}'
             rates[series] = per_s
     if load.accepted_per_s is not None:
         rates[f'http_requests_total{{{HTTP},status="2xx"}}'] = load.accepted_per_s
         rates[f'http_requests_total{{{HTTP},status="4xx"}}'] = load.refused_per_s
+    if load.server_errors_per_s is not None:
+        rates[f'http_requests_total{{{HTTP},status="5xx"}}'] = load.server_errors_per_s
+    if load.failed_transfers_per_s is not None:
+        rates[f"vllm:nixl_num_failed_transfers_total{{{LABELS}}}"] = load.failed_transfers_per_s
     if load.drafts_per_s is not None:
         accepted_per_s = load.drafts_per_s * load.accepted_per_draft
         for name, per_s in (

@@ -22,6 +22,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import WINDOW_S, Severity
+from tests.incidents.messages import Sent, first_message
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "incidents"
 SUFFIX = ".jsonl.xz"
@@ -36,12 +37,14 @@ CALM_S = 110.0
 
 
 class Case(Struct, frozen=True, rename={"from_s": "from", "to_s": "to"}):
-    """What is expected of a capture. `mild`: a note is enough."""
+    """What is expected of a capture. `mild`: a note is enough. `page`: a default
+    install must send a message before `to_s`; otherwise none."""
 
     want: tuple[str, ...] | None
     from_s: float
     to_s: float
     mild: bool = False
+    page: bool = False
 
     @property
     def least(self) -> Severity:
@@ -56,6 +59,7 @@ class Said(Struct, frozen=True):
     case: Case
     judged: Sequence[Verdict]
     before: Sequence[Verdict]
+    message: Sent | None = None
 
     @property
     def share(self) -> float:
@@ -76,6 +80,14 @@ class Said(Struct, frozen=True):
         """The first thing said at warning or worse before the incident begins; empty if none."""
         loud = [diagnosis for diagnosis in self.before if diagnosis.severity >= Severity.WARNING]
         return worded(loud[0]) if loud else ""
+
+    @property
+    def wrong_message(self) -> str:
+        """What is wrong with the message; empty if nothing is."""
+        if not self.case.page:
+            return f"sends {self.message}" if self.message is not None else ""
+        in_time = self.message is not None and self.message.after_s <= self.case.to_s
+        return "" if in_time else "sends no message"
 
     @property
     def right(self) -> bool:
@@ -121,25 +133,33 @@ def said(name: str, case: Case, given: Sequence[Verdict]) -> Said:
         case,
         [each for each in given if case.from_s <= each.t_s - begun_s <= case.to_s],
         [each for each in given if each.t_s - begun_s < min(CALM_S, case.from_s)],
+        first_message(given),
     )
 
 
 def table(every: Sequence[Said]) -> str:
     """A row per capture, and how many were told right."""
-    lines = [f"{'capture':18}{'wanted first':48}{'ok':4}{'share':>6}  said first (scrapes)"]
+    lines = [
+        f"{'capture':18}{'wanted first':48}{'ok':4}{'share':>6}  {'message':28}said first (scrapes)"
+    ]
     for row in every:
         wanted = "nothing at warning" if row.case.want is None else "/".join(row.case.want)
         counts = Counter(map(worded, row.judged)).most_common(3)
         words = ", ".join(f"{cause} {count}" for cause, count in counts)
         early = f"; too early: {row.early}" if row.early else ""
         mark = "yes" if row.right else "NO"
-        lines.append(f"{row.name:18}{wanted[:46]:48}{mark:4}{row.share:6.2f}  {words}{early}")
+        sent = f"{row.message or '-'!s}" + (" (WRONG)" if row.wrong_message else "")
+        lines.append(
+            f"{row.name:18}{wanted[:46]:48}{mark:4}{row.share:6.2f}  {sent:28}{words}{early}"
+        )
     faults = [row for row in every if row.case.want is not None]
     quiet = [row for row in every if row.case.want is None]
     lines += [
         "",
         f"rebuilt incidents told right: {sum(row.right for row in faults)} of {len(faults)}",
         f"healthy ones without a warning: {sum(row.right for row in quiet)} of {len(quiet)}",
+        "messages of a default install as an engineer on call wants them: "
+        f"{sum(not row.wrong_message for row in every)} of {len(every)}",
     ]
     return "\n".join(lines)
 
