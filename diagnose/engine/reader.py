@@ -77,6 +77,7 @@ COUNTED: tuple[tuple[tuple[str, Where, str], ...], ...] = (
     ((OUTPUT_LENGTH, (), "count"),),
     ((OUTPUT_LENGTH, (), "sum"),),
     (("num_preemptions", (), ""),),
+    (("iteration_tokens_total", (), "sum"),),
     (("request_success", (), ""),),
     tuple(
         (HTTP, (("handler", handler), ("method", "POST"), ("status", "2xx")), "")

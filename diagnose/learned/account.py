@@ -106,6 +106,9 @@ GIVEN_UP_MAX = 0.2
 """If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
 a request that has no first token."""
 
+UNDER_WAY_MIN = 0.2
+"""From this share of uncounted prompt tokens on, a prefill is under way whose size is unknown."""
+
 COUNT_MIN = 4.0
 """Fewest requests for a mean of them."""
 
@@ -153,6 +156,7 @@ class Work(Struct, frozen=True):
     answers: float
     answer_tokens: float
     preemptions: float
+    step_tokens: float
 
     @property
     def step(self) -> Step:
@@ -165,7 +169,7 @@ class Work(Struct, frozen=True):
             step_s,
             max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
             max(USAGE_MIN, self.usage),
-            self.computed_tokens / steps,
+            (self.computed_tokens + self.uncounted_tokens) / steps,
             self.tokens / sequences,
         )
 
@@ -173,6 +177,11 @@ class Work(Struct, frozen=True):
     def computed_tokens(self) -> float:
         """Prompt tokens that no cache saved; before vLLM 0.16, all that missed the cache."""
         return self.computed or max(0.0, self.prompt_tokens - self.hits)
+
+    @property
+    def uncounted_tokens(self) -> float:
+        """Prompt tokens in steps whose prefill has not ended: only then vLLM counts the prompt."""
+        return max(0.0, self.step_tokens - self.tokens - self.prompt_tokens)
 
     def prefill(self, step: Step) -> Step | None:
         """The mean prefill beside such decode steps; None if too few ended."""
@@ -183,7 +192,7 @@ class Work(Struct, frozen=True):
         return Step(self.prefills_s / self.prefills, size, beside, 0.0, step.tokens)
 
 
-GAPS, FINISHED, ACCEPTED = 2, 14, 15
+GAPS, FINISHED, ACCEPTED = 2, 15, 16
 """Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls."""
 
 
@@ -235,16 +244,14 @@ class Reference(Struct):
         size, beside = step.size / self.size, step.beside / self.beside
         most_s, least_s = own_s * max(1.0, size, beside), own_s * min(1.0, size, beside)
         more_tokens = step.prompt_tokens - self.prompt_tokens
-        read_s = READ_RATIO * own_s * (step.beside - self.beside)
-        sequences_s = own_s * (size - 1)
-        if token_s is not None:
-            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
-        most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
-        least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
         if token_s is None:
             prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens)
             most_s, least_s = most_s * max(1.0, prompts), least_s * min(1.0, prompts)
         else:
+            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
+            read_s = READ_RATIO * own_s * (step.beside - self.beside)
+            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
+            least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
             most_s += token_s * max(0.0, more_tokens)
             least_s += token_s * min(0.0, more_tokens)
         if step.tokens > max(self.tokens, SPECULATES_FROM):
@@ -668,11 +675,12 @@ def _work_of(total: Work) -> dict[str, float | None]:
     requests = total.first_tokens
     enough = requests >= COUNT_MIN and total.prompt_tokens > 0
     computed = total.computed_tokens
+    under_way = total.uncounted_tokens > UNDER_WAY_MIN * total.prompt_tokens
     tokens = total.tokens / (total.gaps + requests)
     return {
         DEMAND: requests / total.seconds if requests >= COUNT_MIN else None,
         PROMPTS: total.prompt_tokens / requests if enough else None,
-        COMPUTED: computed / requests if enough else None,
+        COMPUTED: computed / requests if enough and not under_way else None,
         ANSWERS: total.answer_tokens / total.answers if total.answers >= COUNT_MIN else None,
         HITS: max(0.0, 1 - computed / total.prompt_tokens) if enough else None,
         DRAFTS: tokens,

@@ -31,7 +31,8 @@ def test_a_slowed_engine_is_told_with_its_speed(phase: Phase, window_s: float) -
     assert first.count("slow_steps") >= 0.8 * len(judged)
     healthy_s = next(each.itl_mean_s for each in every_phase(LAB) if each.capture == phase.capture)
     speeds = [each.values.get("engine_speed_ratio") for each in judged]
-    if healthy_s is not None and phase.itl_mean_s is not None:
+    # Of another launch other things changed as well: its prefills.
+    if phase.state == "slow_steps" and healthy_s is not None and phase.itl_mean_s is not None:
         told = median([speed for speed in speeds if speed is not None])
         assert told == pytest.approx(healthy_s / phase.itl_mean_s, abs=NEAR)
 
