@@ -219,8 +219,6 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
     With --prometheus: also monitor the fleet that a metrics system scrapes, at /api/v1/fleet;
     TARGETs are optional then.
     """
-    if given["selector"] and given["prometheus"] is None:
-        raise click.UsageError("--selector needs --prometheus.")
     from kneewatch.agent.daemon import command as daemon
 
     defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS

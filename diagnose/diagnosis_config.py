@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
@@ -15,12 +16,13 @@ from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import WINDOW_S, Rule, with_thresholds
+from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule, with_thresholds
 
 
 class Profile(Struct, frozen=True):
     """Everything that a user may state. None means not stated; signals that need the value are
-    unknown."""
+    unknown. `throughput_only`: requests may queue by design, as batch work does; only goodput,
+    errors and stalls count."""
 
     window_s: float = WINDOW_S
     targets: Targets = field(default_factory=Targets)
@@ -36,6 +38,11 @@ class Profile(Struct, frozen=True):
     thresholds_origin: str = "settings"
     kv_horizon_s: float = AHEAD_S
     expected_prefix_hit_ratio: float | None = None
+    throughput_only: bool = False
+
+    def for_throughput(self) -> Profile:
+        """This profile for a server whose requests may queue by design."""
+        return replace(self, throughput_only=True, targets=Targets())
 
     @property
     def scale(self) -> float:
@@ -94,7 +101,7 @@ class Profile(Struct, frozen=True):
             SettingsError: a threshold names no rule or severity.
         """
         rules = (
-            *RULES,
+            *(rule for rule in RULES if not (self.throughput_only and rule.id in QUEUE_RULES)),
             *slo_rules(
                 ttft_p99_s=self.targets.ttft_p99_s,
                 itl_p99_s=self.targets.itl_p99_s,

@@ -29,7 +29,7 @@ from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.verdict import AnyCause, Cause
-from kneewatch.rules.conditions import each_holds, nodes
+from kneewatch.rules.conditions import Number, each_holds, nodes
 from kneewatch.rules.quantities import Held
 
 FLEET_ONLY_CAUSES = (
@@ -66,6 +66,7 @@ FLEET_ONLY_CAUSES = (
         title="Node slower than its peers",
         means="A replica is slower than its peers at the same load.",
         explains=SLOW_GPU,
+        clear_s=Number(60.0),  # its effects on the replica are seen for a window
         fleet=True,
     ),
     CauseRecord(
@@ -127,6 +128,19 @@ CAUSES: tuple[CauseRecord, ...] = (
 )
 
 BY_ID = {record.id: record for record in CAUSES}
+OF_LATENCY = frozenset(
+    (
+        *(*QUEUES, "slo_conflict", "decode_bound", "prefill_interference"),
+        *("unexplained_latency", "kv_exhaustion_ahead"),
+    )
+)
+"""Causes that only make requests wait. They say nothing about work that may wait by design."""
+
+WAITS_FOR = frozenset(
+    record.id for record in CAUSES if record.queues or not {*QUEUES}.isdisjoint(record.explains)
+)
+"""Causes that leave a backlog of requests."""
+
 EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is not None)
 """Causes that can be concluded from one engine's facts; the others need logs, scrape errors or
 fleets."""

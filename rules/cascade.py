@@ -250,10 +250,14 @@ def staged(
 class Cascade:
     """The stage of one engine over time.
 
-    `scale` is the short window divided by its default; `evicting` is the rule KV-EVICT.
+    `scale` is the short window divided by its default; `evicting` is the rule KV-EVICT. With
+    `may_queue` requests queue by design: a queue behind a full cache is no stage of its own.
     """
 
-    def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
+    def __init__(
+        self, *, scale: float, targets: Targets, evicting: Rule, may_queue: bool = False
+    ) -> None:
+        self._may_queue = may_queue
         self._severity = compiled_severities(evicting)
         self._scale, self._hold_s = scale, EXIT_HOLD_S * scale
         self._targets = targets
@@ -278,6 +282,8 @@ class Cascade:
         evidence, reasons = evidence_of(moment)
         if evidence == len(NAMES) - 1 and fallen is not None:
             reasons.append(fallen)
+        if evidence == EVICTS + 1 and self._may_queue:
+            evidence = EVICTS
         for number in range(1, evidence + 1):
             self._seen_s[number] = now_s
         number = evidence

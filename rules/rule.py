@@ -22,6 +22,9 @@ WINDOW_S = 60.0
 LONG_WINDOWS = 5.0
 """History kept, in short windows: the guide's second window is 5 minutes."""
 
+QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
+"""Ids of the rules whose findings only report that there is a queue."""
+
 
 Word = Literal["ok", "info", "warning", "critical"]
 State = Literal["ok", "info", "warning", "critical", "unknown"]

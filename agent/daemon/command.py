@@ -88,6 +88,9 @@ def run(
     settings = settings_of()
     logs.configure(form=settings["log.format"], level=settings["log.level"])
     targets = [str(files("kneewatch.agent") / DEMO)] if demo else arguments
+    prometheus = prometheus or settings["fleet.prometheus"]
+    if selector and prometheus is None:
+        raise SettingsError("--selector needs --prometheus or the setting fleet.prometheus")
     discovery = Discovery(targets, settings, may_be_empty=prometheus is not None)
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
     note = _demo_note(settings, for_s) if demo else ""

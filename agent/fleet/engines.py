@@ -29,7 +29,7 @@ from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import METRICS_READ
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.fleet.inventory import Group, Key, Member
+from kneewatch.diagnose.fleet.inventory import HOUR_S, Group, Key, Member, Restarted
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import duration
@@ -58,7 +58,8 @@ class FleetEngines:
     """The engines of a fleet over time. `cycle` is called by one thread at a time."""
 
     def __init__(self, profile: Profile) -> None:
-        self._profile, self._catalogue = profile, Catalogue.of(profile)
+        self._profile = profile
+        self._catalogues: dict[bool, tuple[Profile, Catalogue]] = {}
         self._pages = ScrapedPages()
         self._monitors: dict[Target, TargetMonitor] = {}
         self._adding = threading.Lock()
@@ -66,7 +67,7 @@ class FleetEngines:
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""
         if profile != self._profile:
-            self._profile, self._catalogue = profile, Catalogue.of(profile)
+            self._profile, self._catalogues = profile, {}
             self._pages = ScrapedPages()
             self._monitors = {}
 
@@ -81,14 +82,16 @@ class FleetEngines:
         *,
         at_s: float,
         interval_s: float,
+        stopped: Sequence[Member] = (),
     ) -> dict[Key, EngineMonitor]:
-        """Judge the pages since the last cycle. Returns the monitor of each engine that has one.
+        """Judge the pages since the last cycle. Returns the monitor of each of `members` that has
+        one. `stopped` are members that do not serve now: if they answer again, their past counts.
 
         `usual` are usual values of signals by group, from past hours. `interval_s` is the time
         between scrapes. Errors of queries are added to `log`.
         """
         by_target: dict[Target, list[Member]] = {}
-        for member in members:
+        for member in (*members, *stopped):
             by_target.setdefault(target_of(member.labels), []).append(member)
         self._pages.keep(by_target)
         self._monitors = {
@@ -100,15 +103,31 @@ class FleetEngines:
                 member = by_target[target][0]
                 reading = gpus.get(member.key, NO_GPUS)
                 self._judge(target, reading, usual.get(member.group, {}), at_s)
-        return {
-            member.key: engine
-            for target, of in by_target.items()
-            for member in of
-            if (engine := engine_of(self._monitors[target], member)) is not None
-        }
+        return {member.key: engine for member, engine in self._found(members)}
+
+    def restarted(self, members: Sequence[Member], at_s: float) -> list[Restarted]:
+        """Those of the members whose process was replaced within an hour."""
+        by_name: dict[tuple[str, str], Restarted] = {}
+        for member, engine in self._found(members):
+            recent = [each for each in engine.judge.restarts if at_s - each.t_s <= HOUR_S]
+            if recent:
+                name = member.replica, member.pool
+                by_name[name] = Restarted(*name, recent)
+        return list(by_name.values())
+
+    def _found(self, members: Sequence[Member]) -> Iterator[tuple[Member, EngineMonitor]]:
+        for member in members:
+            monitor = self._monitors.get(target_of(member.labels))
+            engine = None if monitor is None else engine_of(monitor, member)
+            if engine is not None:
+                yield member, engine
 
     def _monitor(self, members: Sequence[Member]) -> TargetMonitor:
-        return TargetMonitor(members[0].replica, self._profile, self._catalogue)
+        goal = members[0].throughput_only
+        if goal not in self._catalogues:
+            profile = self._profile.for_throughput() if goal else self._profile
+            self._catalogues[goal] = profile, Catalogue.of(profile)
+        return TargetMonitor(members[0].replica, *self._catalogues[goal])
 
     def _judge(
         self, target: Target, gpus: GpuReading, usual: Mapping[str, float], at_s: float

@@ -69,7 +69,8 @@ class Objects:
 def namespace_of(labels: Labels) -> str:
     """The namespace of the object that a series is about. Without honorLabels it is in the label
     exported_namespace."""
-    return labels.get("exported_namespace") or labels.get("namespace", "")
+    names = "exported_namespace", "namespace", "kubernetes_namespace"
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def pod_of(labels: Labels) -> str:
@@ -108,10 +109,14 @@ job."""
 
 class Presence(Struct, frozen=True):
     """The replicas that serve (`shape`), those that do not, and the seconds between scrapes.
-    `Observed` in diagnose.fleet.inventory describes the other fields."""
+
+    `stopped` are the engines that do not serve now and did within the last hour. `Observed` in
+    diagnose.fleet.inventory describes the other fields.
+    """
 
     shape: Shape
     gone: Sequence[Gone]
+    stopped: Sequence[Member]
     loading: Sequence[Loading]
     interval_s: float | None
     scaled_to_zero: frozenset[str] | None
@@ -145,11 +150,12 @@ def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: 
     empty = {row.pool for row in gone} - {member.pool for member in members}
     zero, is_scraping = None, True
     if empty:
-        zero = _scaled_to_zero(moment, [member for member in seen if member.pool in empty])
+        zero = _scaled_to_zero(moment, [each for each in stopped if each[0].pool in empty])
         is_scraping = bool(moment.instants({"any scrapes": queries.ANY_SCRAPES})["any scrapes"])
     return Presence(
         replace(shape, members=members),
         gone,
+        [member for member, _ in stopped],
         _loading(
             moment,
             names,
@@ -365,23 +371,33 @@ def _patience_s(
 # --- Pools without a running replica --------------------------------------------------------------
 
 
-def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset[str] | None:
-    """The pools of these members whose workloads are scaled to zero. None without
-    kube-state-metrics."""
-    workloads = moment.instants({"workloads": queries.LEAST_WANTED})["workloads"]
-    if not workloads:
+def _scaled_to_zero(
+    moment: QueryMoment, stopped: Sequence[tuple[Member, float | None]]
+) -> frozenset[str] | None:
+    """The pools whose workloads want no replica, or wanted none after the pool's last one had
+    stopped. None without kube-state-metrics. `stopped` are the pools' engines, with the Unix time
+    of their last sample."""
+    answers = moment.instants({"workloads": queries.WORKLOADS, "zero": queries.WANTED_NONE})
+    if not answers["workloads"]:
         return None
-    zero = Objects(
-        (sample.labels, sample.labels.get("deployment") or sample.labels.get("statefulset", ""))
-        for sample in workloads
-        if sample.value == 0
-    )
+    wanted_none = [
+        (sample.value, Objects([(sample.labels, _workload(sample.labels))]))
+        for sample in answers["zero"]
+    ]
+    last_s: dict[str, float] = {}
+    for member, seen_s in stopped:
+        last_s[member.pool] = max(seen_s or 0.0, last_s.get(member.pool, 0.0))
     return frozenset(
         member.pool
-        for member in members
+        for member, _ in stopped
         for name in workloads_of(member.labels.get("pod", ""))
-        if zero.has(member.labels, name)
+        for zero_s, workload in wanted_none
+        if zero_s >= last_s[member.pool] and workload.has(member.labels, name)
     )
+
+
+def _workload(labels: Labels) -> str:
+    return labels.get("deployment") or labels.get("statefulset", "")
 
 
 def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:

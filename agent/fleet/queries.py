@@ -212,11 +212,12 @@ SEEN_STEP_S = 15.0
 DELETED = "kube_pod_deletion_timestamp"
 """A metric of kube-state-metrics that exists for pods that are being deleted."""
 
-LEAST_WANTED = (
-    'min_over_time({__name__=~"kube_deployment_spec_replicas|kube_statefulset_replicas"}[15m])'
-)
-"""A query for the fewest replicas that each workload wanted in the last 15 minutes. The minimum is
-used because a workload that is scaled up from zero needs minutes to start."""
+WORKLOADS = '{__name__=~"kube_deployment_spec_replicas|kube_statefulset_replicas"}'
+"""A query for the replicas that each workload wants."""
+
+WANTED_NONE = f"max_over_time(timestamp({WORKLOADS} == 0)[15m:15s])"
+"""A query for when each workload last wanted no replica, within the last 15 minutes: a workload
+that is scaled up from zero needs minutes to start."""
 
 
 def targets(jobs: Iterable[str]) -> str:

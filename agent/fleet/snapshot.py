@@ -181,6 +181,7 @@ class Shard(Struct, frozen=True):
             presence,
             shape=replace(presence.shape, members=members),
             gone=[replica for replica in presence.gone if self.has(replica.pool)],
+            stopped=[member for member in presence.stopped if self.has(member.pool)],
             loading=[replica for replica in presence.loading if self.has(replica.pool)],
         )
 
@@ -273,6 +274,7 @@ def observe(
         usual,
         at_s=at_s,
         interval_s=interval_s or DEFAULT_SCRAPES_S,
+        stopped=presence.stopped,
     )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
     return Observed(
@@ -288,6 +290,7 @@ def observe(
         past=past,
         gone=presence.gone,
         loading=presence.loading,
+        restarted=engines.restarted((*shape.members, *presence.stopped), at_s),
         scaled_to_zero=presence.scaled_to_zero,
         renamed=presence.renamed,
         is_scraping=presence.is_scraping,
@@ -394,7 +397,11 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
     """
     return FleetConfig(
         checked_selector(selector, "--selector"),
-        label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
+        label_map(
+            settings["fleet.labels"] or {},
+            settings.origin("fleet.labels"),
+            settings["fleet.throughput_pools"] or (),
+        ),
         settings["window_s"],
         at_s,
         settings["fleet.lookback_s"],

@@ -12,16 +12,21 @@ from threading import Lock
 from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_resolved, problems
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
+from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.rule import BY_WORD, Severity
 
 ACTIVE_MAX = ENGINES_MAX
 """Maximum number of active problems per target. It matters if labels change with every scrape: each
 change looks like a new engine."""
+
+TWINS = {"queue_saturation": "admission_limit", "admission_limit": "queue_saturation"}
+"""Two names of one queue: which limit holds the batch shows only once the batch has filled."""
 
 GONE_SCRAPES = 2
 """Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
@@ -72,7 +77,7 @@ class AlertState:
             return []
         first_s = min(self._first_s.get(state.name, state.t_s), state.t_s)
         self._first_s[state.name] = first_s
-        now = {} if quiet else problems(state, self._receiver.severity)
+        now = {} if quiet else self._continued(problems(state, self._receiver.severity))
         events = [
             event for problem in now.values() if (event := self._update_present(problem, state.t_s))
         ]
@@ -86,6 +91,20 @@ class AlertState:
             else:
                 active.gone_s, active.gone_scrapes = None, 0
         return events
+
+    def _continued(self, present: Mapping[Key, Problem]) -> dict[Key, Problem]:
+        """The problems. One that goes on under the name of its twin keeps the name that was
+        sent."""
+        continued: dict[Key, Problem] = {}
+        for key, problem in present.items():
+            before = key._replace(id=TWINS.get(key.id, key.id))
+            twin = self._active.get(before)
+            goes_on = twin is not None and twin.ended_s is None
+            if key not in self._active and goes_on and before not in present:
+                continued[before] = replace(problem, key=before)
+            else:
+                continued[key] = problem
+        return continued
 
     def drop(self, target: str, t_s: float) -> list[Event]:
         """The events that end all problems of a target because it is no longer watched."""
@@ -178,10 +197,11 @@ class AlertState:
         is_unsent = active.restored and active.notified_s is None
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
         before = active.severity
-        worse = problem.severity > before or problem.stage > active.stage
+        deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
+        worse = problem.severity > before or deeper
+        active.stage = max(problem.stage, active.stage)
         if worse:
             active.severity = max(problem.severity, before)
-            active.stage = max(problem.stage, active.stage)
             self.is_changed = True
         if is_unsent:
             return _event("began", problem, active)

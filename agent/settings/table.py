@@ -189,10 +189,17 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("nvml", "none"),
     ),
     seconds("gpu_interval_s", "time between GPU readings in run", 15.0, most=DAY_S),
+    url("fleet.prometheus", "run: metrics system of the fleet to watch; --prometheus replaces it"),
     pairs(
         "fleet.labels",
-        "--prometheus: labels of replica, namespace, pool, model, tier, engine or node: pool=app",
+        "--prometheus: labels to read first for replica, namespace, pool, model, tier, role, "
+        "engine, node or goal: pool=app",
         flag="fleet-label",
+    ),
+    texts(
+        "fleet.throughput_pools",
+        "pools, with * and ?, whose requests may queue by design (batch work): only goodput, "
+        "errors and stalls count; the label kneewatch_goal=throughput says the same",
     ),
     count("fleet.queries_at_once", "most concurrent queries to a metrics system", 4, most=64),
     number("fleet.queries_per_s", "most queries per second to a metrics system", 20.0, most=1e4),

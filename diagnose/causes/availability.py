@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.account_signals import ALL_CANCELLED, AT_THE_DOOR, CANCELLED
-from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
+from kneewatch.diagnose.causes.common_conditions import QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
@@ -18,7 +18,7 @@ from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
 from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.quantities import FirstOf, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUEUE_RULES, Severity
 
 STALLED_S = 30.0
 STALL_NOTED_S = 10.0
@@ -332,7 +332,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
                 "the counters or the process start time were reset",
             ),
             *(
-                Evidence("process_start", each.uptime_s, None, _ended(each))
+                Evidence("process_start", each.uptime_s, None, how_ended(each))
                 for each in reversed(within_hour[-RESTARTS_SHOWN:])
                 if each.last_page
             ),
@@ -342,7 +342,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
     )
 
 
-def _ended(process: ReplacedProcess) -> str:
+def how_ended(process: ReplacedProcess) -> str:
     """How a replaced process ended, how long it ran, and what its last page showed."""
     ran = "" if process.uptime_s is None else f" after {span(process.uptime_s)}"
     how = "ended under load" if process.broke_off else "ended without requests"

@@ -126,9 +126,6 @@ SLOW_GPU = (
     "slow_steps",
 )
 
-QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
-"""Rules whose findings only report that there is a queue."""
-
 STRAIGHT_FROM = 0.9
 """Seven levels count as a line if a line explains at least this share of their variance.
 

@@ -36,6 +36,7 @@ class ReplacedProcess(Struct, frozen=True):
     - `t_s`: when the next process was first seen.
     - `uptime_s`: how long this process ran; None if unknown.
     - `last_page`: what its last page showed, in words.
+    - `away_s`: how long no page was read between this process and the next one.
     - `broke_off`: it had requests in flight or a cause at warning, so it was not drained on
       purpose.
     """
@@ -44,6 +45,7 @@ class ReplacedProcess(Struct, frozen=True):
     uptime_s: float | None = None
     last_page: str = ""
     broke_off: bool = False
+    away_s: float = 0.0
 
 
 STEADY = staged(0, 0.0, OK, None, ())

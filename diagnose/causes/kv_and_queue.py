@@ -22,7 +22,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     PINNED,
     PREFILL_BUSY,
     QUEUE,
-    QUEUE_RULES,
     QUEUED,
     QUEUES,
     SERVED,
@@ -38,7 +37,7 @@ from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUEUE_RULES, Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
 QUEUE_HELD = queued_for(10.0)

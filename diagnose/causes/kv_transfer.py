@@ -10,8 +10,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_HELD,
     FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
-    QUEUE_RULES,
     QUEUES,
+    TTFT_P99_S,
+    TTFT_TARGET_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, Tested, term
@@ -19,7 +20,7 @@ from kneewatch.rules.baseline import TRANSFER, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Exposed, Held, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUEUE_RULES, Severity
 
 DECODES_FROM = 0.5
 """A server belongs to the decode pool if at least this share of prompt tokens is computed
@@ -61,9 +62,21 @@ such hits a connector holds no request back, and requests wait for something els
 grammar.
 """
 
-LONG = SHARE >= 0.3
+FAR_LONGER = (DRIFT >= 1.5) | (~DRIFT.known & (MEAN_S >= 0.25))
+"""A transfer takes longer than usual. If its usual time is unknown, it takes longer than a user
+notices."""
+
+LATE = (TTFT_P99_S > TTFT_TARGET_S) | (Signal("ttft_p50_drift_ratio") >= 1.3)
+LONG = (
+    (SHARE >= 0.3)
+    & (FAR_LONGER | (TTFT_P99_S > TTFT_TARGET_S)).assume(unknown=False)
+    & (LATE.assume(unknown=True))
+)
+"""Transfers are a large part of a late TTFT. The share alone proves nothing: on a decode server
+that is fed by prefill servers, most of TTFT may be the transfer."""
+
 SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
-"""Transfers matter for first tokens, or take far longer than usual and are not negligible."""
+"""Transfers take far longer than usual and are not negligible."""
 
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)

@@ -15,7 +15,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_HELD,
     FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
-    QUEUE_RULES,
     QUEUES,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -34,7 +33,7 @@ from kneewatch.rules.quantities import (
     SquareRoot,
     WindowSeconds,
 )
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUEUE_RULES, Severity
 
 DRAFT_COST_RATIO = 0.1
 """Time of one step of a small draft model, divided by one step of its target model (guide 6.6).

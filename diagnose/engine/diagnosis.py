@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
+from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
+from kneewatch.diagnose.values import DRAINS
 from kneewatch.diagnose.verdict import SYMPTOMS, AnyCause, Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
@@ -68,8 +69,58 @@ def judged_against(targets: Targets, *, has_baseline: bool) -> str:
     return "nothing: no SLO configured, no baseline yet"
 
 
+GROWS_BY, GROWN_SCRAPES = 2.0, 2
+"""A backlog does not drain if it exceeds its lowest level by more requests in so many scrapes."""
+
 OUTLASTS_S = 60.0
 """A cause that is no longer concluded still stays this long while its effect is concluded."""
+
+
+class Aftermath:
+    """The time in which a backlog drains that a cause has left, which has ended.
+
+    Requests still wait then, and what waits looks like a new problem. The same holds while the
+    engine makes no progress: requests pile up, and it is the stall that will be reported.
+    """
+
+    def __init__(self) -> None:
+        self._reported: frozenset[str] = frozenset()
+        self._problems: frozenset[str] = frozenset()
+        self._left: float | None = None
+        self._grown = 0
+        self._until_s = float("-inf")
+
+    def forget(self) -> None:
+        """Reset after a restart: the requests are gone with the process."""
+        self._reported = self._problems = frozenset()
+        self._left = None
+
+    def without(self, facts: Facts, causes: Sequence[Cause]) -> Sequence[Cause]:
+        """The causes, without those that only say that requests wait, if they follow from what has
+        ended and were not reported before."""
+        waiting = facts.values.get("waiting") or 0.0
+        if self._problems and self._problems.isdisjoint(cause.id for cause in causes):
+            self._left, self._grown = waiting, 0
+            self._until_s = facts.now_s + facts.window_s
+        elif self._left is not None:
+            self._grown = self._grown + 1 if waiting > self._left + GROWS_BY else 0
+            self._left = min(self._left, waiting)
+            if waiting >= 1:
+                self._until_s = facts.now_s + facts.window_s
+        if facts.now_s > self._until_s or self._grown >= GROWN_SCRAPES:
+            self._left = None
+        if self._left is not None:
+            facts.values[DRAINS] = 1.0
+        elif not facts.streaks_s.get("stalled"):
+            return causes
+        return [each for each in causes if each.id in self._reported or each.id not in OF_LATENCY]
+
+    def reported(self, causes: Sequence[Cause]) -> None:
+        """Remember the causes that are reported now."""
+        self._reported = frozenset(cause.id for cause in causes)
+        self._problems = frozenset(
+            cause.id for cause in causes if cause.severity >= WARNING and cause.id in WAITS_FOR
+        )
 
 
 class CauseTracker(Generic[AnyCause]):
@@ -87,6 +138,11 @@ class CauseTracker(Generic[AnyCause]):
     def __bool__(self) -> bool:
         """Whether any cause was concluded and has not ended."""
         return bool(self._tracked)
+
+    @property
+    def causes(self) -> Sequence[AnyCause]:
+        """The causes that are reported, as last concluded."""
+        return [tracked.cause for tracked in self._tracked.values() if tracked.reported]
 
     def forget(self) -> None:
         """Drop all causes after a restart: they belong to the old process."""

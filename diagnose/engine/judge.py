@@ -16,6 +16,7 @@ from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
+from kneewatch.diagnose.causes.kv_and_queue import KV_PRESSURE
 from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY, Explained
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -24,6 +25,7 @@ from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
+    Aftermath,
     CauseTracker,
     health,
     judged_against,
@@ -40,6 +42,7 @@ from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift, LiveWorkload
 from kneewatch.diagnose.ranking import (
     BY_ID,
+    OF_LATENCY,
     STREAKS,
     conclude,
     disproved,
@@ -67,7 +70,7 @@ from kneewatch.rules.baseline import (
     STAGE_MOVES,
     Baseline,
 )
-from kneewatch.rules.cascade import EVICTS, Cascade, lacking
+from kneewatch.rules.cascade import EVICTS, Cascade, Stage, lacking
 from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import OK, WARNING, Rule, RuleBook
@@ -193,11 +196,16 @@ class Judge:
         self._catalogue = catalogue
         self._rules = RuleBook(catalogue.rules, scale=profile.scale)
         evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
-        self._cascade = Cascade(scale=profile.scale, targets=profile.targets, evicting=evicting)
+        self._cascade = Cascade(
+            scale=profile.scale,
+            targets=profile.targets,
+            evicting=evicting,
+            may_queue=profile.throughput_only,
+        )
         self.learned = Learned(profile)
         self._streaks = Streaks(STREAKS, profile.targets)
         self._tracker = CauseTracker[Cause](scale=profile.scale)
-        self._explained = Explained()
+        self._explained, self._aftermath = Explained(), Aftermath()
         self._adviser: Adviser | None = None
         self._stated: Stated = profile.stated
         self._weekly_peak_requests: float | None = None
@@ -230,6 +238,11 @@ class Judge:
     def set_usual(self, usual: Mapping[str, float]) -> None:
         """Set the usual values, at this hour of the week, of the signals with a baseline."""
         self.learned.baseline.season = usual
+
+    @property
+    def restarts(self) -> Sequence[ReplacedProcess]:
+        """The processes that were replaced, oldest first."""
+        return self._restarts
 
     @property
     def was_idle(self) -> bool:
@@ -330,6 +343,7 @@ class Judge:
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
+        self._aftermath.forget()
         if self._adviser is not None:
             self._adviser.restarted()
         self.learned.reset()
@@ -400,6 +414,8 @@ class Judge:
     def _causes(self, facts: Facts, values: Values) -> tuple[list[Cause], bool]:
         """The causes, ranked, and whether core metrics are missing."""
         concluded = conclude(facts)
+        if self._profile.throughput_only:
+            concluded = _without_queues(concluded, facts.stage)
         if self.died is not None:
             concluded.append(self.died)
         unanswered = None if values.canary is None else observer.unanswered(values.canary, facts)
@@ -417,7 +433,9 @@ class Judge:
             concluded.append(missing)
         ended = over(facts) | disproved(concluded)
         tracked = self._tracker.update(facts.now_s, concluded, ended)
+        tracked = self._aftermath.without(facts, tracked)
         causes = ranked(self._explained.without(tracked, BY_ID, facts))
+        self._aftermath.reported(causes)
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
@@ -486,6 +504,18 @@ class Judge:
         return self._unknown[1]
 
 
+def _without_queues(causes: Sequence[Cause], stage: Stage) -> list[Cause]:
+    """The causes for a server whose requests may queue by design. A full cache counts by what it
+    evicts."""
+    severity = (stage.severity or OK) if stage.level >= EVICTS else OK
+    by_design = OF_LATENCY if severity else OF_LATENCY | {KV_PRESSURE.id}
+    return [
+        replace(cause, severity=severity) if cause.id == KV_PRESSURE.id else cause
+        for cause in causes
+        if cause.id not in by_design
+    ]
+
+
 def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> ReplacedProcess:
     """A description of the replaced process, from its last diagnosis.
 
@@ -500,7 +530,11 @@ def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> Re
     ]
     uptime_s = None if started_s is None else max(0.0, newest.t_s - started_s)
     return ReplacedProcess(
-        t_s, uptime_s, ", ".join([*numbers, *_problems(newest)]), broke_off=_broke_off(newest)
+        t_s,
+        uptime_s,
+        ", ".join([*numbers, *_problems(newest)]),
+        broke_off=_broke_off(newest),
+        away_s=t_s - newest.t_s,
     )
 
 

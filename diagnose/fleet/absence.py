@@ -1,14 +1,23 @@
-"""Replicas that do not serve: down, gone, loading or terminating. Pure."""
+"""Replicas that do not serve: down, gone, loading, terminating, or restarting again and again.
+Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.availability import TARGET_DOWN
-from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Why
+from kneewatch.diagnose.causes.availability import (
+    CRASH_LOOP_S,
+    CRASHES_WARNING,
+    RESTARTS_SHOWN,
+    TARGET_DOWN,
+    how_ended,
+)
+from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.verdict import Evidence
 from kneewatch.rules.formatting import span
@@ -32,7 +41,19 @@ replicas."""
 
 SHOWN = 3
 
+RESTARTED = "engine_restarted"
+LOOPS_FROM = 2
+"""Restarts of one replica within CRASH_LOOP_S that make a crash loop."""
+
+OUTLIVED_S, OUTLIVED_RATIO = 300.0, 3.0
+"""A crash loop is over when the process has run this long, and this many times as long as any that
+was seen to end."""
+
 CHECK_SERVER = "Check that the server runs and listens on this address."
+CHECK_RELEASE = (
+    "Read the log of the process that ended (kubectl logs --previous) and its exit code; if a new "
+    "version or setting was rolled out, roll it back."
+)
 CHECK_START = "Check the pod's state and vLLM's start-up log."
 TELL_KNEEWATCH = (
     "Check why the pods are gone. If intended, silence the alert; where Prometheus scrapes "
@@ -48,7 +69,8 @@ def is_down(failed: int, over_s: float) -> bool:
 class _Pool(Struct, frozen=True):
     """The missing and loading replicas of a pool.
 
-    `serving`: the pool has a running replica. `is_scaled_to_zero`: None if unknown.
+    `serving`: the pool has a running replica. `is_scaled_to_zero`: None if unknown. `size`: number
+    of replicas that serve or have stopped answering.
     """
 
     name: str
@@ -57,6 +79,8 @@ class _Pool(Struct, frozen=True):
     loading: Sequence[Loading]
     is_scaled_to_zero: bool | None
     now_s: float
+    size: int
+    restarted: Sequence[Restarted] = ()
     renamed: str = ""
     """The pool that the same workload serves now; empty if it serves none."""
 
@@ -68,6 +92,32 @@ class _Pool(Struct, frozen=True):
     def late(self) -> list[Loading]:
         """Loading targets that should have answered by now."""
         return [row for row in self.loading if self.now_s - row.since_s > row.patience_s]
+
+    @property
+    def loops(self) -> list[Restarted]:
+        """Replicas whose processes end again and again."""
+        return [row for row in self.restarted if _loops(row, self.now_s)]
+
+    @property
+    def crashed(self) -> list[Restarted]:
+        """Replicas whose process ended within the last minutes while it had requests.
+
+        Those that were away for long were reported as down.
+        """
+        return [
+            row
+            for row in self.restarted
+            if any(
+                p.broke_off and p.away_s < 2 * DOWN_S and self.now_s - p.t_s <= CRASH_LOOP_S
+                for p in row.processes
+            )
+        ]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all processes have run for a while."""
+        newest_s = max((row.processes[-1].t_s for row in self.restarted), default=0.0)
+        return self.now_s - newest_s >= OUTLIVED_S
 
     @property
     def seen_s(self) -> float | None:
@@ -95,10 +145,13 @@ class _Pool(Struct, frozen=True):
 
 
 def _pools(observed: Observed) -> list[_Pool]:
-    """The pools that miss a replica or have one that is loading."""
+    """The pools that miss a replica, or have one that is loading or has restarted."""
     serving = {member.pool for member in observed.shape.members}
-    names = {row.pool for row in observed.gone} | {row.pool for row in observed.loading}
+    names = {row.pool for row in (*observed.gone, *observed.loading, *observed.restarted)}
     zero = observed.scaled_to_zero
+    counted = {(member.pool, member.replica) for member in observed.shape.members}
+    counted |= {(row.pool, row.replica) for row in observed.gone if row.why is not Why.LEFT}
+    size = Counter(pool for pool, _ in counted)
     return [
         _Pool(
             name,
@@ -107,6 +160,8 @@ def _pools(observed: Observed) -> list[_Pool]:
             [row for row in observed.loading if row.pool == name],
             None if zero is None else name in zero,
             observed.t_s,
+            size[name],
+            [row for row in observed.restarted if row.pool == name],
             observed.renamed.get(name, ""),
         )
         for name in sorted(names)
@@ -114,17 +169,58 @@ def _pools(observed: Observed) -> list[_Pool]:
 
 
 def absence_causes(observed: Observed) -> list[FleetCause]:
-    """A cause for each pool whose replicas are down, late or all gone."""
+    """The causes of each pool whose replicas are down, late, all gone or restarting."""
     causes: list[FleetCause] = []
     for pool in _pools(observed):
-        down, late = pool.gone_because(Why.DOWN), pool.late
+        loops = {row.replica for row in pool.loops}
+        down = [row for row in pool.gone_because(Why.DOWN) if row.replica not in loops]
         if _is_missed(pool, observed):
             causes += _vanished(pool)
         elif down:
             causes.append(_down(pool, down))
-        elif late:
-            causes.append(_late(pool, late))
+        elif pool.loading:
+            causes.append(_loading(pool, pool.late or pool.loading))
+        if (restarts := _restarts(pool)) is not None:
+            causes.append(restarts)
     return causes
+
+
+def _loops(row: Restarted, now_s: float) -> bool:
+    recent = [each for each in row.processes if now_s - each.t_s <= CRASH_LOOP_S]
+    crashes = sum(each.broke_off for each in row.processes)
+    longest_s = max((each.uptime_s or 0.0 for each in row.processes[1:]), default=0.0)
+    is_over = now_s - row.processes[-1].t_s >= max(OUTLIVED_S, OUTLIVED_RATIO * longest_s)
+    return not is_over and (len(recent) >= LOOPS_FROM or crashes >= CRASHES_WARNING)
+
+
+def _restarts(pool: _Pool) -> FleetCause | None:
+    """The cause for a pool with a crash loop, or most of whose replicas crashed once; None if
+    neither."""
+    loops, crashed = pool.loops, pool.crashed
+    rows = loops or crashed
+    if not loops and (pool.is_settled or len(crashed) < max(2, pool.size / 2)):
+        return None
+    names = sorted(row.replica for row in rows)
+    worst = max(rows, key=lambda row: (len(row.processes), row.replica))
+    last = worst.processes[-1]
+    of = f"{len(rows)} of {_count(pool.size)}"
+    if loops:
+        ran = "" if last.uptime_s is None else f", the last process ran {span(last.uptime_s)}"
+        text = (
+            f"{of} of {pool.name} {'restart' if len(rows) > 1 else 'restarts'} again and again: "
+            f"{worst.replica} {len(worst.processes)} times within the hour{ran}."
+        )
+    else:
+        text = (
+            f"{of} of {pool.name} crashed under load within {span(CRASH_LOOP_S)}: {_listed(names)}."
+        )
+    evidence = [
+        Evidence("process_start", each.uptime_s, None, how_ended(each))
+        for each in worst.processes[: -RESTARTS_SHOWN - 1 : -1]
+    ]
+    severity = Severity.CRITICAL if 2 * len(loops) >= pool.size else Severity.WARNING
+    cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE)
+    return replace(cause, id=RESTARTED, evidence=tuple(evidence))
 
 
 def vanished_causes(observed: Observed) -> list[FleetCause]:
@@ -146,19 +242,23 @@ def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:
     return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_SERVER)
 
 
-def _late(pool: _Pool, late: Sequence[Loading]) -> FleetCause:
-    names = sorted(row.replica for row in late)
-    since_s = min(row.since_s for row in late)
-    patience_s = max(row.patience_s for row in late)
+def _loading(pool: _Pool, loading: Sequence[Loading]) -> FleetCause:
+    """The cause for replicas that have never answered: critical once a start may not take so
+    long."""
+    names = sorted(row.replica for row in loading)
+    since_s = _first(loading)
+    patience_s = max(row.patience_s for row in loading)
     verb = "replica has" if len(names) == 1 else "replicas have"
-    text = f"{len(names)} {verb} not answered since {_clock(since_s)}: {_listed(names)}."
+    text = f"{len(names)} {verb} not answered since {_clock(since_s)}: {_listed(names)}"
+    text += "." if pool.late else f"; should serve by {_clock(since_s + patience_s)}."
+    severity = Severity.CRITICAL if pool.late else Severity.INFO
     evidence = Evidence(
         "up",
         0.0,
         1.0,
         f"up has been 0 for {span(pool.now_s - since_s)}; a start may take {span(patience_s)}",
     )
-    return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_START)
+    return _cause(pool, names, severity, text, evidence, CHECK_START)
 
 
 def _vanished(pool: _Pool) -> list[FleetCause]:
@@ -217,13 +317,6 @@ def absence_notes(observed: Observed) -> list[str]:
             ago = "" if row.seen_s is None else f" {span(observed.t_s - row.seen_s)} ago"
             notes.append(f"{row.replica} ({pool.name}) stopped answering{ago}")
         notes += _counted(pool.gone_because(Why.TERMINATING), "terminating")
-        starting = [row for row in pool.loading if row not in pool.late]
-        if starting:
-            for_s = observed.t_s - _first(starting)
-            notes.append(
-                f"{_count(len(starting))} of {pool.name} loading for up to {span(for_s)}: "
-                f"{_listed([row.replica for row in starting])}"
-            )
         if pool.is_vanished and pool.is_scaled_to_zero:
             notes.append(f"{pool.name} is scaled to zero")
         elif pool.is_vanished and pool.renamed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -13,9 +13,9 @@ from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
-from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
+from kneewatch.diagnose.fleet.absence import RESTARTED, absence_causes, absence_notes
 from kneewatch.diagnose.fleet.engine import Engine, engines_of
-from kneewatch.diagnose.fleet.inventory import Group, Observed, Past, Usual
+from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Past, Usual
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     average_engine,
@@ -38,7 +38,7 @@ from kneewatch.diagnose.fleet.verdict import (
     tier_verdict,
 )
 from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
-from kneewatch.diagnose.ranking import CAUSES, is_under, with_explained
+from kneewatch.diagnose.ranking import BY_ID, CAUSES, WAITS_FOR, is_under, with_explained
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
@@ -339,10 +339,24 @@ class Comparisons:
         self._scale = scale
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
 
-    def update(self, t_s: float, concluded: Sequence[FleetCause]) -> list[FleetCause]:
-        """The causes to report at `t_s`, each with its start time."""
+    def update(
+        self, t_s: float, concluded: Sequence[FleetCause], draining: Collection[str] = ()
+    ) -> list[FleetCause]:
+        """The causes to report at `t_s`, each with its start time.
+
+        `draining` are engines whose queue shrinks. A cause that made them queue lasts until then.
+        """
+        known = {(_place(cause), cause.id) for cause in concluded}
+        lasting = [
+            cause
+            for place, tracker in self._trackers.items()
+            for cause in tracker.causes
+            if (place, cause.id) not in known
+            and cause.id in WAITS_FOR
+            and not set(draining).isdisjoint(cause.replicas)
+        ]
         by_place: dict[Place, list[FleetCause]] = {}
-        for cause in concluded:
+        for cause in (*concluded, *lasting):
             by_place.setdefault(_place(cause), []).append(cause)
         reported: list[FleetCause] = []
         for place in {**self._trackers, **by_place}:
@@ -378,7 +392,12 @@ def diagnose(
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         compared += [mixed] if mixed else []
     if comparisons is not None:
-        compared = comparisons.update(observed.t_s, compared)
+        draining = [
+            engine.member.name
+            for engine in engines
+            if engine.get("waiting") and (engine.get("waiting_slope_per_s") or 0.0) < 0
+        ]
+        compared = comparisons.update(observed.t_s, compared, draining)
     # What replicas show together says more than what each says for itself.
     together = {(cause.id, cause.pool, cause.tier) for cause in compared}
     causes = [
@@ -390,8 +409,10 @@ def diagnose(
             for tier in tiers
             for cause in engine_causes(tier)
             if (cause.id, cause.pool, cause.tier) not in together
+            and cause.id != RESTARTED  # judged for the pool, with those that are down
         ),
     ]
+    causes = [_or_by_design(cause, observed.t_s) for cause in causes]
     ranked = sorted(folded(causes), key=lambda c: (-c.severity, -c.confidence, c.id))
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines)
@@ -435,6 +456,15 @@ def diagnose(
         load=replace(observed.load, seconds=round(observed.load.seconds, 3)),
         failed=observed.failed,
     )
+
+
+def _or_by_design(cause: FleetCause, t_s: float) -> FleetCause:
+    """The cause; if it is a queue that has lasted for a day, with the setting for queues that are
+    intended."""
+    if not BY_ID[cause.id].queues or t_s - (cause.since_s or t_s) < DAY_S:
+        return cause
+    hint = "If this queue is intended (batch work), name the pool in fleet.throughput_pools."
+    return replace(cause, lever=f"{cause.lever} {hint}")
 
 
 def _compared(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from fnmatch import fnmatchcase
 from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import Histogram
 
 if TYPE_CHECKING:
+    from kneewatch.diagnose.causes.evidence import ReplacedProcess
     from kneewatch.diagnose.fleet.routers import RouterState
     from kneewatch.diagnose.verdict import Verdict
 
@@ -28,20 +30,23 @@ Group = tuple[str, str, str]
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "replica": ("pod", "ReplicaId", "WorkerId", "instance"),
-    "namespace": ("cluster", "namespace", "application"),
+    "namespace": ("cluster", "namespace", "kubernetes_namespace", "application"),
     "pool": (),
     "model": ("model_name",),
     "tier": ("tier",),
     "role": ("role", "llm_d_ai_role"),
     "engine": ("engine",),
     "node": ("node", "Hostname", "hostname", "kubernetes_node"),
+    "goal": ("kneewatch_goal",),
 }
 """Labels that may contain each part of an engine's identity.
 
 The first label that is present is used; for `namespace`, all of them. `pod` is Kubernetes'.
 `ReplicaId` and `WorkerId` are Ray Serve's. `instance` is Prometheus's own. `llm_d_ai_role` is
-Prometheus's name for llm-d's pod label.
+Prometheus's name for llm-d's pod label. `goal` is THROUGHPUT for pools whose requests may queue.
 """
+
+THROUGHPUT = "throughput"
 
 GROUPS = ("pool", "namespace", "model", "tier", "role")
 """The parts that define a group of replicas."""
@@ -56,14 +61,17 @@ NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus
 
 
 class LabelMap(Struct, frozen=True):
-    """The meaning of labels: `names` maps a part of DEFAULTS to its labels."""
+    """The meaning of labels: `names` maps a part of DEFAULTS to its labels. `throughput_pools` are
+    names of pools, with * and ?, whose requests may queue by design."""
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
+    throughput_pools: tuple[str, ...] = ()
 
     def value_of(self, part: str, labels: Labels) -> str:
         """The value of a part; empty if no label contains it."""
         if part == "namespace":
-            return "/".join(value for name in self.names[part] if (value := labels.get(name)))
+            values = (labels.get(name, "") for name in self.names[part])
+            return "/".join(dict.fromkeys(value for value in values if value))
         return next((labels[name] for name in self.names[part] if labels.get(name)), "")
 
     def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
@@ -73,8 +81,11 @@ class LabelMap(Struct, frozen=True):
         return tuple(name for name in dict.fromkeys(names) if name in present)
 
 
-def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
-    """The default labels, overridden by the user's labels: {"replica": "pod_name"}.
+def label_map(
+    stated: Mapping[str, str], origin: str, throughput_pools: Sequence[str] = ()
+) -> LabelMap:
+    """The meaning of labels: the user's labels, {"replica": "pod_name"}, come before the default
+    ones.
 
     Raises:
         SettingsError: a key is not a part of an engine's identity (see DEFAULTS).
@@ -85,8 +96,9 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
             raise SettingsError(
                 f"fleet.labels ({origin}): no part {part!r}; there are {', '.join(DEFAULTS)}"
             )
-        names[part] = tuple(name.strip() for name in label.split(",") if name.strip())
-    return LabelMap(names)
+        first = [name.strip() for name in label.split(",") if name.strip()]
+        names[part] = tuple(dict.fromkeys((*first, *names[part])))
+    return LabelMap(names, tuple(throughput_pools))
 
 
 class Member(Struct, frozen=True):
@@ -107,6 +119,8 @@ class Member(Struct, frozen=True):
     role: str = ""
     node: str = ""
     labels: Labels = field(default_factory=dict[str, str])
+    throughput_only: bool = False
+    """Whether its requests may queue by design."""
 
     @property
     def name(self) -> str:
@@ -171,18 +185,20 @@ def _identity(labels: Labels) -> tuple[tuple[str, str], ...]:
 
 def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
     namespace, model = names.value_of("namespace", labels), names.value_of("model", labels)
+    pool = names.value_of("pool", labels) or "/".join(part for part in (namespace, model) if part)
+    by_design = any(fnmatchcase(pool, pattern) for pattern in names.throughput_pools)
     return Member(
         key=tuple(labels.get(name, "") for name in by),
         replica=names.value_of("replica", labels) or "?",
         engine=names.value_of("engine", labels),
         model=model,
         namespace=namespace,
-        pool=names.value_of("pool", labels)
-        or "/".join(part for part in (namespace, model) if part),
+        pool=pool,
         tier=names.value_of("tier", labels),
         role=role if (role := names.value_of("role", labels)) in ROLES else "",
         node=names.value_of("node", labels),
         labels=labels,
+        throughput_only=by_design or names.value_of("goal", labels) == THROUGHPUT,
     )
 
 
@@ -338,6 +354,14 @@ class Loading(Struct, frozen=True):
     patience_s: float
 
 
+class Restarted(Struct, frozen=True):
+    """A replica whose process was replaced within the last hour, oldest first."""
+
+    replica: str
+    pool: str
+    processes: Sequence[ReplacedProcess]
+
+
 class Load(Struct, frozen=True):
     """Load that the queries put on the metrics system: queries, retries, and total time in
     seconds."""
@@ -360,8 +384,10 @@ class Observed(Struct, frozen=True):
     - `images`: container images, from kube-state-metrics.
     - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
     - `routers`: routers whose metrics are scraped, one per namespace.
-    - `scaled_to_zero`: pools without a running replica whose workload wanted none within the last
-      minutes. None if kube-state-metrics is not scraped, or if every pool has replicas.
+    - `restarted`: replicas, also those that do not answer now, whose process was replaced.
+    - `scaled_to_zero`: pools without a running replica whose workload wants none, or wanted none
+      after their last one had left. None if kube-state-metrics is not scraped, or if every pool has
+      replicas.
     - `renamed`: pools without replicas whose workload serves another model now: {pool: pool now}.
     - `is_scraping`: targets have been scraped for some intervals, so a missing series means a
       missing replica.
@@ -379,6 +405,7 @@ class Observed(Struct, frozen=True):
     past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
     loading: Sequence[Loading] = ()
+    restarted: Sequence[Restarted] = ()
     scaled_to_zero: frozenset[str] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     is_scraping: bool = True

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kneewatch.diagnose.causes.evidence import Case, Facts
+from kneewatch.diagnose.causes.kv_transfer import ONE_TOKEN
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, may_explain
+from kneewatch.diagnose.values import DRAINS, STALL
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import Signal
@@ -21,6 +23,9 @@ PEERS_MIN = 3
 
 SLOWS_TOKENS = frozenset(record.id for record in CAUSES if record.slows_tokens)
 """Causes that explain an engine's slow tokens without comparing it with others."""
+
+PILES_UP = frozenset(("engine_stalled", "gpu_fault", "gpu_throttled"))
+"""Causes of an engine that make requests pile up there, although it gets no more of them."""
 
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
@@ -118,7 +123,9 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
     """
     slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
     alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
-    if len(tier.engines) < PEERS_MIN or slower is None or not alike:
+    if tier.median("arrival_per_s") == 0 and engine.get("arrival_per_s"):
+        return False
+    if len(tier.engines) < PEERS_MIN or slower is None or not alike or _drains(engine):
         return False
     if any(_slows_tokens(cause) for cause in engine.causes):
         return False
@@ -202,8 +209,14 @@ Its usage must also be BUSIER times the median's. It then has longer requests, t
 more.
 """
 
+DRAINS_S, DRAINED = 60.0, 0.2
+"""A backlog drains if at least this share of it would be gone in so many seconds."""
+
 ROOM_BELOW = 0.8
 """Up to this KV usage, the median replica could take over load."""
+
+TAKES_ALL = 0.8
+"""From this share of a tier's requests on, one of its engines takes them all."""
 
 COLD_S = 600.0
 IDLE_RUNNING = 0.5
@@ -218,8 +231,9 @@ IDLE_SHARE = 0.25
 def replica_imbalance(tier: Tier) -> FleetCause | None:
     """Some engines carry far more load than others because they get more requests or tokens.
 
-    If they queue or preempt while the median engine has room, this cause explains their own causes.
-    Otherwise it explains none.
+    An engine that makes no progress piles requests up without getting more, and so does one whose
+    backlog drains: neither carries more load. If the engines queue or preempt while the median
+    engine has room, this cause explains their own causes. Otherwise it explains none.
     """
     loaded = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
     if len(loaded) < 2:
@@ -227,17 +241,18 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     # Of two engines the lower load is the usual one, of more the median.
     loads = sorted(load for load, _ in loaded)
     usual = loads[(len(loads) - 1) // 2]
-    usages = sorted(u for _, e in loaded if (u := e.get("kv_usage_ratio")) is not None)
+    usages = sorted(u for _, e in loaded if (u := e.get("kv_usage_avg_ratio")) is not None)
     usual_usage = usages[(len(usages) - 1) // 2] if usages else None
     hot = [
         e
         for load, e in loaded
         if (_has_more_requests(load, usual) or _has_more_tokens(e, usual_usage))
+        and _gets_more(e, tier)
         and not is_slow(e, tier)
     ]
     if not hot:
         return None
-    most = max(hot, key=lambda e: (e.in_flight or 0.0, e.get("kv_usage_ratio") or 0.0))
+    most = max(hot, key=lambda e: (e.in_flight or 0.0, e.get("kv_usage_avg_ratio") or 0.0))
     case = _imbalance(tier, hot, most, usual, of=len(loaded))
     _weigh_arrivals(case, most, tier)
     waiting = most.get("waiting") or 0.0
@@ -255,12 +270,38 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     return closed(case, tier.pool, tier.tier, hot)
 
 
+def _gets_more(engine: Engine, tier: Tier) -> bool:
+    """Whether an engine's load comes from what it is sent.
+
+    It generates tokens and its backlog does not drain. It gets more requests than the median or
+    longer ones, or more than it serves.
+    """
+    if engine.get(STALL) or engine.get("generation_tokens_per_s") == 0 or _drains(engine):
+        return False
+    if any(cause.id in PILES_UP and may_explain(cause) for cause in engine.causes):
+        return False
+    grows = engine.get("waiting_slope_per_s") or 0.0
+    if tier.median("arrival_per_s") == 0:
+        return bool(engine.get("arrival_per_s"))
+    asked = ("arrival_per_s", "prompt_tokens_mean", "output_tokens_mean", "kv_usage_avg_ratio")
+    shares = [over(engine, tier, key) for key in asked]
+    return (
+        grows > 0 or None in shares[:1] or any((share or 0.0) > SAME_ARRIVALS for share in shares)
+    )
+
+
+def _drains(engine: Engine) -> bool:
+    """Whether the engine serves a backlog that shrinks."""
+    grows, waiting = engine.get("waiting_slope_per_s") or 0.0, engine.get("waiting") or 0.0
+    return bool(engine.get(DRAINS)) or grows * DRAINS_S <= -DRAINED * waiting < 0
+
+
 def _has_more_requests(load: float, usual: float) -> bool:
     return load >= BUSIER * usual and load - usual >= MORE_REQUESTS
 
 
 def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
-    usage = engine.get("kv_usage_ratio")
+    usage = engine.get("kv_usage_avg_ratio")
     if usage is None or usual is None:
         return False
     return usage >= BUSIER * usual and usage - usual >= FULLER
@@ -269,18 +310,27 @@ def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
     """The case of an imbalance: by requests or, if all have about as many requests, by tokens."""
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
-    usage, others = most.get("kv_usage_ratio"), tier.median("kv_usage_ratio")
+    usage, others = most.get("kv_usage_avg_ratio"), tier.median("kv_usage_avg_ratio")
     by_requests = _has_more_requests(load, usual)
     figures = f"{load:.0f} requests in flight, the median is {usual:.0f}"
     if not by_requests:
         figures = f"a KV cache {percent(usage or 0.0)} full, the median is {percent(others or 0.0)}"
     what = "data-parallel engines of one replica" if of_one else "engines"
+    arrived = sum(e.get("arrival_per_s") or 0.0 for e in tier.engines)
+    takes = (most.get("arrival_per_s") or 0.0) / arrived if arrived else 0.0
+    lever = "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
+    lever += "routing, limit the share of one replica."
+    if takes >= TAKES_ALL and of >= PEERS_MIN:
+        figures += f"; the router sends it {percent(takes)} of the requests"
+        lever = (
+            "Repair the router: its endpoint list, weights or sticky sessions send the requests "
+        )
+        lever += "to one engine, and the others idle. More replicas would not help."
     case = Case(
         "replica_imbalance",
         f"{len(hot)} of {of} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "
         f"than the others: {most.member.name} has {figures}.",
-        "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
-        "routing, limit the share of one replica.",
+        lever,
         ("3.5", "9.3"),
         _severity(hot),
         log_odds=-0.6,
@@ -290,7 +340,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f}x the median requests in flight")
     if usage is not None and others is not None and usage - others >= 0.1:
         case.weigh(
-            "kv_usage_ratio",
+            "kv_usage_avg_ratio",
             usage,
             None,
             0.5 if by_requests else 1.4,
@@ -306,7 +356,10 @@ def _severity(hot: Sequence[Engine]) -> Severity:
 
 
 def _weigh_arrivals(case: Case, engine: Engine, tier: Tier) -> None:
-    share = over(engine, tier, "arrival_per_s")
+    own, share = engine.get("arrival_per_s"), over(engine, tier, "arrival_per_s")
+    if own and tier.median("arrival_per_s") == 0:
+        text = f"it gets {own:.1f} requests/s, the median engine none"
+        case.weigh("arrival_per_s", own, None, 1.0, text)
     if share is None:
         return
     more = share > SAME_ARRIVALS
@@ -358,12 +411,20 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
     return closed(case, tier.pool, tier.tier, cold)
 
 
+def _prefills(engine: Engine, tier: Tier) -> bool:
+    """Whether the engine works as the prefill side of a P/D pool: its requests are over before a
+    scrape can see many of them."""
+    length = engine.get("output_tokens_mean")
+    one_token = tier.role == "prefill" or (length is not None and length <= ONE_TOKEN)
+    return one_token and bool(engine.get("arrival_per_s"))
+
+
 def underused(tier: Tier) -> FleetCause | None:
     """The cause for a tier in which a share of the engines was idle over the last hour."""
     # The hourly mean is valid only for engines that were scraped an hour ago.
     seen = [e for e in tier.engines if e.get("running_hour_ago") is not None]
     measured = [(r, e) for e in seen if (r := e.get("running_hour_avg")) is not None]
-    idle = [e for running, e in measured if running < IDLE_RUNNING]
+    idle = [e for running, e in measured if running < IDLE_RUNNING and not _prefills(e, tier)]
     if not measured or len(idle) < IDLE_SHARE * len(measured):
         return None
     mean = sum(running for running, _ in measured) / len(measured)

@@ -20,7 +20,14 @@ from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
-from kneewatch.diagnose.values import HIT_SPREAD, PREFILL_SILENCE, STALL, Signals, Values
+from kneewatch.diagnose.values import (
+    DRAINS,
+    HIT_SPREAD,
+    PREFILL_SILENCE,
+    STALL,
+    Signals,
+    Values,
+)
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets
@@ -112,6 +119,8 @@ FOLLOWED: Mapping[str, str] = {
     f"{LONGEST_PREFILL_S:g}: by the pauses before first tokens so far, by the longest prefill that "
     "the page has counted, and by the blocks taken since the last token at the engine's prefill "
     "speed; 0 while nothing runs",
+    DRAINS: "1 while requests that a cause has left in the queue are served after its end; "
+    "otherwise absent",
     "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "
     "workload_profile, less the share that the profile allows",
     "output_tokens_shift_ratio": "the same for answers",

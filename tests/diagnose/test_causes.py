@@ -582,7 +582,11 @@ def test_churn_needs_no_baseline_where_reuse_is_seen(seen: dict[str, float]) -> 
     ("values", "streaks_s"),
     [
         pytest.param({"kv_transfer_mean_s": 0.07}, {}, id="3.5 times its quiet mean"),
-        pytest.param({"kv_transfer_mean_s": 0.03, "ttft_mean_s": 0.06}, {}, id="half of TTFT"),
+        pytest.param(
+            {"kv_transfer_mean_s": 0.05, "ttft_mean_s": 0.1, "ttft_p50_drift_ratio": 1.5},
+            {},
+            id="half of a late TTFT",
+        ),
         pytest.param({"kv_transfer_failed_per_s": 0.1}, {}, id="transfers fail"),
         pytest.param({"kv_fetch_waiting": 8.0}, {"fetching": 30.0}, id="requests wait for KV"),
     ],

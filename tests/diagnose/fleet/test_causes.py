@@ -47,13 +47,41 @@ def test_imbalance_between_data_parallel_engines() -> None:
 
 
 def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
-    long = {"kv_usage_ratio": 0.95, "waiting": 1.0}
-    others: list[Row] = [(pod(str(at)), {"kv_usage_ratio": 0.3}) for at in range(5)]
+    long = {"kv_usage_avg_ratio": 0.95, "waiting": 1.0}
+    others: list[Row] = [(pod(str(at)), {"kv_usage_avg_ratio": 0.3}) for at in range(5)]
     diagnosis = verdict(*others, (pod("long"), long))
     assert causes(diagnosis) == {"replica_imbalance": ("long",)}
     (cause,) = diagnosis.causes
     assert "a KV cache 95% full" in cause.summary
-    assert causes(verdict(*others, (pod("long"), {"kv_usage_ratio": 0.55}))) == {}
+    assert causes(verdict(*others, (pod("long"), {"kv_usage_avg_ratio": 0.55}))) == {}
+
+
+@pytest.mark.parametrize(
+    "piles_up",
+    [
+        pytest.param({"generation_tokens_per_s": 0.0}, id="it generates nothing"),
+        pytest.param({"stalled_s": 15.0}, id="it makes no progress"),
+        pytest.param({"backlog_drains": 1.0}, id="what is left of a fault drains"),
+        pytest.param({"waiting": 30.0, "waiting_slope_per_s": -1.0}, id="its queue shrinks"),
+        pytest.param({"arrival_per_s": 2.0}, id="it gets no more requests than others"),
+        pytest.param({"kv_usage_ratio": 0.99, "arrival_per_s": 2.0}, id="one sample of KV usage"),
+    ],
+)
+def test_load_that_piles_up_is_no_imbalance(piles_up: dict[str, float]) -> None:
+    hot = {**HOT, "kv_usage_avg_ratio": 0.5, **piles_up}
+    assert "replica_imbalance" not in causes(verdict(*fleet(5), (pod("hot"), hot)))
+
+
+def test_a_router_that_sends_all_to_one_engine_is_named() -> None:
+    idle: list[Row] = [
+        (pod(str(at)), {"arrival_per_s": 0.0, "running": 0.0, "running_avg": 0.0})
+        for at in range(5)
+    ]
+    (cause,) = [
+        each for each in verdict(*idle, (pod("hot"), HOT)).causes if each.id == "replica_imbalance"
+    ]
+    assert "the router sends it 100% of the requests" in cause.summary
+    assert "More replicas would not help" in cause.lever
 
 
 def test_an_imbalance_among_engines_that_are_all_full_explains_nothing() -> None:

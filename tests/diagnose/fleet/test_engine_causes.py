@@ -100,7 +100,8 @@ def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
 
 
 def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imbalance() -> None:
-    diagnosis = held([*fleet(3), (pod("hot"), OVERLOADED)], QUEUED)
+    hot = {**OVERLOADED, "arrival_per_s": 5.0}
+    diagnosis = held([*fleet(3), (pod("hot"), hot)], QUEUED)
     (head,) = (c for c in diagnosis.causes if c.severity >= Severity.WARNING)
     assert (head.id, head.replicas) == ("replica_imbalance", ("hot",))
     assert "queue_saturation" in head.explains
