@@ -7,16 +7,15 @@ scrapes fail while the server loads its model, and its series end with staleness
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import count
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tests.collector.oracle import Prometheus, sample
-from tests.fleets import Replica, curves, families
+from tests.living_engine import Engine, Work, gpu_page
 
 FOREVER_S = math.inf
 LOAD_S = 90.0
@@ -28,15 +27,10 @@ DRAIN_S = 30.0
 KILL_S = 15.0
 """How long its target stays after that."""
 
-SERVICE_S = 4.0
-"""Seconds that a request runs."""
+RARE_S = 60.0
 
 HASHES = ("7d9f8c6b54", "5c4d7b9f68", "6b8f9d7c5x", "84c5d6f7b9", "59d8f7c6b4", "68c9d5b7f4")
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-GROWING = ("_total", "_bucket", "_count", "_sum")
-"""The endings of counters."""
-
-LABEL = re.compile(r'(\w+)="([^"]*)"')
 Labels = Mapping[str, str]
 
 
@@ -51,13 +45,20 @@ class Pod(Struct):
     silent_s: float = FOREVER_S
     gone_s: float = FOREVER_S
     deleted_s: float = FOREVER_S
-    faults: list[tuple[float, float, Mapping[str, float]]] = field(
-        default_factory=list[tuple[float, float, Mapping[str, float]]]
+    faults: list[tuple[float, float, Mapping[str, float | str]]] = field(
+        default_factory=list[tuple[float, float, Mapping[str, float | str]]]
     )
+    crashes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When its server died, and when the next one answered."""
 
     def answers(self, t_s: float) -> bool:
         """Whether its server answers."""
-        return self.ready_s <= t_s < self.silent_s
+        away = any(from_s <= t_s < to_s for from_s, to_s in self.crashes)
+        return self.ready_s <= t_s < self.silent_s and not away
+
+    def started_s(self, t_s: float) -> float:
+        """When the process that answers was started."""
+        return max([self.born_s, *(from_s for from_s, to_s in self.crashes if to_s <= t_s)])
 
     def delete(self, t_s: float) -> float:
         """Delete it. Returns when it is gone."""
@@ -66,8 +67,8 @@ class Pod(Struct):
         self.gone_s = t_s + DRAIN_S + KILL_S
         return self.gone_s
 
-    def ails(self, from_s: float, to_s: float, **changes: float) -> None:
-        """Let it behave as a tests.fleets.Replica with these changes for a while."""
+    def ails(self, from_s: float, to_s: float, **changes: float | str) -> None:
+        """Change its Work for a while."""
         self.faults.append((from_s, to_s, changes))
 
 
@@ -81,6 +82,8 @@ class Pool(Struct):
     workload: str
     demand_per_s: Callable[[float], float]
     load_s: float = LOAD_S
+    work: Work = Work()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
     pods: list[Pod] = field(default_factory=list[Pod])
     version: int = 0
 
@@ -118,7 +121,7 @@ class Pool(Struct):
         for pod in self.living(t_s):
             pod.delete(t_s)
 
-    def overload(self, from_s: float, to_s: float, **changes: float) -> None:
+    def overload(self, from_s: float, to_s: float, **changes: float | str) -> None:
         """Let all present pods behave with these changes for a while."""
         for pod in self.living(from_s):
             pod.ails(from_s, to_s, **changes)
@@ -141,34 +144,36 @@ class Pool(Struct):
             self.fleet.workers.append((self, pod, worker))
         return pod
 
-    def behaviour(self, pod: Pod, t_s: float) -> Replica:
-        """How a pod that answers behaves at a moment: its share of the pool's requests, and what
-        ails it."""
-        serving = sum(other.answers(t_s) for other in self.pods if t_s < other.deleted_s)
-        share_per_s = round(self.demand_per_s(t_s) / max(1, serving), 1)
-        usual = Replica(
-            pod.name,
-            self.namespace,
-            model=self.model,
-            arrival_per_s=share_per_s,
-            running=share_per_s * SERVICE_S,
-            kv_usage_ratio=min(0.8, 0.07 * share_per_s * SERVICE_S),
-        )
+    def work_of(self, pod: Pod, t_s: float) -> tuple[Work, float]:
+        """What a pod that answers does at a moment, and the requests/s that it gets: its share of
+        the pool's, unless its Work states them."""
+        work = self._work(pod, t_s)
+        if work.arrival_per_s is not None:
+            return work, work.arrival_per_s
+        others = [other for other in self.pods if other.answers(t_s) and t_s < other.deleted_s]
+        stated = [self._work(other, t_s).arrival_per_s for other in others]
+        shared = self.demand_per_s(t_s) - sum(each for each in stated if each is not None)
+        return work, max(0.0, shared) / max(1, stated.count(None))
+
+    def _work(self, pod: Pod, t_s: float) -> Work:
+        work = self.work
         for from_s, to_s, changes in pod.faults:
             if from_s <= t_s < to_s:
-                usual = replace(usual, **changes)
-        return usual
+                work = replace(work, **changes)
+        return work
 
 
 class LivingFleet:
     """Pools over some time, and what a Prometheus scrapes of them. Moment 0 of its life is
     `epoch_s` in Unix seconds."""
 
-    def __init__(self, *, scrape_s: int, epoch_s: int) -> None:
-        self.scrape_s, self.epoch_s = scrape_s, epoch_s
+    def __init__(self, *, scrape_s: int, epoch_s: int, seed: int = 0) -> None:
+        self.scrape_s, self.epoch_s, self.seed = scrape_s, epoch_s, seed
         self.pools: list[Pool] = []
         self.workers: list[tuple[Pool, Pod, Pod]] = []
         self.gaps: list[tuple[float, float]] = []
+        self.rare_until_s = 0.0
+        """Until then targets are scraped once in RARE_S: a past that costs little."""
         self.states: list[tuple[Series, Callable[[float], float | None]]] = []
         self._count = count(1)
 
@@ -183,14 +188,20 @@ class LivingFleet:
         workload: str = "",
         per_replica_per_s: float = 2.0,
         load_s: float = LOAD_S,
+        work: Work | None = None,
+        **labels: str,
     ) -> Pool:
-        """A pool of a Deployment, StatefulSet or LeaderWorkerSet, whose demand follows the day."""
+        """A pool of a Deployment, StatefulSet or LeaderWorkerSet, whose demand follows the day.
+        `labels` are on the series of its pods."""
 
         def demand_per_s(t_s: float) -> float:
             return replicas * per_replica_per_s * (1 + 0.2 * math.sin(t_s / 86_400 * math.tau))
 
         name = model or f"m-{namespace}"
-        pool = Pool(self, kind, namespace, name, workload or namespace, demand_per_s, load_s)
+        pool = Pool(
+            self, kind, namespace, name, workload or namespace, demand_per_s, load_s,
+            work or Work(), labels,
+        )  # fmt: skip
         self.pools.append(pool)
         pool.begin(at_s, replicas)
         return pool
@@ -247,14 +258,15 @@ class LivingFleet:
     def _scrapes(self, from_s: float, to_s: float) -> Iterator[float]:
         for at in range(int((to_s - from_s) // self.scrape_s) + 1):
             t_s = from_s + at * self.scrape_s
-            if not any(first_s <= t_s < last_s for first_s, last_s in self.gaps):
+            rare = t_s < self.rare_until_s and t_s % RARE_S
+            if not rare and not any(first_s <= t_s < last_s for first_s, last_s in self.gaps):
                 yield t_s
 
     def _targets(self) -> Iterator[Pages]:
         """What each target shows at a moment."""
         for pool in self.pools:
             for pod in pool.pods:
-                yield _Scraped(pool, pod, self.scrape_s).shown
+                yield _Scraped(pool, pod, self.scrape_s, self.seed + next(self._count)).shown
         for pool, leader, worker in self.workers:
             yield partial(_worker, _series("up", _target(pool, worker)), leader)
         yield partial(_constant, _series("up", {"job": "prometheus", "instance": "p"}), _always)
@@ -307,12 +319,10 @@ def with_faults(fleet: LivingFleet) -> LivingFleet:
     pools["code"] = fleet.pool("StatefulSet", "code", 4)
     pools["big"] = fleet.pool("LeaderWorkerSet", "big", 3)
     from_s, to_s = FAULTS_S
-    pools["code"].pods[0].ails(from_s, to_s, running=26.0, arrival_per_s=0.0)
-    pools["big"].pods[0].ails(from_s, to_s, itl_s=0.06, sm_clock_mhz=1200.0, xid=79.0)
-    full = {"kv_usage_ratio": 0.99, "preemption_per_s": 4.0, "waiting": 6.0, "ttft_s": 3.0}
-    pools["rag"].pods[0].ails(from_s, to_s, **full)
-    late = {"running": 30.0, "waiting": 60.0, "queue_s": 15.0, "ttft_s": 20.0, "itl_s": 0.045}
-    pools["late"].overload(from_s, to_s, **late)
+    pools["code"].pods[0].ails(from_s, to_s, hangs=True)
+    pools["big"].pods[0].ails(from_s, to_s, hangs=True, xid=79.0)
+    pools["rag"].pods[0].ails(from_s, to_s, prompt_tokens=60_000.0, hit_share=0.9)
+    pools["late"].overload(from_s, to_s, arrival_per_s=14.0)
     crashed = pools["chat"].pods[0]
     crashed.silent_s, crashed.gone_s = from_s, to_s
     pools["lost"].vanish(from_s)
@@ -339,6 +349,7 @@ def _target(pool: Pool, pod: Pod) -> dict[str, str]:
         "pod": pod.name,
         "instance": f"{pod.address}:8000",
         "job": f"{pool.namespace}/vllm",
+        **pool.labels,
     }
 
 
@@ -357,25 +368,14 @@ def _always(_t_s: float) -> float:
     return 1.0
 
 
-@cache
-def _curves(behaviour: Replica) -> list[tuple[str, str, tuple[tuple[str, str], ...], float, float]]:
-    """Each series of a replica: metric, name, own labels, level, growth per second."""
-    return [
-        (metric, metric + ending, tuple(LABEL.findall(more)), value, per_s)
-        for metric in families()
-        if metric != "up"
-        for more, ending, value, per_s in curves(metric, behaviour, 0)
-    ]
-
-
 class _Scraped:
     """One pod as it is scraped: its counters grow with what it does."""
 
-    def __init__(self, pool: Pool, pod: Pod, scrape_s: float) -> None:
-        self._pool, self._pod, self._scrape_s = pool, pod, scrape_s
-        self._counted: dict[tuple[str, Series], float] = {}
-        self._named: dict[tuple[str, Series], Series] = {}
-        self._last_s: float | None = None
+    def __init__(self, pool: Pool, pod: Pod, scrape_s: float, seed: int) -> None:
+        self._pool, self._pod, self._scrape_s, self._seed = pool, pod, scrape_s, seed
+        self._engine, self._started_s = Engine(seed), -math.inf
+        self._named: dict[tuple[str, Labels | tuple[tuple[str, str], ...]], Series] = {}
+        self._last_s = 0.0
 
     def shown(self, t_s: float) -> list[tuple[Series, float]]:
         """Its samples at a moment, which is later than the one before."""
@@ -385,31 +385,27 @@ class _Scraped:
         up = _series("up", _target(pool, pod)), float(pod.answers(t_s))
         if not pod.answers(t_s):
             return [up]
-        behaviour = pool.behaviour(pod, t_s)
-        is_stuck = behaviour.arrival_per_s == 0
-        since_s = t_s - self._scrape_s if self._last_s is None else self._last_s
-        passed_s = 0.0 if is_stuck else t_s - since_s
+        started_s = pod.started_s(t_s)
+        if started_s != self._started_s:
+            self._engine, self._started_s = Engine(self._seed + round(started_s)), started_s
+            self._last_s = t_s - self._scrape_s
+        work, arrival_per_s = pool.work_of(pod, self._last_s)
+        self._engine.live(work, arrival_per_s, t_s - self._last_s)
         self._last_s = t_s
-        rows = [up]
-        unstuck = replace(behaviour, arrival_per_s=1.0) if is_stuck else behaviour
-        # The name is left out: behaviours that are equal share their curves.
-        for metric, name, own, level, per_s in _curves(replace(unstuck, name="")):
-            key = name, own
-            value = level
-            if metric == "process_start_time_seconds":
-                value = self._started_s
-            elif name.endswith(GROWING):
-                value = self._counted.get(key, 0.0) + per_s * passed_s
-                self._counted[key] = value
-            series = self._named.get(key)
-            if series is None:
-                series = self._named[key] = _series(name, self._labels(metric) | dict(own))
-            rows.append((series, value))
+        started = self._named_series("process_start_time_seconds", ())
+        rows = [up, (started, pool.fleet.epoch_s + started_s)]
+        for name, own, value in self._engine.page(work, t_s):
+            rows.append((self._named_series(name, own), value))
+        for name, value in gpu_page(work, self._engine.running):
+            rows.append((self._named_series(name, ()), value))
         return rows
 
-    @property
-    def _started_s(self) -> float:
-        return self._pool.fleet.epoch_s + self._pod.born_s
+    def _named_series(self, name: str, own: tuple[tuple[str, str], ...]) -> Series:
+        key = name, own
+        series = self._named.get(key)
+        if series is None:
+            series = self._named[key] = _series(name, self._labels(name) | dict(own))
+        return series
 
     def _labels(self, metric: str) -> dict[str, str]:
         pool, pod = self._pool, self._pod
