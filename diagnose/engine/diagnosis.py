@@ -140,9 +140,9 @@ class CauseTracker(Generic[AnyCause]):
         return bool(self._tracked)
 
     @property
-    def causes(self) -> Sequence[AnyCause]:
+    def causes(self) -> list[AnyCause]:
         """The causes that are reported, as last concluded."""
-        return [tracked.cause for tracked in self._tracked.values() if tracked.reported]
+        return [cause for cause in self._tracked.values() if cause.id in self._reported]
 
     def forget(self) -> None:
         """Drop all causes after a restart: they belong to the old process."""
@@ -168,7 +168,7 @@ class CauseTracker(Generic[AnyCause]):
             if cause_id not in self._reported or self._has_cleared(cause_id, now_s, current, over):
                 del self._tracked[cause_id]
                 self._reported.discard(cause_id)
-        return [cause for cause in self._tracked.values() if cause.id in self._reported]
+        return self.causes
 
     def _has_cleared(
         self, cause_id: str, now_s: float, current: Set[str], over: Collection[str]
