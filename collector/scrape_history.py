@@ -115,7 +115,7 @@ class Table:
         Columns that the page lacks are left out.
         """
         # A finite sum has finite parts only: no page pays for comparing values with their bounds.
-        plain = sum(row) <= LARGEST and not [value for value in row if value < 0.0]
+        plain = sum(row) <= LARGEST and min(row, default=0.0) >= 0.0
         if plain and all(row[at] <= most for at, most in self._shares):
             return []
         absent = set(self.absent)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import inf
 from operator import mul
 
 from msgspec import Struct
@@ -35,19 +35,19 @@ class Buckets(Struct, frozen=True):
     def quantile(self, q: float) -> float | None:
         """The q-quantile by linear interpolation, like histogram_quantile; None if empty."""
         rates, bounds = self.lifted, self.bounds
-        total, last = rates[-1], len(rates) - 1
-        if not total > 0 or last < 1 or bounds[-1] != math.inf:
+        rank = q * rates[-1]
+        if not rank > 0 or bounds[-1] != inf:
             return None
-        rank = q * total
         at = bisect_left(rates, rank)
-        if at >= last:
-            return bounds[-2]
+        bound = bounds[at]
+        if bound == inf:
+            return bounds[-2] if at else None
         if at == 0:
-            if bounds[0] <= 0:
-                return bounds[0]
-            return bounds[0] * (rank / rates[0]) if rates[0] > 0 else None
+            if bound <= 0:
+                return bound
+            return bound * (rank / rates[0]) if rates[0] > 0 else None
         below_bound, below = bounds[at - 1], rates[at - 1]
-        return below_bound + (bounds[at] - below_bound) * ((rank - below) / (rates[at] - below))
+        return below_bound + (bound - below_bound) * ((rank - below) / (rates[at] - below))
 
     def above_per_s(self, bound: float) -> float | None:
         """Observations per second above a bucket's bound; None if no bucket has this bound."""
@@ -119,6 +119,9 @@ class Window:
         self._gauges: dict[tuple[int, ...], list[Sequence[float]]] = {}
         if self.scrapes > 1:
             self._prepare()
+        self.rates = self._rates()
+        """Rates of all counter columns; None for columns that `total_rate` must compute one by
+        one."""
 
     def _prepare(self) -> None:
         first, last = self.frames[0], self.frames[-1]
@@ -143,12 +146,8 @@ class Window:
 
     # ---- counters
 
-    @cached_property
-    def rates(self) -> list[float | None]:
-        """Rates of all counter columns; None for columns that `total_rate` must compute one by one.
-
-        This is the hot loop: a page has about three hundred counters, most of them buckets.
-        """
+    def _rates(self) -> list[float | None]:
+        # The hot loop: a page has about three hundred counters, most of them buckets.
         if self._few or self.scrapes < 2:
             return [None] * len(self.history.counters)
         starts, ends = self.frames[0].counters, self.frames[-1].counters
@@ -182,9 +181,11 @@ class Window:
 
     def buckets(self, metric: str) -> Buckets | None:
         """A histogram's bucket rates, summed over its label sets; None without data."""
-        if metric not in self._buckets:
-            self._buckets[metric] = self._bucket_rates(metric)
-        return self._buckets[metric]
+        try:
+            return self._buckets[metric]
+        except KeyError:
+            buckets = self._buckets[metric] = self._bucket_rates(metric)
+            return buckets
 
     def _bucket_rates(self, metric: str) -> Buckets | None:
         buckets = self.history.columns.buckets_of(metric)
@@ -196,7 +197,7 @@ class Window:
             return Buckets.of(bounds, buckets.read(self.rates))
         summed = [self.total_rate(group) for group in buckets.columns]
         rated = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]
-        if not rated or rated[-1][0] != math.inf:
+        if not rated or rated[-1][0] != inf:
             return None
         bounds, rates = zip(*rated, strict=True)
         return Buckets.of(bounds, rates)

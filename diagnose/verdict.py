@@ -20,7 +20,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     with_current_values,
 )
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.rule import OK, STATES, WARNING, WORDS, Finding, Severity, State
+from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
 from kneewatch.rules.wire import (
     Figure,
     UnixTime,
@@ -273,7 +273,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def worst_of(causes: Sequence[Cause], stage: Stage, findings: Sequence[Finding]) -> Severity:
     """The worst of the severities of causes, stage and findings; ok if there are none."""
-    crossed = [f.severity for f in findings if f.state not in ("ok", "unknown")]
+    crossed = [f.severity for f in findings if f.state not in IN_BOUNDS]
     return max([stage.severity or OK, *[c.severity for c in causes], *crossed])
 
 

@@ -138,7 +138,7 @@ class Baseline(Baselines):
         return self._learned(key)
 
     def _learned(self, key: str) -> float | None:
-        quiet, usual = self._medians.get(key), self.season.get(key)
+        quiet, usual = self._medians.get(key), self.season.get(key) if self.season else None
         if quiet is None or usual is None:
             return usual if quiet is None else quiet
         return min(quiet, usual) if key in MORE_IS_BETTER else max(quiet, usual)

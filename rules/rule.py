@@ -205,6 +205,7 @@ UNKNOWN: Literal["unknown"] = "unknown"
 NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
+IN_BOUNDS: tuple[State, ...] = ("ok", UNKNOWN)
 STATES: Mapping[str, Severity] = {**BY_WORD, UNKNOWN: OK}
 """The severity of each state."""
 
@@ -291,6 +292,7 @@ class RuleState:
         if rule.stated:
             self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
         self._unjudged = self._finding(UNKNOWN, None)
+        self._last_ok, self._ok_value = self._finding("ok", None), None
 
     def forget(self) -> None:
         """Drop the state: the process was replaced or the clock was set back."""
@@ -300,29 +302,27 @@ class RuleState:
 
     def judge(self, now: Judged) -> Finding:
         """The finding at this moment."""
-        rule, signal = self.rule, self._signal
-        values, now_s = now.values, now.now_s
-        lacking = now.missing.get(signal)
-        if lacking is not None or signal not in values:
+        values, signal, rule = now.values, self._signal, self.rule
+        lacking, value = now.missing.get(signal), values.get(signal)
+        if lacking is not None or (value is None and signal not in values):
             return self._unknown(lacking or (signal,), "")
-        value = values[signal]
         if value is not None and self._active is OK and not self._crossed_s:
             inside = value >= self._nearest if rule.below else value <= self._nearest
             if inside:  # most rules at most scrapes; the guards would change nothing
-                return self._finding("ok", value)
+                return self._ok(value)
         for guard in rule.guards:
             if not guard.holds(values):
                 if guard.ends:
                     self.forget()
-                return self._settle(now_s, OK, OK, value, note=self._kept_quiet(guard, value))
+                return self._settle(now.now_s, OK, OK, value, note=self._kept_quiet(guard, value))
         if value is None:
             if not now.idle or signal in now.notes:
                 return self._unknown((), now.notes.get(signal, NO_OBSERVATION))
-            return self._settle(now_s, OK, OK, value)
+            return self._settle(now.now_s, OK, OK, value)
         level = rule.level(value)
         # The relaxed bounds apply only to an active state.
         relaxed = level if self._active is OK else rule.level(value, relax=rule.clear_ratio)
-        return self._settle(now_s, level, relaxed, value)
+        return self._settle(now.now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         # The missing metrics rarely change between scrapes: reuse the finding.
@@ -350,8 +350,8 @@ class RuleState:
         *,
         note: str = "",
     ) -> Finding:
-        if not (level or self._active or self._crossed_s):
-            return self._finding("ok", value, note=note)
+        if level is OK and self._active is OK and not self._crossed_s:
+            return self._ok(value, note)
         for severity in (INFO, WARNING, CRITICAL):
             if level >= severity:
                 self._crossed_s.setdefault(severity, now_s)
@@ -378,7 +378,7 @@ class RuleState:
         self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
     ) -> Finding:
         active = self._active
-        if not active:
+        if active is OK:
             self._outside, self._inside_s = None, None
             if level >= WARNING:
                 note = f"reported after {span(self._for_s)} out of bounds"
@@ -397,6 +397,11 @@ class RuleState:
             was=rounded(self._outside),
             was_severity=active,
         )
+
+    def _ok(self, value: float | None, note: str = "") -> Finding:
+        if value != self._ok_value or note != self._last_ok.note:  # many values stay the same
+            self._last_ok, self._ok_value = self._finding("ok", value, note=note), value
+        return self._last_ok
 
     def _finding(
         self,
@@ -428,11 +433,11 @@ class RuleBook:
     """All rules of one engine over time."""
 
     def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
-        self._states = [RuleState(rule, scale=scale) for rule in rules]
+        self._states = {rule.id: RuleState(rule, scale=scale) for rule in rules}
 
     def forget(self) -> None:
         """Drop all states: the process was replaced, or the clock was set back."""
-        for state in self._states:
+        for state in self._states.values():
             state.forget()
 
     def judge(
@@ -443,7 +448,7 @@ class RuleBook:
         notes: Mapping[str, str],
         *,
         idle: bool,
-    ) -> list[Finding]:
-        """Every rule's finding, in the rules' order; the arguments are those of `Judged`."""
+    ) -> dict[str, Finding]:
+        """Each rule's finding by id, in the rules' order; the arguments are those of `Judged`."""
         now = Judged(now_s, values, missing, notes, idle)
-        return [state.judge(now) for state in self._states]
+        return {rule: state.judge(now) for rule, state in self._states.items()}

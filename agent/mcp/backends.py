@@ -27,6 +27,7 @@ from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS
+from kneewatch.rules.rule import IN_BOUNDS
 
 JsonObject = dict[str, Any]
 
@@ -34,7 +35,6 @@ CORE_SIGNALS = (*CASCADE_SIGNALS, "generation_tokens_per_s")
 """Signals that every shortened diagnosis contains, in addition to those that its causes cite."""
 
 UNKNOWN_MAX = 5
-IN_BOUNDS = ("ok", "unknown")
 
 
 def shortened(diagnosis: Mapping[str, Any]) -> JsonObject:

@@ -73,7 +73,7 @@ from kneewatch.rules.baseline import (
 from kneewatch.rules.cascade import EVICTS, Cascade, Stage, lacking
 from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import OK, WARNING, Rule, RuleBook
+from kneewatch.rules.rule import IN_BOUNDS, OK, WARNING, Finding, Rule, RuleBook
 from kneewatch.rules.wire import to_ms
 
 if TYPE_CHECKING:
@@ -258,9 +258,10 @@ class Judge:
         if self.died is not None and (values.restarted or self._works_since(self.died, values)):
             self.died = None
         facts, missing = self._facts(t_s, values)
-        causes, lacks_core = self._causes(facts, values)
-        stage = UNKNOWN_STAGE if missing else facts.stage
         findings = list(facts.findings.values())
+        crossed = [finding for finding in findings if finding.state not in IN_BOUNDS]
+        causes, lacks_core = self._causes(facts, values, crossed)
+        stage = UNKNOWN_STAGE if missing else facts.stage
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
         self._newest_read = Verdict(
@@ -268,7 +269,7 @@ class Judge:
             target=self._target,
             engine=self._key.engine,
             model=self._key.model,
-            health=health(worst_of(causes, stage, findings), readable=readable),
+            health=health(worst_of(causes, stage, crossed), readable=readable),
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
@@ -393,7 +394,7 @@ class Judge:
             recent=values.recent,
             streaks_s=streaks_s,
             missing=values.missing,
-            findings={finding.rule: finding for finding in findings},
+            findings=findings,
             stage=stage,
             baseline=learned.baseline,
             config=values.config,
@@ -411,8 +412,13 @@ class Judge:
         )
         return facts, missing
 
-    def _causes(self, facts: Facts, values: Values) -> tuple[list[Cause], bool]:
-        """The causes, ranked, and whether core metrics are missing."""
+    def _causes(
+        self, facts: Facts, values: Values, crossed: Sequence[Finding]
+    ) -> tuple[list[Cause], bool]:
+        """The causes, ranked, and whether core metrics are missing.
+
+        `crossed` are the findings out of bounds.
+        """
         concluded = conclude(facts)
         if self._profile.throughput_only:
             concluded = _without_queues(concluded, facts.stage)
@@ -439,7 +445,7 @@ class Judge:
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
-        self._learn(facts, values, concluded)
+        self._learn(facts, values, concluded, crossed)
         return [cause.rounded() for cause in causes], missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
@@ -454,13 +460,19 @@ class Judge:
         self._unless = (first.id, points)
         return points
 
-    def _learn(self, facts: Facts, values: Values, concluded: list[Cause]) -> None:
+    def _learn(
+        self,
+        facts: Facts,
+        values: Values,
+        concluded: Sequence[Cause],
+        crossed: Sequence[Finding],
+    ) -> None:
         """Add the scrape to the baselines of the families that no recent problem disturbed."""
         disturbed = moved_families(concluded, facts)
         disturbed.update(
             family
-            for finding in facts.findings.values()
-            if finding.severity and finding.held >= WARNING
+            for finding in crossed
+            if finding.held >= WARNING
             for family in rule_of(finding).moves
         )
         if facts.stage.level >= EVICTS:

@@ -6,19 +6,17 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import inf
-from weakref import WeakKeyDictionary
 
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
 from kneewatch.collector.scrape_history import (
     NO_COLUMNS,
     Column,
-    Columns,
     History,
     Restart,
     Where,
 )
-from kneewatch.collector.signals.signal import BoundSignals, Signal, SignalSet, metrics_of
+from kneewatch.collector.signals.signal import Signal, SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import (
     GENERATION_HANDLERS,
     HTTP,
@@ -90,6 +88,9 @@ Those of `Work` (learned/account.py) in the order of its fields, then finished r
 calls.
 """
 
+GENERATED, STARTED, PREFILLS, PREEMPTED = 0, 3, 8, 13
+"""Indices of `COUNTED`. The number of prefills follows their seconds."""
+
 METRICS_COUNTED = frozenset(metric for parts in COUNTED for metric, _, _ in parts)
 """The metrics that are counted."""
 
@@ -103,14 +104,19 @@ SCRAPES_IN_WINDOW = 2.2
 PREFILLS_IN_WINDOW = 3.0
 """The window is at least this many mean prefills long, so it contains a whole one and its end."""
 
-PREFILLS = 8
-"""Index of the seconds of prefill in `COUNTED`; their number follows."""
+RECENT_SIGNALS = tuple(
+    signal for signal in VLLM_SIGNALS if signal.key in RECENT and signal.key not in OF_REQUESTS
+)
+RECENT_SIGNALS_OF_REQUESTS = tuple(signal for signal in VLLM_SIGNALS if signal.key in OF_REQUESTS)
+UNKNOWN_RECENT: Mapping[str, float | None] = dict.fromkeys(RECENT)
 
-RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
 
-GENERATED, ANSWERED = "generation_tokens", "request_success"
+ANSWERED = "request_success"
 PREFIX_PARTS = (("prefix_cache_queries", ""), ("prefix_cache_hits", ""), (TTFT, "count"))
 """The counters of `Values.prefix_counts`."""
+
+Parts = tuple[tuple[int, ...], ...]
+"""The columns of sums of counters."""
 
 
 class EngineReader:
@@ -121,9 +127,11 @@ class EngineReader:
         self._longest_s = LONG_WINDOWS * profile.window_s
         self.history = History(keep_s=self._longest_s, metrics=METRICS_READ)
         self._signals = SignalSet(signals, self.history)
+        self._recent_signals = SignalSet(RECENT_SIGNALS, self.history)
+        self._recent_of_requests = SignalSet(RECENT_SIGNALS_OF_REQUESTS, self.history)
         self._prefix_counts: deque[tuple[float, ...]] = deque()
-        self._counted = NO_COLUMNS
-        self._totalled, self._parts = NO_COLUMNS, tuple[tuple[int, ...], ...]()
+        self._columns = self._prefix_columns = NO_COLUMNS
+        self._counted, self._prefix_parts = Parts(), Parts()
         self._prefill_s, self._prefilled = 0.0, (0.0, 0.0)
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
@@ -165,6 +173,8 @@ class EngineReader:
         if history.out_of_order != dropped:
             return None
         self.restart = restart
+        if self._columns is not history.columns:
+            self._bind()
         totals = self._totals()
         self._note_prefills(totals)
         window = Window(history, now_s=t_s, range_s=self._range_s(t_s))
@@ -172,14 +182,14 @@ class EngineReader:
         signals = {**reading.values, **BLANK}
         signals |= momentary(Moment(reading.values, self._profile.targets, window_s=window.range_s))
         signals["prefill_hit_share"], signals["prefill_miss_share"] = prefill_sides(signals, window)
-        generated = gained(history, history.columns.counter_columns(GENERATED))
+        generated = gained(history, self._counted[GENERATED])
         is_silent = generated == 0.0
         answers = _answers(window)
         return Values(
             signals=signals,
             missing=reading.missing,
             impossible=reading.impossible,
-            recent=_recent(history, t_s, window.range_s),
+            recent=self._recent(t_s, window.range_s),
             window_s=window.range_s,
             scrapes=window.scrapes,
             config=self.config,
@@ -187,13 +197,13 @@ class EngineReader:
             started_s=history.started_s,
             restarted=restart is not None,
             starts_over=restart is not None or history.clock_steps != steps,
-            unused=_is_unused(history),
-            arrivals=gained(history, history.columns.counter_columns(TTFT, part="count")),
+            unused=not totals[GENERATED] and _is_unused(history),
+            arrivals=gained(history, self._counted[STARTED]),
             generated=generated,
             answered=is_silent and _has_answered(history),
             longest_prefill_s=_longest_s(history, PREFILL) if is_silent else 0.0,
             prefill_s_per_token=_prefill_s_per_token(history) if is_silent else 0.0,
-            preempted=gained(history, history.columns.counter_columns("num_preemptions")),
+            preempted=gained(history, self._counted[PREEMPTED]),
             totals=totals,
             prefix_counts=self._prefixes(window, reading.values.get("prefix_hit_ratio")),
             answers=answers,
@@ -205,17 +215,21 @@ class EngineReader:
             canary=canary,
         )
 
+    def _bind(self) -> None:
+        """Find the counters in the history's columns."""
+        self._columns = columns = self.history.columns
+        self._counted = tuple(
+            tuple(at for counter in sums for at in columns.counter_columns(*counter))
+            for sums in COUNTED
+        )
+        self._prefix_parts = tuple(
+            columns.counter_columns(metric, (), part) for metric, part in PREFIX_PARTS
+        )
+
     def _totals(self) -> tuple[float, ...]:
         """`Values.totals`."""
-        columns, row = self.history.columns, self.history.frames[-1].counters
-        if columns is not self._totalled:
-            self._totalled = columns
-            self._parts = tuple(
-                tuple(at for counter in sums for at in columns.counter_columns(*counter))
-                for sums in COUNTED
-            )
-        totals = [row[part[0]] if len(part) == 1 else sum(row[at] for at in part)
-                  for part in self._parts]  # fmt: skip
+        value_at = self.history.frames[-1].counters.__getitem__
+        totals = [sum(map(value_at, part)) for part in self._counted]
         return tuple([total if total == total else 0.0 for total in totals])
 
     def _note_prefills(self, totals: tuple[float, ...]) -> None:
@@ -246,12 +260,11 @@ class EngineReader:
         if hit_ratio is None or not 0 < hit_ratio < NEAR_BASELINE:
             kept.clear()
             return ()
-        columns = self.history.columns
-        is_new = columns is not self._counted or len(kept) < window.scrapes - 1
+        is_new = self._columns is not self._prefix_columns or len(kept) < window.scrapes - 1
         if is_new:
             kept.clear()
-            self._counted = columns
-        parts = [columns.counter_columns(metric, (), part) for metric, part in PREFIX_PARTS]
+            self._prefix_columns = self._columns
+        parts = self._prefix_parts
         for frame in window.frames if is_new else window.frames[-1:]:
             row = frame.counters
             kept.append(tuple([sum([row[at] for at in part]) for part in parts]))
@@ -267,6 +280,30 @@ class EngineReader:
         if (signals.get("finished_length_ratio") or 0.0) < LENGTH_POINTS:
             return None
         return _answers(Window(self.history, now_s=t_s, range_s=self._longest_s, few=True))
+
+    def _recent(self, now_s: float, window_s: float) -> dict[str, float | None]:
+        """The signals of RECENT over the newest quarter of the window.
+
+        If the quarter has too few requests, signals of requests are computed over the newest half.
+        If the half also has too few, they are None.
+        """
+        times = self.history.times
+        interval_s = times[-1] - times[-2] if len(times) > 1 else window_s
+        range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
+        window = Window(self.history, now_s=now_s, range_s=range_s, few=True)
+        values = {**UNKNOWN_RECENT, **self._recent_signals.read(window).values}
+        enough = self._has_enough_requests(window)
+        if not enough:
+            half_s = max(range_s, 2 * RECENT_SHARE * window_s)
+            window = Window(self.history, now_s=now_s, range_s=half_s, few=True)
+            enough = self._has_enough_requests(window)
+        if enough:
+            values |= self._recent_of_requests.read(window).values
+        return values
+
+    def _has_enough_requests(self, window: Window) -> bool:
+        started_per_s = window.total_rate(self._counted[STARTED]) or 0.0
+        return started_per_s * window.range_s >= RECENT_REQUESTS_MIN
 
     def _request_counts(self) -> RequestCounts | None:
         if self._profile.stated.workload is None:
@@ -285,40 +322,6 @@ class EngineReader:
                 for side, histogram in buckets.items()
             },
         )
-
-
-# --- The newest part of the window ----------------------------------------------------------------
-
-_bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
-"""RECENT_SIGNALS bound to columns in use; nothing else keeps them from scrape to scrape."""
-
-
-def _recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """The signals of RECENT over the newest quarter of the window.
-
-    If the quarter has too few requests, signals of requests are computed over the newest half. If
-    the half also has too few, they are None.
-    """
-    frames = history.times
-    interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
-    range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
-    bound = _bound.get(history.columns)
-    if bound is None:
-        bound = _bound[history.columns] = BoundSignals.of(RECENT_SIGNALS, history.columns)
-    quarter = Window(history, now_s=now_s, range_s=range_s, few=True)
-    values = dict.fromkeys(RECENT) | {key: value(quarter) for key, value in bound.valued}
-    if not _has_enough_requests(quarter):
-        half_s = max(range_s, 2 * RECENT_SHARE * window_s)
-        half = Window(history, now_s=now_s, range_s=half_s, few=True)
-        enough = _has_enough_requests(half)
-        of_half = {key: value(half) for key, value in bound.valued} if enough else {}
-        values |= {key: of_half.get(key) for key in OF_REQUESTS}
-    return values
-
-
-def _has_enough_requests(window: Window) -> bool:
-    started_per_s = window.part_rate(TTFT, "count") or 0.0
-    return started_per_s * window.range_s >= RECENT_REQUESTS_MIN
 
 
 # --- Since the previous scrape, and since the process started -------------------------------------
@@ -349,7 +352,8 @@ def _has_answered(history: History) -> bool:
 def _is_unused(history: History) -> bool:
     """Whether the process has had no tokens to work on since it started; false if unknown."""
     columns = [
-        history.counters.by_metric.get(metric, ()) for metric in (GENERATED, "prompt_tokens")
+        history.counters.by_metric.get(metric, ())
+        for metric in ("generation_tokens", "prompt_tokens")
     ]
     newest = history.frames[-1].counters
     return all(columns) and not any(

@@ -27,7 +27,7 @@ def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
     def state(
         values: Mapping[str, float | None], *, idle: bool = False, **given: dict[str, str]
     ) -> Finding:
-        (finding,) = book.judge(START_S, values, {}, given.get("notes", {}), idle=idle)
+        (finding,) = book.judge(START_S, values, {}, given.get("notes", {}), idle=idle).values()
         return finding
 
     assert state({}).state == "unknown"
@@ -36,7 +36,7 @@ def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
     assert state(blank).note
     assert state(blank, idle=True, notes={rule.signal: "why"}).note == "why"
     assert state(blank, idle=True).state == "ok", "without requests there is nothing to observe"
-    (finding,) = book.judge(START_S, blank, {rule.signal: ("metric",)}, {}, idle=True)
+    (finding,) = book.judge(START_S, blank, {rule.signal: ("metric",)}, {}, idle=True).values()
     assert (finding.state, finding.missing) == ("unknown", ("metric",))
     assert finding.severity == Severity.OK
 
@@ -220,7 +220,8 @@ def test_a_new_process_begins_with_a_clean_sheet() -> None:
     book = RuleBook([steps((Severity.WARNING, 10.0))], scale=1.0)
 
     def state(t_s: float, value: float) -> str:
-        return book.judge(START_S + t_s, {"x": value}, {}, {}, idle=False)[0].state
+        (finding,) = book.judge(START_S + t_s, {"x": value}, {}, {}, idle=False).values()
+        return finding.state
 
     assert [state(0.0, 15.0), state(10.0, 15.0)] == ["ok", "warning"]
     book.forget()
