@@ -15,6 +15,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.samples import Layout, Page
+from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -26,6 +27,7 @@ from kneewatch.diagnose.verdict import Verdict
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch
     from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
+    from kneewatch.diagnose.recommend.adviser import Adviser
 
 
 class GpuSource(Protocol):
@@ -36,13 +38,21 @@ class GpuSource(Protocol):
         ...
 
 
+def new_adviser(stated: Stated) -> Adviser:
+    """The adviser of one engine."""
+    # Imported here: most servers need no advice, and this import is slow.
+    from kneewatch.diagnose.recommend.adviser import Adviser
+
+    return Adviser(stated)
+
+
 class TargetStream:
     """One target's parser and monitor."""
 
     def __init__(
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
-        self.monitor = TargetMonitor(name, profile, catalogue)
+        self.monitor = TargetMonitor(name, profile, catalogue, new_adviser)
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -55,7 +65,9 @@ class TargetStream:
 
     def reset(self) -> None:
         """Start with a new monitor, because the next scrapes come from another process."""
-        self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
+        self.monitor = TargetMonitor(
+            self.monitor.name, self.monitor.profile, self._catalogue, new_adviser
+        )
         self._recorded_gpus = None
 
     def take(

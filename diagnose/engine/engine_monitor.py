@@ -11,7 +11,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue, Judge
+from kneewatch.diagnose.engine.judge import Catalogue, Judge, NewAdviser
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading
 from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
@@ -31,10 +31,17 @@ GONE = "the engine is not on the page"
 class EngineMonitor:
     """Monitors one engine over time: `reader` reads its pages, `judge` judges what was read."""
 
-    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        target: str,
+        key: EngineKey,
+        profile: Profile,
+        catalogue: Catalogue,
+        new_adviser: NewAdviser | None = None,
+    ) -> None:
         self.key, self.profile = key, profile
         self.reader = EngineReader(profile, catalogue.signals)
-        self.judge = Judge(target, key, profile, catalogue)
+        self.judge = Judge(target, key, profile, catalogue, new_adviser)
         self._vanished = 0
         self._appeared_s = float("-inf")
         self.newest: Verdict | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ from kneewatch.diagnose.engine.diagnosis import (
 )
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
-from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.knee import CurveLearner, LiveKnee, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
 from kneewatch.diagnose.learned.length_drift import OutputLengths
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
@@ -75,9 +75,6 @@ from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import IN_BOUNDS, OK, WARNING, Finding, Rule, RuleBook
 from kneewatch.rules.wire import to_ms
-
-if TYPE_CHECKING:
-    from kneewatch.diagnose.recommend.adviser import Adviser
 
 
 class Learned:
@@ -171,6 +168,30 @@ LAST_PAGE = (
 """Signals of a process's last page that are kept after the process was replaced."""
 
 
+class Adviser(Protocol):
+    """Recommends changes against the causes of one engine."""
+
+    weekly_peak_requests: float | None
+
+    def set_stated(self, stated: Stated) -> None:
+        """Set what is known about the server; used from the next scrape on."""
+        ...
+
+    def restarted(self) -> None:
+        """Note that the process restarted."""
+        ...
+
+    def advise(
+        self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
+    ) -> tuple[Recommendation, ...]:
+        """The recommendations for these causes now."""
+        ...
+
+
+NewAdviser = Callable[[Stated], Adviser]
+"""Makes the adviser of one engine. The first cause of an engine calls it."""
+
+
 class Catalogue(Struct, frozen=True):
     """The signals and rules of a profile, built once and shared by all engines."""
 
@@ -189,9 +210,19 @@ class Catalogue(Struct, frozen=True):
 
 
 class Judge:
-    """Judges one engine over time. It reads only values, never a page."""
+    """Judges one engine over time. It reads only values, never a page.
 
-    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+    Without `new_adviser`, verdicts have no recommendations.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        key: EngineKey,
+        profile: Profile,
+        catalogue: Catalogue,
+        new_adviser: NewAdviser | None = None,
+    ) -> None:
         self._target, self._key, self._profile = target, key, profile
         self._catalogue = catalogue
         self._rules = RuleBook(catalogue.rules, scale=profile.scale)
@@ -207,6 +238,7 @@ class Judge:
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained, self._aftermath = Explained(), Aftermath()
         self._adviser: Adviser | None = None
+        self._new_adviser = new_adviser
         self._stated: Stated = profile.stated
         self._weekly_peak_requests: float | None = None
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
@@ -495,11 +527,10 @@ class Judge:
 
     def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Recommendation, ...]:
         """The recommendations for these causes."""
+        if self._new_adviser is None:
+            return ()
         if self._adviser is None:
-            # Imported here: most servers need no advice, and this import is slow.
-            from kneewatch.diagnose.recommend.adviser import Adviser
-
-            self._adviser = Adviser(self._stated)
+            self._adviser = self._new_adviser(self._stated)
         self._adviser.weekly_peak_requests = self._weekly_peak_requests
         return self._adviser.advise(facts, causes, self.learned.knee.curve)
 

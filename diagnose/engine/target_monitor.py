@@ -19,7 +19,7 @@ from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import LogFailure, Verdict
 from kneewatch.rules.formatting import duration
@@ -75,10 +75,20 @@ class EngineLimit:
 
 
 class TargetMonitor:
-    """Monitors one target over time: its engines and its failed scrapes."""
+    """Monitors one target over time: its engines and its failed scrapes.
 
-    def __init__(self, name: str, profile: Profile, catalogue: Catalogue | None = None) -> None:
+    Without `new_adviser`, diagnoses have no recommendations.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        catalogue: Catalogue | None = None,
+        new_adviser: NewAdviser | None = None,
+    ) -> None:
         self.name, self.profile = name, profile
+        self._new_adviser = new_adviser
         self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
@@ -148,7 +158,7 @@ class TargetMonitor:
             engine.judge.set_usual(usual)
 
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
-        engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
+        engine = EngineMonitor(self.name, key, self.profile, self._catalogue, self._new_adviser)
         engine.host = self._host
         engine.judge.set_usual(self._usual)
         if self._server is not None:
