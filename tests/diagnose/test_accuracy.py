@@ -140,4 +140,4 @@ def test_incidents_made_on_a_real_vllm_are_reported_right() -> None:
     verdicts, _ = judge(LAB)
     name = {verdict.phase: verdict.phase.capture.name.partition(".")[0] for verdict in verdicts}
     assert [(name[v.phase], v.phase.name) for v in verdicts if not v.right] == []
-    assert len(verdicts) == 50
+    assert len(verdicts) == 53
