@@ -49,6 +49,7 @@ SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm", "json-schemas")
 FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
+FAMILIES = ("speed", "ttft", "itl", "prefix", "lengths", "load", "transfer")
 DAEMON = "http://127.0.0.1:9877"
 INTERRUPTED = 130
 DIAGNOSE_ONLY = ("watch_s",)
@@ -391,6 +392,30 @@ def mcp(listen: str | None, **given: Any) -> int:  # noqa: ANN401 - listen is a 
         raise click.UsageError("mcp is not installed: pip install 'kneewatch[mcp]'") from exc
 
     return server.run(effective(given), listen=listen, **given)
+
+
+@cli.command(short_help="Make changed values the usual ones in a running daemon.")
+@click.argument("target")
+@click.option("--model", default="", help="only engines of this model")
+@click.option("--engine", default="", help="only the engine with this number")
+@click.option("--what", multiple=True, metavar="FAMILY", type=click.Choice(FAMILIES),
+              help="only these values: " + ", ".join(FAMILIES) + "; repeatable")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="only show what would become usual")
+@click.option(
+    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="URL of the running daemon"
+)
+@token_file_option
+@form_option("text", "json")
+def accept(target: str, **given: Any) -> int:  # noqa: ANN401
+    """Make present values of TARGET the usual ones: after a wanted change of model or launch.
+
+    A value that left its usual range is not learned for usual_after_s (a day). TARGET is a name as
+    on the triage page, or a replica of the fleet. The daemon needs the admin token if tokens are
+    set. Exit status: 0 accepted, 2 nothing deviates.
+    """
+    from kneewatch.agent import accept_command as command
+
+    return command.accept(target, **given)
 
 
 @cli.command(short_help="Show servers or a running daemon live in the terminal.")

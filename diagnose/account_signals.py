@@ -14,6 +14,7 @@ PROMPTS, ANSWERS = "prompts_moved_ratio", "answers_moved_ratio"
 HITS, DRAFTS = "hits_moved_ratio", "drafts_moved_ratio"
 STREAM = "stream_moved_ratio"
 MOVED_FOR, SEATED = "moved_for_s", "running_queued_avg"
+STREAM_RATE, STREAM_USUAL = "stream_tokens_per_s", "stream_usual_tokens_per_s"
 
 ACCOUNT_SIGNALS: Mapping[str, str] = {
     SPEED: "time that a decode step of the same work took in quiet times over the time that it "
@@ -33,6 +34,8 @@ ACCOUNT_SIGNALS: Mapping[str, str] = {
     DRAFTS: "tokens per sequence and step over their usual number: accepted draft tokens",
     STREAM: "tokens/s of a stream while it decodes over their usual rate: falls where steps take "
     "longer, and where they yield fewer accepted draft tokens",
+    STREAM_RATE: "tokens/s of a stream while it decodes, mean over streams, two digits",
+    STREAM_USUAL: "usual stream_tokens_per_s",
     MOVED_FOR: "seconds for which the speed, or without that another factor of the account, has "
     "been off its usual value; no value while none is",
     SEATED: "mean running requests of the scrapes in the last 30 s at which requests queued for "

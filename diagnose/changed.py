@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kneewatch.diagnose import account_signals as account
-from kneewatch.rules.formatting import clock
+from kneewatch.rules.formatting import clock, figure
 from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written, written_as
 
 WORK: Mapping[str, str] = {
@@ -24,6 +24,12 @@ WORK: Mapping[str, str] = {
 """The factors of a request's work, by name, and their signals."""
 
 PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
+COMMAND_LINE, UNSET = "model_path", "not set"
+NAMES = {"vllm_version": "vLLM"}
+ALIKE_RATIO = 0.05
+SAMPLE_S, AFTER_START_S = 20.0, 300.0
+"""What is off within so much time after a restart is off since the restart."""
+
 UNCHANGED = (1 / account.CHANGED_FROM, account.CHANGED_FROM)
 
 
@@ -35,6 +41,25 @@ class Speeds(Struct, frozen=True):
     prefill: Figure | None = None
 
 
+class Restarted(Struct, frozen=True):
+    """A restart of the server, and what changed with it: version and launch, in words."""
+
+    t_s: UnixTime = field(name="t")
+    changes: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """The restart in words."""
+        changes = f" with {', '.join(self.changes)}" if self.changes else ""
+        return f"since the restart at {clock(self.t_s)[:5]}{changes}"
+
+
+class Streams(Struct, frozen=True):
+    """Tokens/s of one stream, and their usual number."""
+
+    now: Figure | None = None
+    usual: Figure | None = None
+
+
 class Changed(Struct, frozen=True):
     """Each factor over its usual value, 1 where nothing changed; None where unknown.
 
@@ -44,6 +69,7 @@ class Changed(Struct, frozen=True):
       their answers); None while the speed is as usual.
     - `work`: by the names in `WORK`.
     - `limits`: what admits no more requests now: `seats` or `kv`.
+    - `streams`: tokens/s of one stream. `restart`: the restart since which something is off.
     """
 
     since_s: UnixTime | None = written_as("since", None)
@@ -52,6 +78,8 @@ class Changed(Struct, frozen=True):
     work: Mapping[str, Figure | None] = written({})
     speed: Speeds = written(Speeds())
     limits: tuple[str, ...] = ()
+    streams: Streams = written_as("stream_tokens_per_s", Streams())
+    restart: Restarted | None = None
 
     def words(self) -> str:
         """The split in one line."""
@@ -66,13 +94,30 @@ class Changed(Struct, frozen=True):
         parts.append(speed)
         if of.prefill is not None and not _is_usual(of.prefill):
             parts.append(f"prefill speed x{of.prefill:.2f}")
+        if (streams := self.stream_words()) and self.since_s is not None:
+            parts.append(streams)
         head = "as usual" if self.since_s is None else f"since {clock(self.since_s)[:5]}"
+        if self.restart is not None:
+            head = self.restart.words()
         limits = f"; limited by {' and '.join(self.limits)}" if self.limits else ""
         return f"{head}: {', '.join(parts)}{limits}"
 
+    def stream_words(self) -> str:
+        """How far the speed of one stream is off its usual value; empty if it is not."""
+        now, usual = self.streams.now, self.streams.usual
+        if not now or not usual or _is_usual(now / usual):
+            return ""
+        return f"{figure(now)} instead of {figure(usual)} tokens/s a stream"
 
-def changed(values: Mapping[str, float | None], t_s: float) -> Changed | None:
-    """What changed, by a verdict's signals at `t_s`; None if no factor is known."""
+
+def changed(
+    values: Mapping[str, float | None], t_s: float, restart: Restarted | None = None
+) -> Changed | None:
+    """What changed, by a verdict's signals at `t_s`; None if no factor is known.
+
+    `restart` is the server's last restart; it is part of the result if something has been off since
+    then.
+    """
     factors = {name: values.get(key) for name, key in WORK.items()}
     demand, speed = values.get(account.DEMAND), values.get(account.SPEED)
     if demand is None and speed is None:
@@ -86,7 +131,37 @@ def changed(values: Mapping[str, float | None], t_s: float) -> Changed | None:
         {name: rounded(ratio) for name, ratio in factors.items()},
         Speeds(rounded(speed), rounded(error), rounded(prefill)),
         _limits(values),
+        Streams(
+            rounded(values.get(account.STREAM_RATE)), rounded(values.get(account.STREAM_USUAL))
+        ),
+        restart if moved_for_s is not None and _since(restart, t_s - moved_for_s) else None,
     )
+
+
+def _since(restart: Restarted | None, since_s: float) -> bool:
+    """Whether something has been off since a restart, and not before: samples take a while."""
+    return restart is not None and 0 <= since_s + SAMPLE_S - restart.t_s <= AFTER_START_S
+
+
+def launch_changes(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """How a launch differs from the one before, as texts, the version first."""
+    known = before.keys() & after.keys()
+    if COMMAND_LINE in known:  # then a flag that is missing was not set
+        known = before.keys() | after.keys()
+    return tuple(
+        f"{NAMES.get(name, name)} {after.get(name, UNSET)} ({before.get(name, UNSET)} before)"
+        for name in sorted(known, key=lambda name: (name not in NAMES, name))
+        if not _nearly(before.get(name, UNSET), after.get(name, UNSET))
+    )
+
+
+def _nearly(one: object, other: object) -> bool:
+    """Whether values are equal, or measured at each start and nearly equal."""
+    try:
+        first, second = float(str(one)), float(str(other))
+    except ValueError:
+        return one == other
+    return abs(first - second) <= ALIKE_RATIO * min(abs(first), abs(second))
 
 
 def _follows(demand: float | None, speed: float | None) -> bool | None:

@@ -11,6 +11,7 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
@@ -38,6 +39,7 @@ class Profile(Struct, frozen=True):
     thresholds_origin: str = "settings"
     kv_horizon_s: float = AHEAD_S
     expected_prefix_hit_ratio: float | None = None
+    usual_after_s: float = AFTER_S
     throughput_only: bool = False
 
     def for_throughput(self) -> Profile:

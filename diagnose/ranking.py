@@ -114,6 +114,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     bottleneck.SLOW_STEPS,
     latency.PAST_KNEE,
     unexplained.UNEXPLAINED_LATENCY,
+    unexplained.USUAL_CHANGED,
     workload.RUNAWAY_GENERATION,
     left_profile.WORKLOAD_DRIFT,
     workload.UNDERUSED,

@@ -127,6 +127,25 @@ class Baseline(Baselines):
                     if len(samples) >= SAMPLES_MIN:
                         self._medians[key] = samples.median()
 
+    def accept(self, values: Mapping[str, float | None], families: Collection[str]) -> None:
+        """Take present values as the usual ones of these families."""
+        for key in [key for family in families for key in TRACKED[family]]:
+            value = values.get(key)
+            if value is not None and value == value:
+                self.restore({key: value})
+
+    def medians(self) -> Mapping[str, float]:
+        """The medians of quiet times."""
+        return dict(self._medians)
+
+    def restore(self, medians: Mapping[str, float]) -> None:
+        """Go on with medians that were learned earlier; a few quiet samples stand for them."""
+        for key in medians.keys() & self._samples.keys():
+            samples = self._samples[key] = Samples()
+            for _ in range(SAMPLES_MIN):
+                samples.add(medians[key])
+            self._medians[key] = medians[key]
+
     def get(self, key: str) -> float | None:
         """A signal's baseline; None if there is none.
 

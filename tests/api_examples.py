@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.diagnose.learned.acceptance import Deviation, EngineAcceptance
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settings_of, state_of
 from tests.agent.notify.factories import sick
@@ -25,6 +26,13 @@ SIZE = {
     "concurrency": 32,
 }
 ALERT = post(alert(instance="gpu-7:8000", starts_s=NOW_S - 300))
+ACCEPT = {"target": SICK_NAME, "what": ["speed"]}
+ACCEPTED = EngineAcceptance(
+    SICK_NAME,
+    "tiny",
+    "0",
+    [Deviation("engine_speed_ratio", "speed", 1.0, 0.62, NOW_S - 86_400)],
+)
 METRICS = ("kneewatch_stage{", 'kneewatch_cause{cause="kv_pressure"', "kneewatch_recommended_")
 
 
@@ -34,7 +42,9 @@ def api_examples() -> str:
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     watch.state = replace(watch.state, verdict=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
     with (
-        asking(service_of(state, reader=reader(state), fleet=watch)) as client,
+        asking(
+            service_of(state, reader=reader(state), fleet=watch, accept=lambda _asked: [ACCEPTED])
+        ) as client,
         asking(service_of(names=[SICK_NAME])) as starting,
     ):
         triage = {form: client.get(TRIAGE, accept=form).text for form in (TEXT, MARKDOWN)}
@@ -55,6 +65,10 @@ def api_examples() -> str:
             "/api/v1/fleet": {"get": _answers({**texts, JSON: overview})},
             "/api/v1/size": {
                 "post": _answers({JSON: size}) | {"requestBody": _content({JSON: SIZE})}
+            },
+            "/api/v1/accept": {
+                "post": _answers({JSON: client.post("/api/v1/accept", ACCEPT).json()})
+                | {"requestBody": _content({JSON: ACCEPT})}
             },
             "/api/v1/alerts": {
                 "post": _answers({JSON: client.post("/api/v1/alerts", ALERT).json()})

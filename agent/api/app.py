@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -52,6 +53,7 @@ from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
+from kneewatch.diagnose.learned.acceptance import AcceptRequest
 
 if TYPE_CHECKING:
     from fastapi.params import Param
@@ -144,6 +146,31 @@ class Routes:
                 HTTPStatus.SERVICE_UNAVAILABLE, "temporarily unavailable; see kneewatch's log"
             ) from exc
         return Response(dumped(answer), media_type=MEDIA_TYPES[JSON])
+
+    async def accept(self, request: Request) -> Response:
+        """Makes present values that deviate the usual ones of a target's engines, as `kneewatch
+        accept`. Returns each value with what was usual before. Requires the admin token if tokens
+        are set."""
+        need_admin(_granted(request))
+        try:
+            asked = msgspec.convert(await json_object(request), AcceptRequest)
+        except msgspec.ValidationError as exc:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
+        accepted = await run_in_threadpool(self._service.accept, asked)
+        if not accepted:
+            known = clean(f"{asked.target!r:.80}")
+            raise Problem(HTTPStatus.NOT_FOUND, f"target {known} has no such engine")
+        if not asked.dry_run:
+            log.info(
+                "accepted usual values target=%s what=%s from=%s values=%s",
+                asked.target,
+                ",".join(asked.what) or "all",
+                request.client.host if request.client else "?",
+                "; ".join(each.words() for engine in accepted for each in engine.deviations)
+                or "none deviated",
+            )
+        document = {"accepted": not asked.dry_run, "engines": accepted}
+        return Response(msgspec.json.encode(document), media_type=MEDIA_TYPES[JSON])
 
     async def home(self) -> Response:
         """A redirect to the triage page."""
@@ -324,6 +351,13 @@ ALERTS: Documented = NO_JSON | {
     422: "The payload is not one of Alertmanager's.",
     503: NO_HISTORY,
 }
+ACCEPT: Documented = NO_JSON | {
+    200: _answer("The values that were accepted, by engine.", JSON, schema="Accepted"),
+    403: "The token may only read.",
+    404: "No such target or engine.",
+    413: "The body is too large.",
+    422: "A parameter is invalid.",
+}
 PAGE: Documented = {
     200: _answer("The page for people; it works without JavaScript.", HTML),
     404: "No such target.",
@@ -371,6 +405,7 @@ def make_app(service: Service) -> FastAPI:
     app.serve("/api/v1/size", routes.size, SIZE, any_parameter=True)
     app.serve("/api/v1/size", routes.size, SIZE | NO_JSON, post="SizeInputs")
     app.serve("/api/v1/alerts", routes.alerts, ALERTS, post="Alertmanager")
+    app.serve("/api/v1/accept", routes.accept, ACCEPT, post="Accept")
     app.serve("/triage", routes.page, PAGE, any_parameter=True)
     if service.fleet is not None:
         from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one

@@ -23,7 +23,7 @@ from kneewatch.reports.json_schemas import schema as document_schema
 JsonObject = dict[str, Any]
 
 DOCUMENTS = ("Diagnosis", "Fleet", "Size")
-OF_REQUESTS = ("Alertmanager", "Alerts", "Problem", "Readiness", "Triage")
+OF_REQUESTS = ("Accept", "Accepted", "Alertmanager", "Alerts", "Problem", "Readiness", "Triage")
 """Schemas that are files of this package."""
 
 TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}

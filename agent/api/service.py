@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
 from kneewatch.rules.formatting import clock, date, span
@@ -28,7 +29,8 @@ class Service(Struct, frozen=True, kw_only=True):
 
     `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without a
     metrics system. `targets` returns the configured targets. `restart_needed` returns the keys of
-    settings that changed but take effect only after a restart.
+    settings that changed but take effect only after a restart. `accept` makes present values of
+    engines the usual ones.
     """
 
     board: Board
@@ -41,6 +43,7 @@ class Service(Struct, frozen=True, kw_only=True):
     notifier: Notifier | None = None
     fleet: FleetWatch | None = None
     restart_needed: Callable[[], Sequence[str]] = tuple
+    accept: Callable[[AcceptRequest], Sequence[EngineAcceptance]] = lambda _request: ()
     clock: Callable[[], float] = time.time
 
     @property

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from msgspec import Struct
 
 from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.store.learned import read_learned, write_learned
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
@@ -383,3 +386,58 @@ def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> fl
 
 def _value(value: float) -> float | None:
     return value if value == value else None
+
+
+# --- What was learned about engines ---------------------------------------------------------------
+#
+# It survives a restart of the daemon, so that a fault from before the restart is still one after
+# it, and an accepted value stays the usual one.
+
+
+LEARNED_JOB = "\0learned"
+"""Name of the job. Target names are printable, so no target has this name."""
+
+LEARNED_EVERY_S = 5.0
+
+Place = tuple[str, EngineKey]
+
+
+class LearnedStates(Job):
+    """Stores what was learned about engines, and returns it after a restart of the daemon.
+
+    Engines exchange their states through memory; the job alone reads and writes the file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._new: dict[Place, tuple[float, bytes]] = {}
+        self._known: set[Place] = set()
+        self._stored: dict[Place, bytes] | None = None
+
+    def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
+        """Give an engine that is new here its stored state, and keep the newer ones. Called after
+        each scrape; never waits for the disk."""
+        place, stored = (target, engine.key), self._stored
+        if stored is None:
+            return
+        if place not in self._known:
+            self._known.add(place)
+            engine.judge.stored = stored.pop(place, None)
+            return
+        state = engine.judge.learned.state(t_s)
+        if state is not None:
+            self._new[place] = (t_s, state)
+
+    def cycle(self) -> float | None:
+        """Read the stored states once, and write those that changed."""
+        try:
+            if self._stored is None:
+                self._stored = read_learned(self._file)
+            if self._new:
+                new, self._new = self._new, {}
+                write_learned(self._file, new)
+        except (StoreError, sqlite3.Error, OSError) as error:
+            log.warning("cannot store what was learned, retrying error=%s", error)
+            if self._stored is None:
+                self._stored = {}
+        return None

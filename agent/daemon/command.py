@@ -28,10 +28,13 @@ from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
     KNEES_JOB,
+    LEARNED_EVERY_S,
+    LEARNED_JOB,
     PEAKS_EVERY_S,
     PEAKS_JOB,
     SEASONS_JOB,
     KneeLoader,
+    LearnedStates,
     SeasonalBaselines,
     WeeklyPeaks,
 )
@@ -52,6 +55,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.rules.formatting import span
 
 if TYPE_CHECKING:
@@ -175,6 +179,9 @@ class Daemon:
             self._peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
             self._seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
             self._knees = KneeLoader(self._reader)
+            self._learned = LearnedStates(store_file)
+            if fleet_watch is not None:
+                fleet_watch.learned = self._learned
             sinks = Sinks(
                 board=self._board,
                 store=self._store.put,
@@ -183,6 +190,7 @@ class Daemon:
                 peaks=self._peaks,
                 seasons=self._seasons,
                 knees=self._knees,
+                learned=self._learned,
             )
             self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
@@ -220,6 +228,9 @@ class Daemon:
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
             self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            self._scheduler.put(
+                LEARNED_JOB, self._learned, interval_s=LEARNED_EVERY_S, first_in_s=0.0
+            )
             if (pods := self._discovery.pods) is not None:
                 self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if (fleet := self._fleet_watch) is not None:
@@ -246,7 +257,14 @@ class Daemon:
             notifier=self._notifier,
             fleet=self._fleet_watch,
             restart_needed=lambda: self._reload.restart_needed,
+            accept=self._accept,
         )
+
+    def _accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
+        accepted = self._jobs.accept(request)
+        if not accepted and self._fleet_watch is not None:
+            accepted = self._fleet_watch.accept(request)
+        return accepted
 
     def _retarget(self, specs: Sequence[TargetSpec]) -> None:
         self._gpus.update(specs)

@@ -11,7 +11,12 @@ from threading import Lock
 
 from msgspec import Struct
 
-from kneewatch.agent.daemon.baselines import KneeLoader, SeasonalBaselines, WeeklyPeaks
+from kneewatch.agent.daemon.baselines import (
+    KneeLoader,
+    LearnedStates,
+    SeasonalBaselines,
+    WeeklyPeaks,
+)
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
@@ -32,6 +37,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
@@ -208,6 +214,7 @@ class Sinks(Struct, frozen=True):
     peaks: WeeklyPeaks | None = None
     seasons: SeasonalBaselines | None = None
     knees: KneeLoader | None = None
+    learned: LearnedStates | None = None
 
 
 class TargetWatch:
@@ -247,6 +254,11 @@ class TargetWatch:
     def adopt(self, spec: TargetSpec) -> None:
         """Use a new configuration from the next cycle on. Learned values are kept."""
         self._next_spec = spec
+
+    def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
+        """Make the present values of this target's engines the usual ones. Thread-safe."""
+        with self._cycle_lock:
+            return self._stream.monitor.accept(self._wall(), request)
 
     def retire(self) -> None:
         """Stop publishing. The result of a cycle that is still running is dropped."""
@@ -291,6 +303,9 @@ class TargetWatch:
             for engine in self._stream.monitor.engines:
                 if not engine.judge.learned.knee.history_requested:
                     self._sinks.knees.request(self.spec.name, engine)
+        if self._sinks.learned and not self.spec.played:
+            for engine in self._stream.monitor.engines:
+                self._sinks.learned.exchange(self.spec.name, engine, t_s)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         with self._stream.computing():
             return self._publish(t_s, diagnoses, began_s, restart)

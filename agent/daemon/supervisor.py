@@ -37,6 +37,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -150,6 +151,11 @@ class TargetJobs:
     def specs(self) -> Sequence[TargetSpec]:
         """The watched targets. Thread-safe."""
         return self._specs
+
+    def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
+        """Make the present values of a target's engines the usual ones. Thread-safe."""
+        watch = self._watches.get(request.target)
+        return [] if watch is None else watch.accept(request)
 
     @property
     def all_scraped(self) -> bool:

@@ -31,6 +31,7 @@ from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import METRICS_READ
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Group, Key, Member, Restarted
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import duration
@@ -122,6 +123,21 @@ class FleetEngines:
             engine = None if monitor is None else engine_of(monitor, member)
             if engine is not None:
                 yield member, engine
+
+    def monitored(self) -> Iterator[tuple[str, EngineMonitor]]:
+        """Yields all engines, each with the name of its replica."""
+        for monitor in self._monitors.values():
+            for engine in monitor.engines:
+                yield f"fleet/{monitor.name}", engine
+
+    def accept(self, t_s: float, request: AcceptRequest) -> list[EngineAcceptance]:
+        """Make the present values of a replica's engines the usual ones."""
+        return [
+            accepted
+            for monitor in self._monitors.values()
+            if monitor.name == request.target
+            for accepted in monitor.accept(t_s, request)
+        ]
 
     def _monitor(self, members: Sequence[Member]) -> TargetMonitor:
         goal = members[0].throughput_only

@@ -6,6 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,11 +23,15 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Past
 from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching
+from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
 from kneewatch.rules.formatting import clock, date
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
+
+if TYPE_CHECKING:
+    from kneewatch.agent.daemon.baselines import LearnedStates
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +110,9 @@ class FleetWatch(Job):
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
         self.names: frozenset[str] = frozenset()
         self._notifier: Notifier | None = None
+        self._judging = Lock()
+        self.learned: LearnedStates | None = None
+        """Keeps what was learned about engines across restarts of the daemon."""
         self._on_names: Callable[[], None] = lambda: None
         self._config = fleet_config(settings, selector)
         self._engines = FleetEngines(self._config.profile)
@@ -148,7 +157,11 @@ class FleetWatch(Job):
         before, now_s = self.state, time.time()
         past = before.past if now_s - before.past_s < PAST_S else None
         try:
-            observed = observe(self._source, replace(self._config, past=past), self._engines)
+            with self._judging:
+                observed = observe(self._source, replace(self._config, past=past), self._engines)
+                if self.learned is not None:
+                    for target, engine in self._engines.monitored():
+                        self.learned.exchange(target, engine, observed.t_s)
             verdict = diagnose(observed, self._config.profile, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
@@ -172,6 +185,11 @@ class FleetWatch(Job):
             error="",
         )
         return None
+
+    def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
+        """Make the present values of a replica's engines the usual ones. Thread-safe."""
+        with self._judging:
+            return self._engines.accept(time.time(), request)
 
     def at(self, at_s: float) -> FleetVerdict:
         """The verdict on a past moment under the present settings. Its queries count towards the

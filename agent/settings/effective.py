@@ -114,6 +114,7 @@ class Settings:
             thresholds_origin=self.thresholds_origin,
             kv_horizon_s=self["kv_horizon_s"],
             expected_prefix_hit_ratio=self["expect.prefix_hit_ratio"],
+            usual_after_s=self["usual_after_s"],
         )
 
     @property

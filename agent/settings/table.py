@@ -115,6 +115,12 @@ SETTINGS: tuple[Setting, ...] = (
     number(
         "slo.objective_ratio", "share of requests that must meet the targets", 0.99, most=0.99999
     ),
+    seconds(
+        "usual_after_s",
+        "time after which a changed value becomes the usual one; kneewatch accept does it at once",
+        DAY_S,
+        most=30 * DAY_S,
+    ),
     number(
         "expect.prefix_hit_ratio",
         "prefix hit ratio that this workload should reach; a lower one is always reported",

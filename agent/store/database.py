@@ -124,7 +124,20 @@ ALTER TABLE documents ADD COLUMN exact INTEGER NOT NULL DEFAULT 0;
 """Migration that allows chains of documents and adds `exact`: whether a document is valid for every
 scrape until the next document. In documents of earlier versions the evidence may be minutes old."""
 
-MIGRATIONS: tuple[str, ...] = (FIRST, EXACT)
+LEARNED = """
+CREATE TABLE learned (
+    target TEXT NOT NULL,
+    model TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    replica TEXT NOT NULL,
+    t_s REAL NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (target, model, engine, replica)
+);
+"""
+"""Migration that adds what was learned about each engine (`LearnedState` as JSON)."""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, EXACT, LEARNED)
 """Entry n migrates a store from version n to n + 1. A migration must not change once it is
 released."""
 

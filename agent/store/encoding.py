@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
-from kneewatch.diagnose.changed import changed
+from kneewatch.diagnose.changed import Changed, changed
 from kneewatch.diagnose.intervals import Conditions, conditions_of
 from kneewatch.diagnose.recommend.recommendation import (
     MEASURED,
@@ -96,7 +96,7 @@ def encode_document(verdict: Verdict) -> bytes:
         replace(
             verdict,
             server=None,
-            changed=None,
+            changed=_only_restart(verdict.changed),
             causes=[told(cause) for cause in verdict.causes],
             findings=findings,
             recommendations=[_unmeasured(advice, verdict) for advice in verdict.recommendations],
@@ -179,7 +179,9 @@ def verdict_at_scrape(
         t_s=now_s,
         stage=stage,
         causes=causes,
-        changed=changed(signals, now_s),
+        changed=changed(
+            signals, now_s, None if verdict.changed is None else verdict.changed.restart
+        ),
         findings=[
             finding
             if finding.state == UNKNOWN
@@ -340,6 +342,11 @@ def _document(last: _Last, diagnosis: Verdict) -> bytes | None:
         return None
     last.fingerprint = current
     return encode_document(diagnosis)
+
+
+def _only_restart(what: Changed | None) -> Changed | None:
+    """What changed, without the numbers, which the signals have."""
+    return None if what is None or what.restart is None else Changed(restart=what.restart)
 
 
 def _recommendations(last: _Last, diagnosis: Verdict) -> tuple[PackedRecommendation, ...]:

@@ -153,6 +153,15 @@ UNEXPLAINED_LATENCY = CauseRecord(
     clear_s=Number(45.0),
 )
 
+USUAL_CHANGED = CauseRecord(
+    id="usual_changed",
+    title="A lasting change is the usual value now",
+    means="Values that were off their usual ones became the usual ones: a person accepted them, or "
+    "they have lasted for `usual_after_s`. Always info, for an hour.",
+    onset_s=Number(0.0),
+    clear_s=Number(0.0),
+)
+
 
 class Explained:
     """When another cause last explained latency: that long ago, or longer, it may be unexplained.

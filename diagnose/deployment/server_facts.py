@@ -64,6 +64,14 @@ SHOWN_FLAGS = frozenset(
 """Flags whose values become facts. Other flags may contain secrets (--api-key) and are never
 shown."""
 
+LAUNCH_FACTS = frozenset(
+    {
+        *(VERSION, MODEL_PATH, TENSOR_PARALLEL, MAX_MODEL_LEN),
+        *(flag.removeprefix("--").replace("-", "_") for flag in SHOWN_FLAGS - {"--port"}),
+    }
+)
+"""Facts that only another launch changes."""
+
 LABELS = {
     "block_size": "block_size",
     KV_BLOCKS: "num_gpu_blocks",

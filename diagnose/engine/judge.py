@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,9 +20,9 @@ from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.kv_and_queue import KV_PRESSURE
 from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY, Explained
-from kneewatch.diagnose.changed import changed
+from kneewatch.diagnose.changed import Changed, Restarted, changed, launch_changes
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.server_facts import LAUNCH_FACTS, ServerFacts
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
@@ -31,6 +33,7 @@ from kneewatch.diagnose.engine.diagnosis import (
     judged_against,
     symptoms,
 )
+from kneewatch.diagnose.learned.acceptance import Deviation, KeptApart
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import CurveLearner, LiveKnee, same_launch
@@ -57,17 +60,20 @@ from kneewatch.diagnose.verdict import (
     UNKNOWN_STAGE,
     Cause,
     Counterfactual,
+    Evidence,
     LogFailure,
     Verdict,
     worst_of,
 )
 from kneewatch.rules.baseline import (
     FAMILIES,
+    ITL,
     LENGTHS,
     QUEUE_MOVES,
     QUIET_WAITING,
     SLOW_MOVES,
     STAGE_MOVES,
+    TTFT,
     Baseline,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, Stage, lacking
@@ -93,9 +99,11 @@ class Learned:
         )
         self.workload = WorkloadWatch(profile.stated, window_s=window_s)
         self.knee = self._new_knee()
-        self._launch: Mapping[str, str] = {}
+        self.launch: Mapping[str, str] = {}
+        """Labels of cache_config_info on the newest page that had them."""
         self.slow_trends = SlowTrends()
         self.account = Account()
+        self.kept_apart = KeptApart(self.account, self.baseline, after_s=profile.usual_after_s)
         self._lengths = OutputLengths(
             window_s=window_s,
             stated=self.workload.points.get(ANSWERS, ()),
@@ -137,14 +145,22 @@ class Learned:
         if LENGTHS in families:
             self._lengths.learn(t_s, values.answers)
 
+    def state(self, t_s: float) -> bytes | None:
+        """What was learned, to be stored; None while it need not be stored again."""
+        return self.kept_apart.state(t_s, self.launch)
+
+    def restore(self, body: bytes) -> None:
+        """Go on with what was stored before a restart of the daemon."""
+        self.launch = self.kept_apart.restore(body).launch or self.launch
+
     def set_launch(self, config: Mapping[str, str]) -> None:
         """Set the launch configuration that the server exports; if it changed, the knee is
         reset."""
-        if config == self._launch:
+        if config == self.launch:
             return
-        if config and self._launch and not same_launch(config, self._launch):
+        if config and self.launch and not same_launch(config, self.launch):
             self.knee = self._new_knee()
-        self._launch = config or self._launch
+        self.launch = config or self.launch
 
     def reset(self) -> None:
         """Forget trends and durations, because the process was replaced or the clock was set
@@ -245,9 +261,15 @@ class Judge:
         self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
         self._newest_read: Verdict | None = None
         self._started_s: float | None = None
+        self._drains = False
+        self._serves: tuple[ServerFacts | None, Mapping[str, str]] = (None, {})
+        self._served_before = self._serves
+        """Facts and labels while the newest process, and the one before, generated tokens."""
         self._blind = 0
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
+        self.stored: bytes | None = None
+        """What was learned before a restart of the daemon; taken up at the next step."""
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
         self._server: ServerFacts | None = None
@@ -278,15 +300,26 @@ class Judge:
 
     @property
     def was_idle(self) -> bool:
-        """Whether the newest readable page showed no requests and no problem."""
+        """Whether the newest readable page showed no problem, and no requests or a drain: those in
+        flight became fewer, and no new ones came."""
         newest = self._newest_read
-        return newest is not None and newest.values.get("running") == 0 and not _broke_off(newest)
+        if newest is None or _problems(newest):
+            return False
+        return self._drains or (newest.values.get("running") == 0 and not _broke_off(newest))
 
     def step(self, t_s: float, values: Values) -> Verdict:
         """The diagnosis at `t_s`, which is after that of the step before."""
+        if self.stored is not None:
+            self._restore(self.stored)
+        before = 0.0 if self._newest_read is None else self._newest_read.values.get("running")
+        self._drains = values.arrivals == 0.0 and (values.signals.get("running") or 0.0) < (
+            before or 0.0
+        )
         if values.starts_over:
             self._start_over(t_s, values)
         self._started_s = values.started_s
+        if values.generated:
+            self._serves = self._server, values.config
         if self.died is not None and (values.restarted or self._works_since(self.died, values)):
             self.died = None
         facts, missing = self._facts(t_s, values)
@@ -296,6 +329,9 @@ class Judge:
         stage = UNKNOWN_STAGE if missing else facts.stage
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
+        what = changed(facts.values, t_s, self._restarted())
+        if what is not None and causes:
+            causes[0] = _compared(causes[0], what)
         self._newest_read = Verdict(
             t_s=to_ms(t_s),
             target=self._target,
@@ -305,7 +341,7 @@ class Judge:
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
-            changed=changed(facts.values, t_s),
+            changed=what,
             findings=findings,
             values=facts.values,
             unknown=[
@@ -359,6 +395,34 @@ class Judge:
             server=None if self._server is None else self._server.at(t_s),
         )
 
+    def accept(
+        self, t_s: float, why: str, families: Collection[str] = (), *, dry_run: bool = False
+    ) -> Sequence[Deviation]:
+        """Make present values that deviate the usual ones. Returns what deviated.
+
+        `families`: only of these, if any are given. `dry_run`: nothing changes.
+        """
+        values = {} if self._newest_read is None else self._newest_read.values
+        kept_apart = self.learned.kept_apart
+        deviations = kept_apart.deviations(values, families)
+        if not dry_run:
+            kept_apart.accept(t_s, values, why, families)
+        return deviations
+
+    def _restarted(self) -> Restarted | None:
+        """The last restart of the server, and how its launch differs from the one before."""
+        if not self._restarts:
+            return None
+        changes = launch_changes(
+            launch_of(*self._served_before), launch_of(self._server, self.learned.launch)
+        )
+        return Restarted(to_ms(self._restarts[-1].t_s), changes)
+
+    def _restore(self, body: bytes) -> None:
+        self.stored = None
+        with suppress(msgspec.DecodeError):
+            self.learned.restore(body)
+
     def _works_since(self, died: Cause, values: Values) -> bool:
         """Whether the engine generated a token between two scrapes after it was said to have
         died."""
@@ -370,6 +434,7 @@ class Judge:
     def _start_over(self, t_s: float, values: Values) -> None:
         """Forget trends and durations: the process was replaced or the clock was set back."""
         if values.restarted:
+            self._served_before = self._serves
             self._restarts.append(_replaced(t_s, self._started_s, self._newest_read))
         self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
         self._rules.forget()
@@ -460,6 +525,9 @@ class Judge:
         if unanswered is not None and all(cause.id != unanswered.id for cause in concluded):
             concluded.append(unanswered)
         self._blind = self._blind + 1 if observer.is_blind(facts) else 0
+        accepted = self.learned.kept_apart.acceptance
+        if accepted is not None and (told := accepted.cause(facts.now_s)) is not None:
+            concluded.append(told)
         missing = observer.metrics_missing(
             facts,
             self._catalogue.core,
@@ -518,6 +586,7 @@ class Judge:
             disturbed.update(UNEXPLAINED_LATENCY.moves)
         for family in disturbed:
             self._disturbed_s[family] = facts.now_s
+        self.learned.kept_apart.update(facts.now_s, facts.values, disturbed)
         if facts.observed_s < self._profile.window_s / 2 or not facts.get("arrival_per_s"):
             return
         settled_s = facts.now_s - facts.window_s
@@ -578,6 +647,23 @@ def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> Re
         ", ".join([*numbers, *_problems(newest)]),
         broke_off=_broke_off(newest),
         away_s=t_s - newest.t_s,
+    )
+
+
+def launch_of(server: ServerFacts | None, labels: Mapping[str, str]) -> Mapping[str, object]:
+    """Version, flags and the page's labels of a process, as far as they are known."""
+    facts = () if server is None else server.facts
+    return {**labels, **{fact.name: fact.value for fact in facts if fact.name in LAUNCH_FACTS}}
+
+
+def _compared(cause: Cause, what: Changed) -> Cause:
+    """The cause, with the restart since which latency is off as evidence."""
+    restart = what.restart
+    if restart is None or {TTFT, ITL}.isdisjoint(BY_ID[cause.id].moves):
+        return cause
+    words = f"{restart.words()}: {what.stream_words() or 'slower than before'}"
+    return replace(
+        cause, evidence=(*cause.evidence, Evidence("process_start", restart.t_s, None, words))
     )
 
 

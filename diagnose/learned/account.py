@@ -20,7 +20,8 @@ as it can explain them. A load that was never seen makes the limits wide, and th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import copy
 from math import exp, inf, log, log2, sqrt
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ from kneewatch.diagnose.account_signals import (
     SPEED_ERROR,
     SPEED_SAMPLES,
     STREAM,
+    STREAM_RATE,
+    STREAM_USUAL,
 )
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.formatting import clock
@@ -124,12 +127,10 @@ HITS_MIN = 0.02
 FADE_SAMPLES = 240.0
 """Usual values of demand and work are means of about this many samples."""
 
-ACCEPTED_AFTER_S = 86_400.0
-"""A speed that has lasted for so long is the new usual speed."""
-
 YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
 
+SAME_LOAD_UP_TO, STREAMS_LOST = 1.3, 0.5
 HALF_MS_S = 0.0005
 SQRT_2 = sqrt(2.0)
 
@@ -260,6 +261,15 @@ class Reference(Struct):
         return least_s / few, most_s * few
 
 
+class PaceState(Struct, frozen=True):
+    """What a pace has learned, to be restored after a restart of the daemon."""
+
+    references: tuple[Reference, ...] = ()
+    samples: int = 0
+    token_s: float | None = None
+    since_s: float | None = None
+
+
 class Speed(Struct, frozen=True):
     """Speed at equal work, 1 as in quiet times, and its error: half of the likely range.
 
@@ -360,14 +370,22 @@ class Pace:
         """Drop the samples that have not settled: trouble has followed them."""
         self._unsettled.clear()
 
+    def state(self) -> PaceState:
+        """What was learned."""
+        references = tuple([copy(reference) for reference in self._references.values()])
+        since_s = None if self.since_s == inf else self.since_s
+        return PaceState(references, self.samples, self.token_s, since_s)
+
+    def restore(self, state: PaceState) -> None:
+        """Go on with what was learned before a restart of the daemon."""
+        self._references = {key_of(reference): copy(reference) for reference in state.references}
+        self.samples, self.token_s = state.samples, state.token_s
+        self.since_s = inf if state.since_s is None else state.since_s
+
     def _settle(self, step: Step, now_s: float) -> None:
         self.samples += 1
         self.since_s = min(self.since_s, now_s)
-        key = (
-            round(2 * log2(step.size)),
-            round(log2(1 + step.prompt_tokens) / 2),
-            round(4 * log2(step.tokens)) if step.tokens > SPECULATES_FROM else 0,
-        )
+        key = key_of(step)
         reference = self._references.get(key)
         if reference is None:
             if len(self._references) == REFERENCES_MAX:
@@ -408,13 +426,39 @@ class Pace:
         return Speed(ratio, min(error, ratio), self.samples)
 
 
+def key_of(step: Step | Reference) -> tuple[int, int, int]:
+    """Which steps count as nearly the same work."""
+    return (
+        round(2 * log2(step.size)),
+        round(log2(1 + step.prompt_tokens) / 2),
+        round(4 * log2(step.tokens)) if step.tokens > SPECULATES_FROM else 0,
+    )
+
+
+class AccountState(Struct, frozen=True):
+    """What an account has learned, to be restored after a restart of the daemon.
+
+    `usual`: samples and value of each factor. `slow_since_s`: None while the speed is usual.
+    """
+
+    steps: PaceState = PaceState()
+    prefills: PaceState = PaceState()
+    usual: Mapping[str, tuple[float, float]] = {}
+    slow_since_s: float | None = None
+
+
 class Usual:
     """The usual value of one factor: a mean of quiet samples."""
 
     __slots__ = ("_samples", "value")
 
-    def __init__(self) -> None:
-        self._samples, self.value = 0.0, 0.0
+    def __init__(self, samples: float = 0.0, value: float = 0.0) -> None:
+        self._samples, self.value = samples, value
+
+    @property
+    def state(self) -> tuple[float, float]:
+        """The number of samples and the value."""
+        return self._samples, self.value
 
     def add(self, value: float) -> None:
         """Add a quiet sample."""
@@ -454,7 +498,8 @@ class Account:
         self._prefills_s = -inf
         self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._off_s: dict[str, float] = {}
-        self._slow_since_s = inf
+        self.slow_since_s = inf
+        """Since when the engine has been slow; inf while it is not."""
         self.is_slow = False
         """Whether the engine is slower than in quiet times: nothing is to be learned of it."""
         self.values: Signals = NOTHING_KNOWN
@@ -625,16 +670,12 @@ class Account:
         speeds = {SPEED: ratio, PREFILL_SPEED: of_prefill}
         known = [each for each in speeds.values() if each is not None]
         self.is_slow = min(known) <= 1 / CHANGED_FROM if known else self.is_slow
-        if not self.is_slow:
-            self._slow_since_s = inf
-        elif now_s - (since := min(self._slow_since_s, now_s)) >= ACCEPTED_AFTER_S:
-            self._accept()
-        else:
-            self._slow_since_s = since
+        self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
         self._mark({**speeds, **{key: moved[key] for key in FACTORS}}, now_s)
         if not self.is_slow:
+            kept_apart = _streams_lost(moved)
             for key, value in present.items():
-                if value is not None:
+                if value is not None and key not in kept_apart:
                     self._usual[key].add(value)
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
@@ -643,18 +684,41 @@ class Account:
             **_rounded(speeds, 0.05),
             **_rounded({SPEED_ERROR: error}, 0.05),
             **_rounded(moved, 0.1),
+            STREAM_RATE: _two_digits(present[STREAM]),
+            STREAM_USUAL: _two_digits(self._usual[STREAM].value or None),
             SPEED_SAMPLES: None if speed is None else float(min(speed.samples, SAMPLES_TOLD)),
             MOVED_FOR: None if since_s is None else 10.0 * round((now_s - since_s) / 10),
             SEATED: self._seated_avg(),
         }
 
-    def _accept(self) -> None:
-        """Take the present speed as the usual one: it has lasted."""
+    def accept(self) -> None:
+        """Take the present speed and work as the usual ones."""
+        now_s = self._recent[-1].t_s if self._recent else 0.0
         self._steps.forget()
         self._prefills.forget()
         self._usual = {key: Usual() for key in self._usual}
+        for sample in self._recent:
+            self._steps.learn(sample.step, sample.t_s)
+        self._steps.settle(now_s)
         self._off_s.clear()
-        self._slow_since_s, self.is_slow = inf, False
+        self.slow_since_s, self.is_slow = inf, False
+
+    def state(self) -> AccountState:
+        """What was learned."""
+        return AccountState(
+            self._steps.state(),
+            self._prefills.state(),
+            {key: usual.state for key, usual in self._usual.items()},
+            None if self.slow_since_s == inf else self.slow_since_s,
+        )
+
+    def restore(self, state: AccountState) -> None:
+        """Go on with what was learned before a restart of the daemon."""
+        self._steps.restore(state.steps)
+        self._prefills.restore(state.prefills)
+        self._usual |= {key: Usual(*of) for key, of in state.usual.items() if key in self._usual}
+        if state.slow_since_s is not None:
+            self.slow_since_s, self.is_slow = state.slow_since_s, True
 
     def _mark(self, factors: Mapping[str, float | None], now_s: float) -> None:
         """Note since when each factor has been off its usual value. Unknown changes nothing."""
@@ -686,6 +750,22 @@ def _work_of(total: Work) -> dict[str, float | None]:
         DRAFTS: tokens,
         STREAM: tokens * total.gaps / total.gaps_s if total.gaps_s else None,
     }
+
+
+def _streams_lost(moved: Signals) -> Collection[str]:
+    """The factors that are not learned, because streams lost half of their speed at an equal load:
+    speculation was lost, for example."""
+    same_load = all(
+        (ratio := moved[key]) is not None and ratio <= SAME_LOAD_UP_TO for key in (DEMAND, COMPUTED)
+    )
+    stream = moved[STREAM]
+    lost = same_load and stream is not None and stream <= STREAMS_LOST
+    return (STREAM, DRAFTS) if lost else ()
+
+
+def _two_digits(per_s: float | None) -> float | None:
+    """A rate with two digits: the store keeps every change."""
+    return None if per_s is None else float(f"{per_s:.2g}")
 
 
 def _rounded(values: Signals, step: float) -> dict[str, float | None]:

@@ -11,7 +11,6 @@ from kneewatch.diagnose import account_signals as accounts
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
-from kneewatch.diagnose.learned import account as learned_account
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
@@ -271,9 +270,10 @@ def test_no_fault_is_learned() -> None:
     assert not served.account.is_slow
 
 
-def test_a_speed_that_lasts_a_day_is_the_new_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_account, "ACCEPTED_AFTER_S", 1800.0)
-    served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0), 2700.0)
+def test_a_speed_that_is_accepted_is_the_new_usual_one() -> None:
+    served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0), 300.0)
+    served.account.accept()
+    served.under(Load(), slowed(3.0), 300.0)
     assert served.speed == pytest.approx(1.0, abs=0.05)
 
 

@@ -26,11 +26,14 @@ DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("engine_asleep", "kv_leak", "kv_exhaustion_ahead"),
     *("workload_drift", "clients_give_up", "client_errors", "host_memory_leak"),
     *("spec_acceptance_drift", "host_contention", "slow_steps"),
-    *("unexplained_latency", "requests_failing", "kv_held", "metrics_stale"),
+    *("unexplained_latency",
+    "usual_changed", "requests_failing", "kv_held", "metrics_stale"),
 }  # fmt: skip
 """The cause ids that are promised to stay: DESIGN, "Cause ids"."""
 
-PER_PAGE = {record.id for record in EXAMINED} | {"target_down", "metrics_missing"}
+PER_PAGE = {record.id for record in EXAMINED} | {
+    *("target_down", "metrics_missing", "usual_changed"),
+}
 """What one engine's facts show, and what is concluded by whoever fetches its page."""
 
 BY_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.section}: {row.subject}" for row in ROWS])

@@ -34,6 +34,7 @@ OPERATIONS = (
     ("/api/v1/triage/{target}", "GET"),
     ("/api/v1/size", "GET"),
     ("/api/v1/size", "POST"),
+    ("/api/v1/accept", "POST"),
     ("/api/v1/alerts", "POST"),
     ("/triage", "GET"),
 )
