@@ -150,9 +150,10 @@ def spread_words(signal: str, spread: Spread) -> str:
     if spread.least == spread.most:
         return f"{signal}: {shown(spread.most)} on all {spread.count}{unknown}"
     between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
-    mean = f"mean {shown(spread.mean)} over {spread.count}{unknown}"
+    mean = "" if spread.mean is None else f", mean {shown(spread.mean)}"
     return (
-        f"{signal}: worst {shown(spread.worst_value(signal))} ({spread.worst}), {between}, {mean}"
+        f"{signal}: worst {shown(spread.worst_value(signal))} ({spread.worst}), {between}{mean} "
+        f"over {spread.count}{unknown}"
     )
 
 
@@ -314,7 +315,7 @@ def _row(signal: str, spread: Spread) -> str:
         escaped(spread.worst),
         quantity(signal, spread.least),
         quantity(signal, spread.median),
-        quantity(signal, spread.mean),
+        "-" if spread.mean is None else quantity(signal, spread.mean),
         quantity(signal, spread.most),
         str(spread.count),
         str(spread.unknown),

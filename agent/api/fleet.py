@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from threading import Lock
@@ -28,6 +28,7 @@ from kneewatch.agent.api.responses import (
     dumped,
     form_of,
 )
+from kneewatch.agent.api.service import Labels, Need
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.absence import OF_A_POOL
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES
@@ -162,14 +163,17 @@ TIERS: Described = {
 }
 
 
-def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
-    """Yields the number of replicas that each tier needs, with the labels of the tier. A tier that
-    cannot be judged is left out, so that missing data never removes replicas."""
+def fleet_replicas(state: FleetState, now_s: float) -> dict[Labels, Need]:
+    """The replicas that each tier needs and has, by the labels of the tier. The need is unknown for
+    a tier that cannot be judged, so that missing data never removes replicas."""
     verdict = state.current(now_s)
-    for tier in verdict.tiers if verdict is not None and not verdict.lost else ():
-        if tier.size.needed is not None:
-            labels = dict(zip(TIER, _labels(tier), strict=True))
-            yield {**labels, "model": clean(tier.model)}, tier.size.needed
+    return {
+        (*zip(TIER, _labels(tier), strict=True), ("model", clean(tier.model))): (
+            None if tier.size.needed is None else float(tier.size.needed),
+            float(tier.replicas),
+        )
+        for tier in (verdict.tiers if verdict is not None and not verdict.lost else ())
+    }
 
 
 def fleet_families(state: FleetState, now_s: float) -> Families:

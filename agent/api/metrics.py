@@ -7,6 +7,7 @@ Prometheus's conventions. Every series of an engine has the labels target, model
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,7 +15,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kneewatch.agent.api.responses import clean
-from kneewatch.agent.api.service import UNKNOWN, Service, late, rank, shown
+from kneewatch.agent.api.service import (
+    GONE,
+    UNKNOWN,
+    Labels,
+    Need,
+    Recommended,
+    Service,
+    late,
+    rank,
+    shown,
+)
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
@@ -50,7 +61,11 @@ ENGINES: Described = {
     ),
     "recommended_replicas": (
         "Replicas that the load needs, in the unit of the setting replicas; the setting's "
-        "value while no change is recommended.",
+        "value while no change is recommended, and the last value while it is unknown.",
+        ("target", "model"),
+    ),
+    "recommended_replicas_held": (
+        "1 while recommended_replicas is the last value, because the present need is unknown.",
         ("target", "model"),
     ),
 }
@@ -147,20 +162,37 @@ class OwnMetrics(Collector):
                     engines[labels] = state, diagnosis
         families = Families(ENGINES)
         stated = {spec.name: spec.settings["replicas"] for spec in self._service.targets()}
-        replicas: dict[tuple[str, str], float] = {}
+        needs: dict[Labels, Need] = {}
         for labels, (state, diagnosis) in engines.items():
             _add_verdict(families, diagnosis, labels)
-            count = recommended_replicas(diagnosis, stated.get(state.name))
-            if count is not None:
-                replicas[labels[:2]] = max(replicas.get(labels[:2], 0.0), count)
-        for names, count in replicas.items():
-            families.add("recommended_replicas", count, *names)
+            present = stated.get(state.name)
+            names = (("target", labels[0]), ("model", labels[1]))
+            other, _ = needs.get(names, (None, 1.0))
+            count = recommended_replicas(diagnosis, present)
+            known = [each for each in (other, count) if each is not None]
+            needs[names] = max(known, default=None), float(present or 1)
         if self._service.fleet is not None:
             from kneewatch.agent.api.fleet import fleet_replicas
 
-            for fleet_labels, needed in fleet_replicas(self._service.fleet.state, now_s):
-                families.add_labelled("recommended_replicas", needed, fleet_labels)
+            needs |= fleet_replicas(self._service.fleet.state, now_s)
+        self._add_replicas(families, needs, now_s)
         return families
+
+    def _add_replicas(self, families: Families, needs: Mapping[Labels, Need], now_s: float) -> None:
+        """Add the numbers of replicas, also for what has no answer now."""
+        told, most = self._service.replicas, self._service.settings["replicas_max"] or inf
+        configured = {clean(spec.name) for spec in self._service.targets()}
+        for names in needs.keys() | told.keys():
+            is_fleet = names[0][0] != "target"
+            if names not in needs and not is_fleet and names[0][1] not in configured:
+                del told[names]
+                continue
+            recommended = told.get(names, Recommended()).at(now_s, *needs.get(names, GONE), most)
+            told[names] = recommended
+            if recommended.value is not None:
+                families.add_labelled("recommended_replicas", recommended.value, dict(names))
+                held = float(recommended.is_held)
+                families.add_labelled("recommended_replicas_held", held, dict(names))
 
     def _itself(self, scraped: int) -> Iterator[Metric]:
         service, families = self._service, Families(ITSELF)

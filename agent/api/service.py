@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
@@ -24,13 +24,65 @@ if TYPE_CHECKING:
     from kneewatch.agent.store.writer import Store
 
 
+# --- Replicas for autoscalers -------------------------------------------------------------------
+
+
+Labels = tuple[tuple[str, str], ...]
+Need = tuple[float | None, float]
+"""The replicas that the load needs, None if unknown, and those present."""
+
+GONE: Need = (None, 1.0)
+UP_S, DOWN_S = 120.0, 600.0
+"""The exported number rises to what was needed for so long, and falls to the most that was needed
+in so long. Two windows pass until the load of new replicas is measured."""
+
+
+class Recommended(Struct, frozen=True):
+    """The replicas exported for one server or tier; `value` is None before the first.
+
+    `needed` has the numbers needed since the replicas last changed, each with its time. `is_held`:
+    the value is the last one, because the present need is unknown.
+    """
+
+    value: float | None = None
+    is_held: bool = False
+    present: float = 0.0
+    needed: tuple[tuple[float, float], ...] = ()
+
+    def at(self, now_s: float, need: float | None, present: float, most: float) -> Recommended:
+        """The next number: at most `most`, and twice the present replicas plus one.
+
+        It changes only after what is needed has lasted, so that neither a burst nor the first
+        minutes of new replicas move an autoscaler.
+        """
+        if need is None:
+            return replace(self, is_held=True)
+        need = min(need, 2 * present + 1, most)
+        since = self.needed if present == self.present else ()
+        needed = (*[each for each in since if now_s - each[0] <= DOWN_S], (now_s, need))
+        told = replace(self, is_held=False, present=present, needed=needed)
+        if self.value is None:
+            return replace(told, value=need)
+        if now_s - needed[0][0] >= UP_S:
+            lasting = min(count for t_s, count in needed if now_s - t_s <= UP_S)
+            told = replace(told, value=max(self.value, lasting))
+        if now_s - needed[0][0] >= DOWN_S:
+            told = replace(told, value=min(told.value or need, max(count for _, count in needed)))
+        return replace(told, value=min(told.value or need, most))
+
+
 class Service(Struct, frozen=True, kw_only=True):
     """The parts of the running daemon that requests use.
 
     `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without a
     metrics system. `targets` returns the configured targets. `restart_needed` returns the keys of
+<<<<<<< HEAD
     settings that changed but take effect only after a restart. `accept` makes present values of
     engines the usual ones.
+=======
+    settings that changed but take effect only after a restart. `replicas` has the exported numbers
+    of replicas.
+>>>>>>> a11dfd05 (recommend: sizes follow arrival rates, are held per incident, and bounded for autoscalers)
     """
 
     board: Board
@@ -45,6 +97,7 @@ class Service(Struct, frozen=True, kw_only=True):
     restart_needed: Callable[[], Sequence[str]] = tuple
     accept: Callable[[AcceptRequest], Sequence[EngineAcceptance]] = lambda _request: ()
     clock: Callable[[], float] = time.time
+    replicas: dict[Labels, Recommended] = field(default_factory=dict[Labels, Recommended])
 
     @property
     def only_fleet(self) -> bool:

@@ -141,6 +141,11 @@ SETTINGS: tuple[Setting, ...] = (
         True,
     ),
     count("replicas", "replicas of this server behind the load balancer", most=1e6),
+    count(
+        "replicas_max",
+        "most replicas that kneewatch_recommended_replicas may name; unset: no limit",
+        most=1e6,
+    ),
     text(
         "workload_profile",
         "workload profile, as for size --plan; live requests are compared with it",

@@ -149,8 +149,8 @@ def average_engine(
 
 
 def at_load(context: LeverContext, requests: float) -> LeverContext:
-    """The same context, but with `requests` on each engine."""
-    return replace(context, demand=replace(context.demand, requests=requests))
+    """The same context, but with `requests` running on each engine."""
+    return replace(context, demand=replace(context.demand, requests=requests, waiting=0.0))
 
 
 # --- How many replicas a tier needs for its measured peak (guide 2.6, 8.3, 9.1 step 11) -----------
@@ -288,10 +288,9 @@ def _more_replicas(
     `requests_each` is the peak per engine (0: unknown). None if neither needs more replicas.
     """
     options: list[Recommendation | None] = []
-    # A backlog has to be served only once. Queued requests count as if they ran only where the KV
-    # cache keeps them queued.
+    # A backlog has to be served only once; its growth is demand.
     evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
-    present = context.demand.requests if evicting else context.demand.running
+    present = context.demand.running * max(1.0, context.demand.load_ratio or 1.0)
     capacity = context.server.capacity_tokens
     at_peak = at_load(replace(context, cause="kv_pressure"), max(requests_each, present))
     if at_peak.demand.tokens is not None and capacity:
@@ -331,7 +330,7 @@ def _peak_words(peak: Peak, used: float) -> str:
     whole = "" if peak.seen_ratio >= 1 else f" ({percent(peak.seen_ratio)} of them seen)"
     return (
         f"Peak of {days:.3g} days{whole}: {peak.requests:.0f} requests running, "
-        f"{percent(used)} of the tier's capacity"
+        f"{percent(used)} of the tier's KV cache and seats"
     )
 
 

@@ -6,6 +6,7 @@ role, node) is null.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, median
@@ -41,14 +42,15 @@ class Spread(Struct, frozen=True):
     """A signal over the engines of a tier.
 
     `worst` is the name of the engine with the greatest value, or with the least if less is worse.
-    `unknown` is the number of engines without a value.
+    `unknown` is the number of engines without a value. `mean` is None for percentiles: their mean
+    is no percentile.
     """
 
     count: int
     unknown: int
     least: Figure = field(name="min")
     median: Figure
-    mean: Figure
+    mean: Figure | None
     most: Figure = field(name="max")
     worst: str
 
@@ -57,6 +59,7 @@ class Spread(Struct, frozen=True):
         return self.least if signal in LESS_IS_WORSE else self.most
 
 
+PERCENTILE = re.compile(r"_p\d+_")
 LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
 
 
@@ -350,10 +353,10 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
         return None
     known = [value for value, _ in rows]
     _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
+    mean = None if PERCENTILE.search(signal) else fmean(known)
     return Spread(
-        len(rows), len(engines) - len(rows), min(known), median(known), fmean(known),
-        max(known), worst,
-    )  # fmt: skip
+        len(rows), len(engines) - len(rows), min(known), median(known), mean, max(known), worst
+    )
 
 
 def engine_verdict(engine: Engine) -> EngineVerdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from msgspec.structs import replace
@@ -21,12 +21,18 @@ from kneewatch.diagnose.recommend import (
     levers_speculation,
 )
 from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext
-from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, ahead, demand
-from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
+from kneewatch.diagnose.recommend.demand import (
+    KV_TARGET_RATIO,
+    QueueHistory,
+    QueueTrend,
+    ahead,
+    demand,
+)
+from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import duration, percent
 
 
 def checked_recommendation(
@@ -48,7 +54,7 @@ def checked_recommendation(
             return None
     if _misses_target(recommendation, context) or not _starts(recommendation, server):
         return None
-    return _with_residual(recommendation)
+    return _with_residual(recommendation, context)
 
 
 def _starts(recommendation: Recommendation, server: Deployment) -> bool:
@@ -76,35 +82,93 @@ def _starts(recommendation: Recommendation, server: Deployment) -> bool:
     return all(most is None or least is None or most >= least for most, least in rules)
 
 
+WORSE_RATIO = 1.25
+"""A latency that grows by this ratio is named as a risk."""
+
+
 def _misses_target(recommendation: Recommendation, context: LeverContext) -> bool:
-    targets = context.facts.targets
-    for key, target_s, tail in (
-        ("itl_s", targets.itl_p99_s, "itl_p99_s"),
-        ("ttft_s", targets.ttft_p99_s, "ttft_p99_s"),
+    """Whether the change misses a target that is met now."""
+    now_s = {
+        "ITL": context.facts.values.get("itl_p99_s"),
+        "TTFT": context.facts.values.get("ttft_p99_s"),
+    }
+    return any(
+        (now_s[name] or 0.0) <= target_s < then_s
+        for name, target_s, then_s in _tails(recommendation, context)
+    )
+
+
+def _with_residual(recommendation: Recommendation, context: LeverContext) -> Recommendation:
+    """Adds what the change does not mend: a load that exceeds the KV cache, and the backlog."""
+    numbers = recommendation.predicted
+    demand, waiting = numbers.get("kv_demand_ratio"), context.demand.waiting
+    if demand is not None and demand > 1:
+        left = (
+            f"Not enough alone: the load would still need {demand:.1f}x the KV cache, and vLLM "
+            "would still preempt requests."
+        )
+    elif demand is not None and demand > KV_TARGET_RATIO:
+        left = (
+            f"Barely enough: the load would use {percent(demand)} of the KV cache, and vLLM may "
+            "still preempt some requests."
+        )
+    elif (
+        numbers.get("preemption_per_s") == 0
+        and numbers.get("kv_capacity_ratio", 1.0) > 1
+        and context.demand.callers is None
+        and waiting >= 1
+    ):
+        left = (
+            f"{waiting:,.0f} requests wait beside this load: until they are served, vLLM fills the "
+            "larger cache too."
+        )
+        recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
+    else:
+        left = ""
+    summary = " ".join(
+        filter(None, (recommendation.summary, left, _missed(recommendation, context)))
+    )
+    risk = " ".join(filter(None, (recommendation.risk, _worse(recommendation))))
+    return replace(recommendation, summary=summary, risk=risk)
+
+
+def _missed(recommendation: Recommendation, context: LeverContext) -> str:
+    """The targets that stay missed after the change; "" if none does, or if that is unknown."""
+    names = [
+        f"{name} P99 target of {duration(target_s)}"
+        for name, target_s, then_s in _tails(recommendation, context)
+        if then_s > target_s
+    ]
+    return f"It does not mend the {' and the '.join(names)}: still missed." if names else ""
+
+
+def _tails(
+    recommendation: Recommendation, context: LeverContext
+) -> Iterator[tuple[str, float, float]]:
+    """The name, the target and the predicted P99 in seconds of each latency with a target.
+
+    Assume that the P99 moves in proportion to the mean.
+    """
+    targets, values = context.facts.targets, context.facts.values
+    for name, key, target_s, signal in (
+        ("ITL", "itl_s", targets.itl_p99_s, "itl_p99_s"),
+        ("TTFT", "ttft_s", targets.ttft_p99_s, "ttft_p99_s"),
     ):
         then_s, now_s = recommendation.predicted.get(key), recommendation.before.get(key)
-        tail_s = context.facts.values.get(tail)
-        if target_s is None or then_s is None or not now_s or tail_s is None:
-            continue
-        # Assume that the P99 moves in proportion to the mean.
-        if tail_s <= target_s < max(then_s, tail_s * then_s / now_s):
-            return True
-    return False
+        tail_s = values.get(signal)
+        if target_s is not None and then_s is not None and now_s and tail_s is not None:
+            yield name, target_s, max(then_s, tail_s * then_s / now_s)
 
 
-def _with_residual(recommendation: Recommendation) -> Recommendation:
-    """Adds a note if the load still exceeds the KV cache after the change."""
-    demand = recommendation.predicted.get("kv_demand_ratio")
-    if demand is None or demand <= KV_TARGET_RATIO:
-        return recommendation
-    left = (
-        f"Not enough alone: the load would still need {demand:.1f}x the KV cache, and vLLM would "
-        "still preempt requests."
-        if demand > 1
-        else f"Barely enough: the load would use {percent(demand)} of the KV cache, and vLLM may "
-        "still preempt some requests."
-    )
-    return replace(recommendation, summary=f"{recommendation.summary} {left}")
+def _worse(recommendation: Recommendation) -> str:
+    """The latencies that the change makes clearly worse; "" if it makes none worse."""
+    before, then = recommendation.before, recommendation.predicted
+    words = [
+        f"{name} rises from {duration(before[key])} to {duration(then[key])}"
+        for name, key in (("ITL", "itl_s"), ("TTFT", "ttft_s"))
+        if before.get(key) and then.get(key, 0.0) >= WORSE_RATIO * before[key]
+    ]
+    return f"Mean {' and '.join(words)}." if words else ""
 
 
 # --- Ranking: sufficient and free first -----------------------------------------------------------
@@ -118,6 +182,9 @@ QUEUE_LIMIT = "queue-limit"
 
 BUDGET = "max-num-batched-tokens"
 FEWER_SEATS = "max-num-seqs-down"
+BINDING = ("max-num-seqs-up", "kv-blocks", "kv-memory-bytes")
+"""A flag that binds is raised before hardware is added, even where that is not enough alone."""
+
 QUANTIZED = ("fp8-weights", "int8-weights", "awq-weights")
 
 
@@ -166,8 +233,8 @@ def _rank(recommendation: Recommendation, context: LeverContext) -> int:
         # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
         return 0
     if suffices(recommendation, context):
-        return 0 if is_free(recommendation) else 1
-    return 3
+        return 0 if is_free(recommendation) else 2
+    return 1 if recommendation.id in BINDING else 3
 
 
 def _sufficient_pair(
@@ -242,12 +309,6 @@ MOST = 5
 LARGEST_VALUE = 1e18
 """A signal value above this is an error of the metrics page."""
 
-MOVED = 1.25
-"""Recommendations are recomputed if the load changes by at least this ratio; less is flicker."""
-
-SLACK = (2.0, 0.5)
-"""Smaller changes of the load are ignored: in requests, and in requests/s."""
-
 LEVERS: Mapping[str, Lever] = {
     lever.__name__: lever
     for lever in (
@@ -288,17 +349,19 @@ def recommend(
     facts: Facts,
     causes: Sequence[str],
     server: Deployment,
-    peaks: CausePeaks | None = None,
+    incidents: dict[str, Incident] | None = None,
     *,
+    trend: QueueTrend | None = None,
     weekly_peak_requests: float | None = None,
     curve: CurveLearner | None = None,
 ) -> list[Recommendation]:
     """Recommendations against these causes (ids), in the order of the causes, best first.
 
-    A lever that helps against two causes is listed under the first. Sizes are for the peak demand
-    since each cause began. Fewer replicas are recommended only if `weekly_peak_requests` is known.
+    A lever that helps against two causes is listed under the first. `incidents` has what is held
+    against each cause, and is brought up to date. Fewer replicas are recommended only if
+    `weekly_peak_requests` is known.
     """
-    peaks = CausePeaks() if peaks is None else peaks
+    incidents = {} if incidents is None else incidents
     if not sum(map(abs, filter(None, facts.values.values()))) < LARGEST_VALUE:
         # A page can contain +Inf or absurd values: do not compute with them.
         plain = {
@@ -306,36 +369,31 @@ def recommend(
             for key, value in facts.values.items()
         }
         facts = replace(facts, values=plain)
-    demand_now = demand(facts.values, server)
+    demand_now = demand(facts.values, server, trend)
     chosen: dict[str, Recommendation] = {}
     for cause in causes:
+        incident = incidents.setdefault(cause, Incident())
         context = LeverContext(
             cause,
             facts,
             server,
-            peaks.peak(cause, ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now),
+            ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now,
             weekly_peak_requests=weekly_peak_requests,
             curve=curve,
+            held=incident.values,
         )
-        recommendations: list[Recommendation] = []
-        for name in BY_ID[cause].levers:
-            recommendation = LEVERS[name](context)
-            recommendation = (
-                None if recommendation is None else checked_recommendation(recommendation, context)
-            )
-            if recommendation is not None and recommendation.id not in chosen:
-                recommendations.append(peaks.largest(recommendation))
-        chosen.update(
-            {
-                recommendation.id: recommendation
-                for recommendation in ranked_recommendations(recommendations, context)[:MOST]
-            }
-        )
+        made = (LEVERS[name](context) for name in BY_ID[cause].levers)
+        checked = (checked_recommendation(each, context) for each in made if each is not None)
+        incident.take([each for each in checked if each is not None], context.demand)
+        others = [each for each in incident.recommendations if each.id not in chosen]
+        chosen.update({each.id: each for each in ranked_recommendations(others, context)[:MOST]})
     return list(chosen.values())
 
 
 class Adviser:
-    """The recommendations of one engine. They change only when causes or load change.
+    """The recommendations of one engine: made once per incident, and then held.
+
+    They change, and say why, when a cause is added, or when the load asks for clearly more.
 
     After a week of history, the caller sets `weekly_peak_requests`: the most requests that ran or
     waited on this engine at once. Without it, fewer replicas are never recommended.
@@ -348,16 +406,18 @@ class Adviser:
         self._config: Mapping[str, str] | None = None
         self._server = Deployment(stated=stated)
         self._causes: tuple[str, ...] = ()
-        self._load, self._computed_s = (0.0, 0.0), float("-inf")
+        self._computed_s = float("-inf")
         self._recommendations: tuple[Recommendation, ...] = ()
-        self._incidents = CausePeaks()
+        self._incidents: dict[str, Incident] = {}
+        self._queue = QueueHistory()
         self._restarted = False
 
     def set_stated(self, stated: Stated) -> None:
         """From the next scrape on, make recommendations for this deployment."""
         if stated != self._stated:
-            self._stated, self._computed_s = stated, float("-inf")
+            self._stated = stated
             self._server = deployment(self._config or {}, stated)
+            self._forget()
 
     def restarted(self) -> None:
         """Note that the process restarted, so the next page shows its new flags."""
@@ -366,7 +426,8 @@ class Adviser:
 
     def _forget(self) -> None:
         self._causes, self._recommendations = (), ()
-        self._incidents.keep(())
+        self._incidents.clear()
+        self._queue.forget()
 
     def advise(
         self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
@@ -386,30 +447,30 @@ class Adviser:
             if self._causes:
                 self._forget()
             return ()
-        load_now = _load_of(facts)
-        fresh = facts.now_s - self._computed_s < facts.window_s
-        same = cause_ids == self._causes and facts.config == self._config
-        if same and fresh and not _moved(self._load, load_now):
-            return self._recommendations
+        trend = self._queue.trend(facts.now_s, facts.values, facts.window_s)
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
-        self._causes, self._load, self._computed_s = cause_ids, load_now, facts.now_s
-        self._incidents.keep(cause_ids)
+            self._incidents.clear()
+        elif cause_ids == self._causes and facts.now_s - self._computed_s < facts.window_s:
+            return self._recommendations
+        self._causes, self._computed_s = cause_ids, facts.now_s
         recommendations = recommend(
             facts,
             cause_ids,
             self._server,
             self._incidents,
+            trend=trend,
             weekly_peak_requests=self.weekly_peak_requests,
             curve=curve,
         )
+        requests = _requests(facts)
         running = facts.values.get("running_max") or 0.0
         allowed = self._tracker.allowed(
-            facts.now_s, recommendations, requests=load_now[0], running=running
+            facts.now_s, recommendations, requests=requests, running=running
         )
         given = tuple(_without_lone_queue_limit(allowed))
-        self._tracker.advised(facts.now_s, given, requests=load_now[0])
+        self._tracker.advised(facts.now_s, given, requests=requests)
         self._recommendations = given
         return given
 
@@ -439,18 +500,6 @@ def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
     return churn.since_s is None or facts.now_s - churn.since_s >= facts.window_s
 
 
-def _load_of(facts: Facts) -> tuple[float, float]:
-    """The load as (requests running or queued, requests served/s).
-
-    If it changes, recommendations are recomputed.
-    """
-    values = facts.values
-    requests = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
-    return requests, values.get("completed_per_s") or 0.0
-
-
-def _moved(before: tuple[float, float], after: tuple[float, float]) -> bool:
-    return any(
-        abs(after - before) > slack and not before / MOVED <= after <= before * MOVED
-        for before, after, slack in zip(before, after, SLACK, strict=True)
-    )
+def _requests(facts: Facts) -> float:
+    """The mean number of requests that run or wait."""
+    return (facts.values.get("running_avg") or 0.0) + (facts.values.get("waiting_avg") or 0.0)

@@ -18,6 +18,9 @@ from kneewatch.rules.formatting import percent, span
 VERIFY_S = 300.0
 """Seconds within which a change must show its effect at an unchanged load."""
 
+MOVED = 1.25
+"""A recommended size changes if the new one goes further by at least this ratio; less is noise."""
+
 KV_AHEAD = "kv_exhaustion_ahead"
 """For this cause, sizes are for the expected load instead of the present load."""
 
@@ -50,6 +53,7 @@ class LeverContext(Struct, frozen=True):
     `curve` has the windows that this engine was measured in; None for an engine without history.
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
     ran or waited on this engine at once within the last week; None without a week of history.
+    `held` has the values by lever that were recommended before in this incident.
     """
 
     cause: str
@@ -59,12 +63,21 @@ class LeverContext(Struct, frozen=True):
     memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     weekly_peak_requests: float | None = None
     curve: CurveLearner | None = None
+    held: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
     @property
     def for_kv(self) -> bool:
         """Whether the cause is a KV cache that is too small for the load; KV tokens then decide
         sizes."""
         return self.cause in ("kv_pressure", KV_AHEAD)
+
+    def steady(self, lever: str, value: int, *, lowers: bool = False) -> int:
+        """The value, or the one recommended before unless the new one goes clearly further."""
+        held = self.held.get(lever)
+        if not isinstance(held, int):
+            return value
+        further = value * MOVED <= held if lowers else value >= MOVED * held
+        return value if further else held
 
     def get(self, signal: str) -> float:
         """The value of a signal; 0 if unknown."""

@@ -1,9 +1,12 @@
-"""How much KV cache and batch the present load needs. Pure."""
+"""The rates of the present load, and how much KV cache and batch it needs. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from math import floor, inf, sqrt
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,12 +32,100 @@ SHARED_FROM = 0.1
 LEAST_PER_S = 1e-3
 """About one request in 15 minutes; lower rates count as 0."""
 
+GIVEN_UP_FROM = 1.1
+"""From this ratio of accepted to served requests on, clients leave the queue unserved."""
+
+TREND_WINDOWS, TREND_S = 4.0, 120.0
+"""The growth of the queue is that of so many windows, at least of so many seconds."""
+
+PARTS = 4
+STEADY_SHARE, STEADY_SERVED = 0.25, 32.0
+"""In a closed loop, requests in flight vary by less than this share of the standard deviation that
+independent arrivals would have while so many requests are served."""
+
+
+class QueueTrend(Struct, frozen=True):
+    """How the requests in flight change.
+
+    `growth_per_s` is arrivals minus completions. `callers`: the clients that each send the next
+    request once the last one is answered (a closed loop); None if requests arrive on their own, or
+    if that is unknown.
+    """
+
+    growth_per_s: float
+    callers: float | None = None
+
+
+class QueueHistory:
+    """Requests in flight on one engine since an incident began."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, bool]] = deque()
+
+    def forget(self) -> None:
+        """Start anew with the next incident."""
+        self._seen.clear()
+
+    def trend(
+        self, now_s: float, values: Mapping[str, float | None], window_s: float
+    ) -> QueueTrend:
+        """The trend up to `now_s`, including the present `values`.
+
+        Until the queue was seen for a window, growth is the slope of that window. It then counts as
+        no more than the served rate, because a burst looks the same.
+        """
+        waiting, seen = values.get("waiting") or 0.0, self._seen
+        seen.append((now_s, (values.get("running") or 0.0) + waiting, waiting >= 1))
+        while now_s - seen[0][0] > max(TREND_WINDOWS * window_s, TREND_S):
+            seen.popleft()
+        served_per_s = _served_per_s(values)
+        if now_s - seen[0][0] < window_s:
+            slope = values.get("waiting_slope_per_s") or 0.0
+            return QueueTrend(min(slope, served_per_s))
+        return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))
+
+    def _growth_per_s(self) -> float:
+        """The median growth of equal parts: a burst shows in one of them only."""
+        first_s, last_s = self._seen[0][0], self._seen[-1][0]
+        ends = [self._seen[0]]
+        for part in range(1, PARTS + 1):
+            until_s = first_s + part * (last_s - first_s) / PARTS
+            end = next(each for each in self._seen if each[0] >= until_s - 1e-6)
+            if end[0] > ends[-1][0]:
+                ends.append(end)
+        return median(
+            (then[1] - before[1]) / (then[0] - before[0]) for before, then in pairwise(ends)
+        )
+
+    def _callers(self, served_per_s: float, window_s: float) -> float | None:
+        now_s, requests, _ = self._seen[-1]
+        low = high = requests
+        callers = None
+        for t_s, in_flight, waits in reversed(self._seen):
+            low, high, served = (
+                min(low, in_flight),
+                max(high, in_flight),
+                served_per_s * (now_s - t_s),
+            )
+            if not waits:
+                break
+            if now_s - t_s < window_s or served < STEADY_SERVED:
+                continue
+            if high - low > STEADY_SHARE * sqrt(2 * served):
+                break
+            callers = high
+        return callers
+
 
 class Demand(Struct, frozen=True, kw_only=True):
     """What the load needs, whether it is served or not.
 
-    - `requests`: the most requests that run or wait for capacity; sizes are for these.
+    - `requests`: the most requests that run at once when nobody waits; sizes are for these. Those
+      of a closed loop are its callers. The backlog of other loads is not among them, because it has
+      to be served only once.
     - `mean_requests`: their mean over the window; mean latencies are for these.
+    - `in_flight`: the mean number of requests that run or wait for capacity.
+    - `callers`: the clients of a closed loop; None otherwise.
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
     - `served_per_s`, `arrival_per_s`: requests/s.
@@ -51,11 +142,18 @@ class Demand(Struct, frozen=True, kw_only=True):
     output_tokens: float | None
     saved_ratio: float
     spread_tokens: float = 0.0
+    in_flight: float = 0.0
+    callers: float | None = None
 
     @property
     def tokens(self) -> float | None:
         """KV tokens of all requests together; None if unknown."""
         return None if self.held_tokens is None else self.requests * self.held_tokens
+
+    @property
+    def load_ratio(self) -> float | None:
+        """Arrivals over served requests; below 1 while a backlog drains, None if none is served."""
+        return self.arrival_per_s / self.served_per_s if self.served_per_s > 0 else None
 
     def peak_tokens(self, requests: float) -> float:
         """KV tokens that this many independent requests rarely exceed."""
@@ -72,14 +170,14 @@ class Demand(Struct, frozen=True, kw_only=True):
         return floor(min(usage_ratio * capacity_tokens / held, root**2))
 
 
-def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
+def demand(
+    values: Mapping[str, float | None], server: Deployment, trend: QueueTrend | None = None
+) -> Demand:
     """The present demand, from the signals of one engine.
 
-    A full cache hides further demand, so requests that wait for capacity count as running.
-
     vLLM counts a request only at its first token, so the arrival rate is the served rate plus the
-    growth of the queue. If the HTTP server accepts requests at a higher rate, that rate is used,
-    because clients that give up leave the queue.
+    growth of the queue: by `trend`, or without one by the window's slope. If the HTTP server
+    accepts clearly more requests, that rate is used, because clients that give up leave the queue.
     """
 
     def get(key: str) -> float:
@@ -96,25 +194,46 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
     # the tokens/s, which are even.
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
-    # A burst of long answers, or clients that hang up: requests begin, and few of them finish.
-    served = max(get("completed_per_s"), get("arrival_per_s"))
-    accepted, grows = get("accepted_per_s"), get("waiting_slope_per_s")
-    if served < LEAST_PER_S:
-        served = 0.0
-    requests = max(now, mean, get("running_max"))
+    served = _served_per_s(values)
+    in_flight = max(now, mean, get("running_max"))
+    in_flight_mean = min(in_flight, max(mean, by_little) or now)
+    growth_per_s = get("waiting_slope_per_s") if trend is None else trend.growth_per_s
+    callers = None if trend is None or waiting < 1 else trend.callers
+    grows = growth_per_s if abs(growth_per_s) > GROWS_FROM_PER_S else 0.0
+    arrival = max(0.0, served + grows)
+    if (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
+        arrival = max(arrival, accepted)
+    requests, requests_mean = in_flight, in_flight_mean
+    # One window alone may be that of a closed loop, unless the queue grows or shrinks.
+    is_open = grows != 0.0 if trend is None else callers is None
+    if is_open and waiting >= 1 and served:
+        # They run for as long as those that are served now.
+        requests = min(in_flight, running * max(1.0, arrival / served))
+        requests_mean = min(in_flight_mean, requests)
     return Demand(
         requests=requests,
-        mean_requests=min(requests, max(mean, by_little) or now),
+        mean_requests=requests_mean,
         running=running,
         waiting=waiting,
         held_tokens=_held_tokens(values, server),
         served_per_s=served,
-        arrival_per_s=max(served + (grows if grows > GROWS_FROM_PER_S else 0.0), accepted),
+        arrival_per_s=arrival,
         input_tokens=values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"),
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
         spread_tokens=_spread_tokens(values),
+        in_flight=in_flight_mean,
+        callers=callers,
     )
+
+
+def _served_per_s(values: Mapping[str, float | None]) -> float:
+    """Requests/s; 0 if there is about none.
+
+    A burst of long answers, or clients that hang up: requests begin, and few of them finish.
+    """
+    served = max(values.get("completed_per_s") or 0.0, values.get("arrival_per_s") or 0.0)
+    return served if served >= LEAST_PER_S else 0.0
 
 
 def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
@@ -128,6 +247,7 @@ def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
         now,
         requests=times * now.requests,
         mean_requests=times * now.mean_requests,
+        in_flight=times * now.in_flight,
         running=times * now.running,
         served_per_s=times * now.served_per_s,
         arrival_per_s=times * now.arrival_per_s,

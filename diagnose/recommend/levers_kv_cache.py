@@ -32,13 +32,17 @@ LEAST_TIMES = 1.25
 """Smallest factor by which to enlarge the cache: an engine that preempts needs more in any case."""
 
 
+MOST_TIMES = 8.0
+"""Largest factor in one change: ITL grows with the batch, so measure it before growing further."""
+
+
 def _times_needed(context: LeverContext) -> float:
     """KV cache that the load needs at the target usage, divided by the present cache."""
     tokens, capacity = context.demand.tokens, context.server.capacity_tokens
     if context.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
     peak = context.demand.peak_tokens(context.demand.requests)
-    return max(tokens / capacity / KV_AIM_RATIO, peak / capacity, LEAST_TIMES)
+    return min(max(tokens / capacity / KV_AIM_RATIO, peak / capacity, LEAST_TIMES), MOST_TIMES)
 
 
 def kv_blocks(context: LeverContext) -> Recommendation | None:
@@ -48,7 +52,7 @@ def kv_blocks(context: LeverContext) -> Recommendation | None:
     if now is None or now < 2 or not server.capacity_tokens or times <= 1:
         return None
     usable = ceil((now - 1) * times)
-    blocks_needed = rounded_up(usable + 1)
+    blocks_needed = context.steady("kv-blocks", rounded_up(usable + 1))
     most, fit_check = _most_blocks(context)
     blocks = blocks_needed if most is None else min(blocks_needed, most)
     if blocks <= now:
@@ -111,6 +115,7 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
     to_bytes = floor(needed_bytes / GIB * 4 + 0.999) * GIB // 4
     if fit_check:
         to_bytes = floor(needed_bytes / GIB * 4) * GIB // 4
+    to_bytes = context.steady("kv-memory-bytes", int(to_bytes))
     if to_bytes <= server.kv_memory_bytes:
         return None
     ratio = to_bytes / server.kv_memory_bytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from math import ceil, floor, inf
 
+from msgspec.structs import replace
+
 from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
 from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
@@ -40,23 +42,30 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     held = seats_held(context)
     if held is None or held < 1:
         return None
-    seats, now = rounded_down(held), server.max_num_seqs
-    if (now is not None and seats >= now) or seats >= demand.requests:
+    seats = context.steady("max-num-seqs-down", rounded_down(held), lowers=True)
+    now = server.max_num_seqs
+    if (now is not None and seats >= now) or seats >= max(demand.requests, demand.in_flight):
         return None
-    waiting, served_per_s = max(0.0, demand.mean_requests - seats), _served_per_s(context)
+    # Fewer seats serve no more, so the backlog stays.
+    waiting, served_per_s = max(0.0, demand.in_flight - seats), _served_per_s(context)
     wait_s = waiting / served_per_s if served_per_s > 0 else None
-    numbers = predicted(context, After(seats=seats))
+    most = max(demand.requests, demand.in_flight)
+    queued = replace(demand, requests=most, mean_requests=demand.in_flight)
+    numbers = predicted(replace(context, demand=queued), After(seats=seats))
     numbers["waiting"] = ceil(waiting)
     if wait_s is not None:
         numbers["queue_wait_s"] = wait_s
+    fitting = (server.capacity_tokens or 0.0) / (demand.held_tokens or 1.0)
     queue = "" if wait_s is None else f" for about {span(wait_s)} each"
     target_s = context.facts.targets.ttft_p99_s
     return advice(
         context,
         "max-num-seqs-down",
         [("--max-num-seqs", now, seats)],
-        f"The KV cache holds {seats} requests of the present mean size ({demand.held_tokens:,.0f} "
-        f"tokens). {waiting:.0f} requests would queue{queue} instead of being preempted.",
+        f"The KV cache of {server.capacity_tokens:,.0f} tokens holds {fitting:.1f} requests of the "
+        f"present mean size ({demand.held_tokens:,.0f} tokens), and {seats} with room for longer "
+        "ones. "
+        f"{waiting:.0f} requests would queue{queue} instead of being preempted.",
         before=present(context),
         predicted=numbers,
         checks=["decide whether your users prefer a longer wait to slow streams"],
@@ -100,23 +109,31 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         # A limit that is only observed binds where the batch is at it while requests wait.
         queued = context.get("waiting_by_capacity") > 0
         pinned = max(context.get("running") * queued, context.get("running_avg")) >= 0.9 * now
+    pinned = pinned or "max-num-seqs-up" in context.held
     if now < 1 or held is None or not pinned or _steps_are_slow(context):
         return None
-    seats_wanted = min(demand.requests * SPARE_SEATS, held, SEATS_GROWTH * now)
+    most = max(demand.requests, demand.in_flight)
+    seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
     seats_wanted = min(seats_wanted, _itl_seats(context, now), server.max_num_batched_tokens or inf)
-    seats = rounded_down(seats_wanted)
+    seats = context.steady("max-num-seqs-up", rounded_down(seats_wanted))
     if seats <= now:
         return None
-    numbers = predicted(context, After(seats=seats))
-    served_per_s = demand.served_per_s * seats / now
-    numbers["served_per_s_at_most"] = served_per_s
     before = {**present(context), "served_per_s": demand.served_per_s}
+    served_per_s = demand.served_per_s * seats / now
+    short = served_per_s < demand.arrival_per_s
+    waiting = max(0, ceil(demand.mean_requests - seats))
+    if not short and demand.callers is None:
+        # The queue drains, and TTFT is that of requests that find a seat.
+        at_once, waiting = min(demand.requests, seats), 0
+        drained = replace(demand, requests=at_once, mean_requests=at_once)
+        context = replace(context, demand=drained)
+    numbers = predicted(context, After(seats=seats))
+    numbers["served_per_s_at_most"] = served_per_s
     before["max_concurrency"] = min(before.get("max_concurrency", now), now)
     stated = server.max_num_seqs is not None
-    short = served_per_s < demand.arrival_per_s
     if not short:
-        numbers["waiting"] = 0
+        numbers["waiting"] = waiting
     return advice(
         context,
         "max-num-seqs-up",
@@ -192,14 +209,17 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
     depth = max(1, rounded_down(QUEUE_OF_LIMIT * target_s * served_per_s))
     if demand.waiting * ranks <= depth:
         return None
-    limit = ranks * server.max_num_seqs + depth
+    seats = ranks * server.max_num_seqs
+    limit = context.steady("queue-limit", seats + depth, lowers=True)
+    depth = limit - seats
     return advice(
         context,
         "queue-limit",
         [("--max-num-queued-reqs", None, limit)],
-        f"At {served_per_s:.1f} requests/s, {depth} queued requests use {percent(QUEUE_OF_LIMIT)} "
-        f"of the TTFT target. The flag counts running requests too: {ranks * server.max_num_seqs} "
-        f"+ {depth} = {limit}. vLLM then rejects further requests instead of serving them late.",
+        f"At {served_per_s:.1f} requests/s, {depth} queued requests use "
+        f"{percent(depth / served_per_s / target_s)} of the TTFT target. The flag counts running "
+        f"requests too: {seats} + {depth} = {limit}. vLLM then rejects further requests instead "
+        "of serving them late.",
         before={"waiting": demand.waiting * ranks},
         predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
         checks=["confirm that clients retry elsewhere on HTTP 503"],

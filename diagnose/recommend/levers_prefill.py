@@ -217,7 +217,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
     now = server.max_num_batched_tokens
     if server.chunked_prefill is False or budget is None:
         return None
-    budget = safe_budget(context, budget)
+    budget = context.steady("max-num-batched-tokens", safe_budget(context, budget), lowers=True)
     most = now or defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
     if budget >= most or not splits_prompts(context, budget):
         return None
@@ -292,6 +292,7 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
     server, budget = context.server, budget_tokens(context)
     if server.chunked_prefill is False or budget is None or not splits_prompts(context, budget):
         return None
+    budget = context.steady("long-prefill-threshold", budget, lowers=True)
     launch = server.stated.launch
     now = None if launch is None else launch.count("--long-prefill-token-threshold")
     if now is not None and 0 < now <= budget:
@@ -366,8 +367,8 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
         context,
         "fp8-weights",
         [("--quantization", None, "fp8")],
-        "FP8 halves the memory of the weights and the bytes that each step reads; vLLM uses the "
-        "freed memory for the KV cache.",
+        "FP8 halves the memory of the weights and the bytes that each step reads"
+        f"{_freed_words(context)}",
         before=present(context),
         predicted=numbers,
         checks=checks,
@@ -378,7 +379,7 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
 
 
 EVALUATE = "test answers on your own evaluation set"
-QUANTIZED_VERIFY = (f"itl_p50_s falls and kv_capacity_tokens rises {SETTLE_WORDS}",)
+QUANTIZED_VERIFY = (f"itl_p50_s falls {SETTLE_WORDS}",)
 
 
 def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
@@ -397,7 +398,7 @@ def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
         f"{scheme}-weights",
         [("checkpoint", "16-bit", words)],
         f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: each step "
-        "reads fewer weight bytes, and vLLM uses the freed memory for the KV cache.",
+        "reads fewer weight bytes{_freed_words(context)}",
         before=present(context),
         predicted=_quantized_numbers(context, scheme),
         checks=checks,
@@ -405,6 +406,22 @@ def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
         verify=QUANTIZED_VERIFY,
         guide=("4.2", "8.5"),
     )
+
+
+def _freed_words(context: LeverContext) -> str:
+    """What the freed memory is used for, as the end of a sentence."""
+    server = context.server
+    fixed = [
+        flag
+        for flag, value in (
+            ("--kv-cache-memory-bytes", server.kv_memory_bytes),
+            ("--num-gpu-blocks-override", server.blocks_override),
+        )
+        if value is not None
+    ]
+    if fixed:
+        return f". The freed memory stays unused until you raise or remove {fixed[0]}."
+    return "; vLLM uses the freed memory for the KV cache."
 
 
 def _quantized_numbers(context: LeverContext, quantization: str) -> dict[str, float]:

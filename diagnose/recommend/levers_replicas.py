@@ -10,7 +10,7 @@ from kneewatch.diagnose.capacity import Comparison, Degree
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
-from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.prediction import (
     After,
     asked_tokens_per_s,
@@ -29,25 +29,28 @@ from kneewatch.rules.formatting import duration, figure, percent, span
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""
 
+PEAK_OVER = SAFETY_DEFAULT
+"""The safety factor leaves this much room for a peak over the mean."""
+
 MOST_TENSOR_PARALLEL = 8
 MOST_TIMES = 100.0
 """Above this load ratio, the server has another problem than too few replicas."""
 
 
 def more_replicas(context: LeverContext) -> Recommendation | None:
-    """More replicas: sized by KV tokens if the KV cache is too small, otherwise by requests/s."""
-    server, ratio = context.server, _load_ratio(context)
+    """More replicas for the rate at which requests arrive; None while a backlog drains by itself.
+
+    If the KV cache is too small, also for the tokens of the requests that run at that rate.
+    """
+    demand, server, ratio = context.demand, context.server, _load_ratio(context)
     if ratio is None or ratio > MOST_TIMES:
         return None
     now = server.replicas
-    total = max(now + 1, ceil(round(now * ratio * SAFETY_DEFAULT, 6)))
-    steady = context
-    if not context.for_kv:
-        # Once the queue is drained, what arrives runs as long as what is served now.
-        at_once = min(context.demand.requests, context.demand.running * ratio)
-        settled = replace(context.demand, requests=at_once, mean_requests=at_once)
-        steady = replace(context, demand=settled)
-    numbers = predicted(steady, After(share_ratio=now / total, replicas=total))
+    needed = ceil(round(now * ratio * SAFETY_DEFAULT, 6))
+    if needed <= now and REPLICAS not in context.held:
+        return None
+    total = context.steady(REPLICAS, max(now + 1, needed))
+    numbers = predicted(context, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
     asked_per_s, generated_per_s = (
@@ -62,20 +65,14 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
             # The KV demand bounds the tokens/s from above, so the price per token from below.
             most_per_s = min(now * generated_per_s * max(ratio, 1.0), generated_per_s * total)
             numbers["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
-    drain_words = ""
-    if (drain := backlog_drain(context, total)) is not None:
-        numbers["backlog_drain_s"], drain_words = drain
-    assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
-    least = ceil(round(now * ratio, 6))
-    bare = f"{least}, or " if least < total and not context.for_kv else ""
+    backlog_words, backlog = backlog_of(context, total)
     return advice(
         context,
         REPLICAS,
         [(REPLICAS, now, total)],
-        f"The load is {ratio:.2g}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}: "
-        f"it needs {bare}{total} with a safety factor of {SAFETY_DEFAULT:g}.{drain_words}",
-        before=present(context),
-        predicted=numbers,
+        f"{_load_words(context, ratio, total)}{backlog_words}",
+        before={**present(context), "load_ratio": ratio},
+        predicted={**numbers, **backlog},
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
@@ -84,11 +81,29 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         ],
         risk="A new replica starts with an empty prefix cache.",
         verify=[
-            "once the new replicas serve, waiting_by_capacity and preemption_per_s fall to 0 on "
-            f"each replica {SETTLE_WORDS}"
+            "once the new replicas serve"
+            + (" and the backlog is drained" if demand.waiting >= 1 else "")
+            + ", waiting_by_capacity and preemption_per_s fall to 0 on each replica "
+            f"{SETTLE_WORDS}"
         ],
         guide=("8.3", "9.3"),
     )
+
+
+def _load_words(context: LeverContext, ratio: float, total: int) -> str:
+    """The load over what the present replicas carry, and the number that it needs."""
+    server, now = context.server, context.server.replicas
+    assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
+    have = f"{now} replica{'s' if now > 1 else ''}{assumed}"
+    least, needed = ceil(round(now * ratio, 6)), ceil(round(now * ratio * SAFETY_DEFAULT, 6))
+    bare = f"{least}, or " if now < least < needed else ""
+    held = f" The {total} recommended before stay: the load may return." if total > needed else ""
+    load = (
+        f"The requests that run at the rate of arrivals take {ratio:.2g}x the KV cache of {have}"
+        if context.for_kv
+        else f"Requests arrive at {ratio:.2g}x the rate that {have} can serve"
+    )
+    return f"{load}: it needs {bare}{needed} with a safety factor of {SAFETY_DEFAULT:g}.{held}"
 
 
 def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
@@ -107,36 +122,58 @@ def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
 
 
 def _load_ratio(context: LeverContext) -> float | None:
-    """Load divided by the capacity of one replica; None if unknown."""
+    """Load divided by the capacity of the present replicas; None if unknown.
+
+    By requests/s; if the KV cache is too small, also by the KV tokens of the requests that run.
+    """
     demand, capacity = context.demand, context.server.capacity_tokens
-    if context.for_kv:
-        if demand.tokens is None or not capacity:
-            return None
-        return demand.tokens / capacity
-    if demand.served_per_s <= 0:
+    ratio, drains = demand.load_ratio, _drains(demand)
+    if not context.for_kv:
+        return ratio if ratio is None or drains else max(1.0, ratio)
+    if demand.held_tokens is None or not capacity:
         return None
-    return max(1.0, demand.arrival_per_s / demand.served_per_s)
+    at_once = demand.requests
+    if ratio is not None and demand.waiting >= 1:
+        # Requests run for as long as now. Those that wait are the backlog, or callers of a loop.
+        at_once = demand.running * (ratio if drains else max(1.0, ratio))
+    return max(at_once * demand.held_tokens, demand.peak_tokens(at_once) / PEAK_OVER) / capacity
 
 
-def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | None:
-    """Seconds in which this many replicas drain the present queue, and a sentence about it.
+def _drains(demand: Demand) -> bool:
+    """Whether a backlog shrinks, so that fewer requests arrive than the replicas serve."""
+    return demand.waiting >= 1 and demand.load_ratio is not None and demand.load_ratio < 1
 
-    None without a queue, without spare capacity, or if the KV cache is too small. The backlog is
-    not counted as demand, because it must be served only once. It grows with every minute of the
-    overload.
+
+def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, float]]:
+    """A sentence about the requests that wait, and its numbers; both empty if none do.
+
+    It is not counted as demand, because it has to be served only once, and grows with every minute
+    of the overload. In a closed loop nothing drains: clients that are served call again.
     """
     demand, now = context.demand, context.server.replicas
     queued = demand.waiting * now
+    if queued < 1:
+        return "", {}
+    if demand.callers is not None and demand.load_ratio is not None:
+        callers = demand.callers * now
+        return (
+            f" {callers:,.0f} clients wait for their answers before they call again: faster "
+            f"answers bring more requests, at most {callers:,.0f} at once.",
+            {"callers": callers},
+        )
     spare_per_s = demand.served_per_s * replicas - demand.arrival_per_s * now
-    if context.for_kv or queued < 1 or spare_per_s <= 0:
-        return None
+    if spare_per_s <= 0:
+        return f" {queued:,.0f} wait.", {"backlog_requests": queued}
     seconds = queued / spare_per_s
     more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)
     sooner = ""
     if more > 0:
         plural = "s" if more > 1 else ""
-        sooner = f"; with {more} more replica{plural} until then, in {span(DRAIN_S)}"
-    return seconds, f" A queue of {queued:,.0f} requests drains in about {span(seconds)}{sooner}."
+        sooner = f", or in {span(DRAIN_S)} with {more} more replica{plural} until then"
+    return (
+        f" {queued:,.0f} requests wait: drained in about {span(seconds)}{sooner}.",
+        {"backlog_requests": queued, "backlog_drain_s": seconds},
+    )
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:

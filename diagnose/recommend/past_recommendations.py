@@ -2,86 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
+from kneewatch.diagnose.recommend.context import MOVED
 from kneewatch.diagnose.recommend.demand import Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 
-LIMITS = frozenset(
-    {
-        "--max-num-seqs",
-        "--max-num-batched-tokens",
-        "--long-prefill-token-threshold",
-        "--max-num-queued-reqs",
-    }
+DEMANDS: Sequence[tuple[str, str, str]] = (
+    ("callers", "clients in flight", ".0f"),
+    ("held_tokens", "KV tokens of a request", ",.0f"),
+    ("arrival_per_s", "arrivals/s", ".1f"),
+    ("requests", "requests that run at once", ".0f"),
 )
-"""Flags that recommendations are assumed to lower if the current value is unknown."""
+"""Figures of the demand that explain another size: the field, its name and its format."""
 
 
-class CausePeaks:
-    """Peak demand and largest recommended size of each cause, while the cause lasts."""
+class Incident(Struct):
+    """What is recommended against a cause: made once, and held until the incident ends.
 
-    def __init__(self) -> None:
-        self._peaks: dict[str, Demand] = {}
-        self._largest: dict[str, dict[str, Recommendation]] = {}
+    `made` has the demand that each recommendation's values were made for, `first` its first
+    values, and `changed` why they are others now.
+    """
 
-    def keep(self, causes: Collection[str]) -> None:
-        """Forget causes that are no longer in `causes`."""
-        for ended in [cause for cause in self._peaks if cause not in causes]:
-            del self._peaks[ended]
-            self._largest.pop(ended, None)
+    recommendations: list[Recommendation] = field(default_factory=list[Recommendation])
+    made: dict[str, Demand] = field(default_factory=dict[str, Demand])
+    first: dict[str, tuple[Change, ...]] = field(default_factory=dict[str, tuple[Change, ...]])
+    changed: dict[str, str] = field(default_factory=dict[str, str])
 
-    def peak(self, cause: str, now: Demand) -> Demand:
-        """The peak demand since the cause began, including the demand `now`."""
-        earlier = self._peaks.get(cause, now)
-        self._peaks[cause] = highest = replace(
-            now,
-            requests=max(earlier.requests, now.requests),
-            mean_requests=max(earlier.mean_requests, now.mean_requests),
-            running=max(earlier.running, now.running),
-            waiting=max(earlier.waiting, now.waiting),
-            held_tokens=_larger(earlier.held_tokens, now.held_tokens),
-            served_per_s=max(earlier.served_per_s, now.served_per_s),
-            arrival_per_s=max(earlier.arrival_per_s, now.arrival_per_s),
-            spread_tokens=max(earlier.spread_tokens, now.spread_tokens),
-        )
-        return highest
+    @property
+    def values(self) -> dict[str, Value]:
+        """The recommended values by lever."""
+        return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
-    def largest(self, recommendation: Recommendation) -> Recommendation:
-        """This recommendation, or an earlier one for the same cause if that one went further."""
-        largest = self._largest.setdefault(recommendation.cause, {})
-        earlier = largest.get(recommendation.id)
-        if earlier is not None and _went_further(earlier, recommendation):
-            return earlier
-        largest[recommendation.id] = recommendation
-        return recommendation
+    def take(self, recommendations: Sequence[Recommendation], demand: Demand) -> None:
+        """Adopt recommendations for the present demand, and note why a size is another one."""
+        self.recommendations = [self._explained(each, demand) for each in recommendations]
+
+    def _explained(self, new: Recommendation, demand: Demand) -> Recommendation:
+        values, first = self.values, self.first.setdefault(new.id, new.changes)
+        before = self.made.setdefault(new.id, demand)
+        if new.changes and values.get(new.id, new.changes[0].after) != new.changes[0].after:
+            self.made[new.id] = demand
+            firsts = ", ".join(str(change.after) for change in first)
+            nows = ", ".join(str(change.after) for change in new.changes)
+            self.changed[new.id] = f" First {firsts}, now {nows}: {_why(before, demand)}."
+        return replace(new, summary=f"{new.summary}{self.changed.get(new.id, '')}")
 
 
-def _larger(first: float | None, second: float | None) -> float | None:
-    return max((value for value in (first, second) if value is not None), default=None)
-
-
-def _went_further(earlier: Recommendation, later: Recommendation) -> bool:
-    before = {change.flag: change for change in earlier.changes}
-    if before.keys() != {change.flag for change in later.changes}:
-        return False
-    return any(_further(before[change.flag], change.after) for change in later.changes)
-
-
-def _further(earlier: Change, after: Value) -> bool:
-    was_to = earlier.after
-    if isinstance(was_to, bool | str | None) or isinstance(after, bool | str | None):
-        return False
-    lowered = earlier.flag in LIMITS
-    if isinstance(earlier.before, int | float):
-        lowered = was_to < earlier.before
-    return was_to < after if lowered else was_to > after
+def _why(before: Demand, now: Demand) -> str:
+    """Which figure of the demand rose, from what to what."""
+    if now.callers is not None and before.callers is None:
+        return f"{now.callers:.0f} clients wait for their answers before they call again"
+    for key, name, form in DEMANDS:
+        was, is_now = getattr(before, key), getattr(now, key)
+        if was and is_now and was * MOVED <= is_now:
+            return f"{name} rose from {was:{form}} to {is_now:{form}}"
+    return "more has been measured since"
 
 
 # --- Which changes a page shows -------------------------------------------------------------------

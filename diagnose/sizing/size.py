@@ -65,6 +65,8 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     if answer.holds_one:
         return None
     gpus = fewest.expected if fewest is not None else None
+    if gpus is not None and gpus <= setup.parallel.tensor * setup.parallel.pipeline:
+        gpus = None  # these GPUs are there already
     split = f"split the model over {gpus or 'more'} GPUs"
     if not longest:
         return (

@@ -167,7 +167,7 @@ def test_a_target_without_a_cycle_has_no_verdict() -> None:
         pytest.param([HEALTHY], 4, 4, id="the stated number while none is recommended"),
         pytest.param([resized(6.0)], 4, 6, id="what is recommended"),
         pytest.param([resized(2.0)], 4, 2, id="also where it is less"),
-        pytest.param([resized(6.0)], None, 6, id="without a stated number"),
+        pytest.param([resized(6.0)], None, 3, id="at most twice the one replica and one more"),
         pytest.param([resized(6.0, resized(9.0))], 4, 9, id="the most of several"),
         pytest.param(
             [resized(6.0), replace(resized(8.0), engine="1")], 4, 8, id="the largest over engines"
@@ -183,6 +183,21 @@ def test_recommended_replicas(
     service = service_of(state_of("r1", *diagnoses), settings=settings_of(replicas=stated))
     replicas = values(service, "recommended_replicas", "target", "model")
     assert replicas == ({} if expected is None else {("r1", "llama"): expected})
+
+
+def test_an_unknown_need_holds_the_last_number_and_says_so() -> None:
+    service = service_of(state_of("r1", resized(6.0)), settings=settings_of(replicas=4))
+    assert values(service, "recommended_replicas", "target") == {("r1",): 6}
+    assert values(service, "recommended_replicas_held", "target") == {("r1",): 0}
+    silent = replace(service_of(state_of("r1", UNREADABLE)), replicas=service.replicas)
+    assert values(silent, "recommended_replicas", "target") == {("r1",): 6}
+    assert values(silent, "recommended_replicas_held", "target") == {("r1",): 1}
+
+
+def test_a_maximum_bounds_the_replicas() -> None:
+    settings = settings_of(replicas=4, replicas_max=5)
+    service = service_of(state_of("r1", resized(8.0)), settings=settings)
+    assert values(service, "recommended_replicas", "target") == {("r1",): 5}
 
 
 def test_cycles_and_sources() -> None:

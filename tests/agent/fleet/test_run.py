@@ -144,7 +144,8 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
         assert shown["health"] == "unknown"
         assert shown["watch"]["failing"] >= 1
         assert value(series, "kneewatch_fleet_up") == 0
-        assert "kneewatch_recommended_replicas" not in series
+        held = [number for _, number in series["kneewatch_recommended_replicas_held"]]
+        assert held == [1, 1], "the last numbers stay"
         assert not {"kneewatch_fleet_cause", "kneewatch_fleet_cause_severity"} & set(series)
         assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
         assert "Connection refused" in daemon.get("/readyz")

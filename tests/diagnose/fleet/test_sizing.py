@@ -110,10 +110,7 @@ def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     diagnosis, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
     (lever,) = [advice for advice in diagnosis.advice if advice.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
-    assert (
-        "A queue of 18,400 requests drains in about 22 min; with 12 more replicas until then"
-        in lever.summary
-    )
+    assert "18,400 requests wait: drained in about 22 min, or in 5 min with 12" in lever.summary
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:
@@ -363,3 +360,10 @@ def test_a_setting_wins_over_the_image_and_both_are_named() -> None:
     assert any(
         "0.30.0 from setting is used, not 0.26.0 from pod" in line for line in diagnosis.notes
     )
+
+
+def test_a_percentile_has_no_mean() -> None:
+    diagnosis, _ = sized(None, *rows(2, ttft_p99_s=20.0, running=9.0))
+    signals = diagnosis.tiers[0].signals
+    assert (signals["ttft_p99_s"].median, signals["ttft_p99_s"].mean) == (20.0, None)
+    assert signals["running"].mean == 9.0

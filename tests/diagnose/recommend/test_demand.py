@@ -7,11 +7,9 @@ from math import sqrt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.recommend.demand import Demand, ahead, demand
-from kneewatch.diagnose.recommend.past_recommendations import CausePeaks
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
 
 SERVER = Deployment(stated=LLAMA, block_tokens=32, capacity_tokens=5088.0)
@@ -60,16 +58,6 @@ def test_requests_in_flight_in_the_mean_are_those_that_clients_wait_for() -> Non
     assert demand({**signals, "e2e_mean_s": 4.1}, SERVER).mean_requests == pytest.approx(29.52)
     assert demand({**signals, "e2e_mean_s": 9.0}, SERVER).mean_requests == 30
     assert demand(signals, SERVER).mean_requests == 27
-
-
-def test_a_window_with_fewer_requests_in_the_gauges_does_not_shorten_the_wait() -> None:
-    peaks, load = CausePeaks(), of(300.0, 0.0)
-    fewer = replace(load, mean_requests=26.0)
-    assert [peaks.peak("kv_pressure", each).mean_requests for each in (fewer, load, fewer)] == [
-        26.0,
-        30.0,
-        30.0,
-    ]
 
 
 def test_lengths_that_differ_spread_more() -> None:

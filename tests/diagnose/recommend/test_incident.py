@@ -24,7 +24,8 @@ from tests.reports.documents import document
 from tests.reports.schema import problems
 
 OVERRIDE = {**PAGE, "num_gpu_blocks_override": "10001"}
-PEAK = FULL.but(waiting=200.0, waiting_avg=200.0, waiting_by_capacity=200.0)
+PEAK = FULL.but(waiting=360.0, waiting_avg=360.0, waiting_by_capacity=360.0)
+"""A minute after FULL, 300 more wait: 9 requests/s arrive, and 4 are served."""
 
 
 def sizes(recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
@@ -36,14 +37,22 @@ def test_sizes_do_not_follow_the_drain_down() -> None:
     facts = [replace(situation, config=OVERRIDE).facts() for situation in (FULL, PEAK, FULL)]
     first, peak, drained = (
         sizes(adviser.advise(replace(snapshot, now_s=NOW_S + at), pressure))
-        for at, snapshot in enumerate(facts)
+        for at, snapshot in zip((0.0, 60.0, 120.0), facts, strict=True)
     )
     assert first["kv-blocks"] < peak["kv-blocks"]
     assert first["replicas"] < peak["replicas"]
     assert drained == peak
     # The cause ends: the next one is sized for its own load.
-    assert adviser.advise(replace(facts[0], now_s=NOW_S + 4), []) == ()
-    assert sizes(adviser.advise(replace(facts[0], now_s=NOW_S + 6), pressure)) == first
+    assert adviser.advise(replace(facts[0], now_s=NOW_S + 122), []) == ()
+    assert sizes(adviser.advise(replace(facts[0], now_s=NOW_S + 124), pressure)) == first
+
+
+def test_a_change_of_the_advice_says_why() -> None:
+    adviser, pressure = Adviser(), [cause("kv_pressure")]
+    for at_s, situation in ((0.0, FULL), (60.0, PEAK), (120.0, PEAK)):
+        facts = replace(replace(situation, config=OVERRIDE).facts(), now_s=NOW_S + at_s)
+        levers = {advice.id: advice for advice in adviser.advise(facts, pressure)}
+    assert "First 2, now 3: arrivals/s rose from 4.0 to 9.0." in levers["replicas"].summary
 
 
 def test_a_restart_forgets_the_peak() -> None:

@@ -248,7 +248,7 @@ def test_two_that_suffice_together_come_first() -> None:
         if "+" in advice.id:
             assert len(advice.changes) == 2
             assert advice.predicted["preemption_per_s"] == 0
-            assert "Neither is enough alone" in advice.summary
+            assert "Neither change is enough alone" in advice.summary
 
 
 def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:

@@ -118,8 +118,8 @@ def test_numbers_do_not_flicker_with_the_load() -> None:
     first = adviser.advise(at(FULL, 0), PRESSURE)
     little = FULL.but(waiting_avg=70.0, waiting=70.0, waiting_by_capacity=70.0)
     assert adviser.advise(at(little, 2), PRESSURE) is first
-    much = FULL.but(waiting_avg=160.0, waiting=160.0, waiting_by_capacity=160.0)
-    assert adviser.advise(at(much, 4), PRESSURE) != first
+    much = FULL.but(running=150.0, running_avg=150.0, running_max=150.0)
+    assert adviser.advise(at(much, 60), PRESSURE) != first
 
 
 def test_nothing_is_recommended_without_a_cause() -> None:

@@ -1,0 +1,103 @@
+"""A recording continued at constant rates, with any queue: an overload that lasts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.agent.captures import PageReader
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Verdict
+
+SAMPLE = re.compile(r"^([a-z_:]+?)(\{[^}]*\})? (\S+)$", re.MULTILINE)
+COUNTED = ("_total", "_count", "_sum", "_bucket")
+FROM_S, AT_S = 92.0, 110.0
+"""The seconds of the shipped recording whose rates go on; the queue has jumped before them."""
+
+KV_USAGE = 0.96
+WINDOW_S, EVERY_S = 15.0, 2.0
+
+
+class Load(Struct, frozen=True):
+    """How the load goes on: a queue that starts with `waiting` and grows.
+
+    A closed loop's callers are constant: its queue only trades places with the batch.
+    """
+
+    waiting: float = 76.0
+    growth_per_s: float = 1.5
+    seed: int | None = None
+    is_closed: bool = False
+
+
+def judged(capture: Path, load: Load, *, until_s: float) -> list[tuple[float, Verdict]]:
+    """The verdicts over the recording and its continuation, each with its second."""
+    stream = TargetStream("r1", Profile(window_s=WINDOW_S), Limits())
+    reader = PageReader(Limits())
+    entries = list(CaptureReader(capture))
+    first_s = entries[0].t_s
+    before = [entry for entry in entries if entry.t_s <= first_s + AT_S]
+    more = _continued(before, load, until_s=first_s + until_s)
+    return [
+        (entry.t_s - first_s, verdict)
+        for entry in (*before, *more)
+        for verdict in stream.judge(entry.t_s, reader.read(entry))
+    ]
+
+
+def _continued(before: list[Entry], load: Load, *, until_s: float) -> Iterator[Entry]:
+    last = before[-1]
+    start = min(before, key=lambda entry: abs(entry.t_s - (last.t_s - AT_S + FROM_S)))
+    old, values = _values(start.body or ""), _values(last.body or "")
+    rates = {
+        key: max(0.0, (value - old.get(key, value)) / (last.t_s - start.t_s))
+        for key, value in values.items()
+        if key.split("{")[0].endswith(COUNTED)
+    }
+    chance = random.Random(load.seed)
+    queue, batch = load.waiting, 19.0
+    t_s = last.t_s
+    while (t_s := t_s + EVERY_S) <= until_s:
+        pace, swing = 1.0, 0.0
+        if load.seed is not None:
+            # About 6 requests end and up to 9 arrive between two scrapes.
+            pace, swing = max(0.3, chance.gauss(1.0, 0.25)), chance.gauss(0.0, 3.5)
+        for key, rate in rates.items():
+            values[key] += rate * pace * EVERY_S
+        if load.is_closed:
+            running = batch + (swing if load.seed is not None else 0.0)
+            waiting = load.waiting + batch - running
+        else:
+            queue = max(1.0, queue + load.growth_per_s * EVERY_S + swing)
+            running, waiting = batch, queue
+        yield replace(
+            last, t_s=t_s, body=_page(last.body or "", values, round(running), round(waiting))
+        )
+
+
+def _values(body: str) -> dict[str, float]:
+    return {f"{name}{labels or ''}": float(value) for name, labels, value in SAMPLE.findall(body)}
+
+
+def _page(body: str, values: dict[str, float], running: int, waiting: int) -> str:
+    def now(match: re.Match[str]) -> str:
+        name, labels = match[1], match[2] or ""
+        value = values[f"{name}{labels}"]
+        if name == "vllm:num_requests_running":
+            value = running
+        elif name == "vllm:num_requests_waiting" or 'reason="capacity"' in labels:
+            value = waiting
+        elif name == "vllm:kv_cache_usage_perc":
+            value = KV_USAGE
+        return f"{name}{labels} {value!r}"
+
+    return SAMPLE.sub(now, body)
