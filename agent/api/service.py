@@ -76,13 +76,8 @@ class Service(Struct, frozen=True, kw_only=True):
 
     `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without a
     metrics system. `targets` returns the configured targets. `restart_needed` returns the keys of
-<<<<<<< HEAD
     settings that changed but take effect only after a restart. `accept` makes present values of
-    engines the usual ones.
-=======
-    settings that changed but take effect only after a restart. `replicas` has the exported numbers
-    of replicas.
->>>>>>> a11dfd05 (recommend: sizes follow arrival rates, are held per incident, and bounded for autoscalers)
+    engines the usual ones. `replicas` has the exported numbers of replicas.
     """
 
     board: Board
