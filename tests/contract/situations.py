@@ -454,7 +454,7 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "slow_steps:a neighbour on the GPU": SLOW_STEPS.but(gpu_neighbour_memory_ratio=0.03),
     "kv_transfer_slow:share": replace(
-        XFER.but(kv_transfer_mean_s=0.04, ttft_mean_s=0.1), quiet={}
+        XFER.but(kv_transfer_mean_s=0.4, ttft_mean_s=1.0), quiet={}
     ),
     "kv_transfer_slow:failures": XFER.but(
         kv_transfer_mean_s=None, kv_transfer_failed_per_s=0.2, kv_expired_per_s=0.1
