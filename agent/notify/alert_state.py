@@ -28,6 +28,10 @@ change looks like a new engine."""
 TWINS = {"queue_saturation": "admission_limit", "admission_limit": "queue_saturation"}
 """Two names of one queue: which limit holds the batch shows only once the batch has filled."""
 
+DEVELOPS_S = 60.0
+"""Minimum seconds between a message about a problem and the message that it got worse: a new problem
+is still developing, and its first two messages would be one page too many."""
+
 GONE_SCRAPES = 2
 """Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
 are."""
@@ -199,6 +203,8 @@ class AlertState:
         before = active.severity
         deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
         worse = problem.severity > before or deeper
+        if worse and active.notified_s is not None and 0 <= t_s - active.notified_s < DEVELOPS_S:
+            return None
         active.stage = max(problem.stage, active.stage)
         if worse:
             active.severity = max(problem.severity, before)

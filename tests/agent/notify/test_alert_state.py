@@ -97,6 +97,16 @@ def test_what_is_not_judged_is_not_over(who: Receiver, blind: object) -> None:
     assert ("ended", "kv_pressure") not in told(ledger, *states)
 
 
+def test_a_trouble_that_still_develops_is_told_once(who: Receiver) -> None:
+    ledger = AlertState(who)
+    told(ledger, state(sick(Severity.WARNING, 2)))
+    worse = sick(Severity.CRITICAL, 4)
+    early = [state(worse, after_s=5.0 * n) for n in range(1, 12)]
+    assert told(ledger, *early) == []
+    assert told(ledger, state(worse, after_s=60)) == [("worse", "kv_pressure")]
+    assert told(ledger, state(worse, after_s=125)) == []
+
+
 def test_an_engine_that_leaves_a_readable_page_takes_its_trouble_along(who: Receiver) -> None:
     ledger = AlertState(who)
     told(ledger, state(healthy(), sick(engine="1")))

@@ -80,10 +80,10 @@ def test_what_gets_worse_is_told_once(starting: Starting, taking: Taking) -> Non
     notifier = starting(webhook(taker, 'severity = "warning"'))
     notifier.offer(state(sick(Severity.WARNING, 2)))
     settle(notifier)
-    for after_s in (5, 10, 15):
+    for after_s in (65, 70, 75):
         notifier.offer(state(sick(Severity.CRITICAL, 4), after_s=after_s))
-    notifier.offer(state(sick(Severity.WARNING, 2), after_s=20))
-    notifier.offer(state(sick(Severity.CRITICAL, 4), after_s=25))
+    notifier.offer(state(sick(Severity.WARNING, 2), after_s=80))
+    notifier.offer(state(sick(Severity.CRITICAL, 4), after_s=85))
     settle(notifier)
     titles = [post.body["title"] for post in taker.posts]
     assert len(titles) == 2
