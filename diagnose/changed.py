@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -23,6 +24,8 @@ WORK: Mapping[str, str] = {
 }
 """The factors of a request's work, by name, and their signals."""
 
+Limit = Literal["seats", "kv"]
+
 PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
 COMMAND_LINE, UNSET = "model_path", "not set"
 NAMES = {"vllm_version": "vLLM"}
@@ -34,7 +37,12 @@ UNCHANGED = (1 / account.CHANGED_FROM, account.CHANGED_FROM)
 
 
 class Speeds(Struct, frozen=True):
-    """Speed of decode steps at equal work, its error, and speed of prefills of equal length."""
+    """The speed over its usual value.
+
+    - `ratio`: speed of decode steps at equal work.
+    - `error`: the error of `ratio`.
+    - `prefill`: speed of prefills of equal length.
+    """
 
     ratio: Figure | None = None
     error: Figure | None = None
@@ -42,7 +50,11 @@ class Speeds(Struct, frozen=True):
 
 
 class Restarted(Struct, frozen=True):
-    """A restart of the server, and what changed with it: version and launch, in words."""
+    """A restart of the server.
+
+    - `t_s`: when it was.
+    - `changes`: what changed with it: version and launch, in words.
+    """
 
     t_s: UnixTime = field(name="t")
     changes: tuple[str, ...] = ()
@@ -54,22 +66,31 @@ class Restarted(Struct, frozen=True):
 
 
 class Streams(Struct, frozen=True):
-    """Tokens/s of one stream, and their usual number."""
+    """Tokens/s of one stream.
+
+    - `now`: the present number.
+    - `usual`: the usual number.
+    """
 
     now: Figure | None = None
     usual: Figure | None = None
 
 
 class Changed(Struct, frozen=True):
-    """Each factor over its usual value, 1 where nothing changed; None where unknown.
+    """What changed since quiet times: each factor over its usual value, 1 where nothing changed;
+    null where unknown.
 
     - `since_s`: since when the speed, or without that another factor, has been off its usual value;
-      None if none is.
-    - `demand`: requests/s. `follows`: whether demand fell with the speed (callers that wait for
-      their answers); None while the speed is as usual.
-    - `work`: by the names in `WORK`.
+      null if none is.
+    - `demand`: requests/s.
+    - `follows`: whether demand fell with the speed, because callers wait for their answers; null
+      while the speed is as usual.
+    - `work`: prompt tokens and output tokens of a request, the cached share of its prompt, and
+      tokens per sequence and step with speculation, as `prompts`, `answers`, `hits` and `drafts`.
+    - `speed`: the speed of decode steps and prefills.
     - `limits`: what admits no more requests now: `seats` or `kv`.
-    - `streams`: tokens/s of one stream. `restart`: the restart since which something is off.
+    - `streams`: tokens/s of one stream.
+    - `restart`: the restart since which something is off; null if there is none.
     """
 
     since_s: UnixTime | None = written_as("since", None)
@@ -77,7 +98,7 @@ class Changed(Struct, frozen=True):
     follows: bool | None = written_as("demand_follows_speed", None)
     work: Mapping[str, Figure | None] = written({})
     speed: Speeds = written(Speeds())
-    limits: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
     streams: Streams = written_as("stream_tokens_per_s", Streams())
     restart: Restarted | None = None
 
@@ -171,7 +192,7 @@ def _follows(demand: float | None, speed: float | None) -> bool | None:
     return log(demand) <= account.FALLS_ALONG * log(speed)
 
 
-def _limits(values: Mapping[str, float | None]) -> tuple[str, ...]:
+def _limits(values: Mapping[str, float | None]) -> tuple[Limit, ...]:
     """The limits that keep requests queued now."""
     batch, most = values.get(account.SEATED), values.get("running_max")
     usage, queued = values.get("kv_usage_avg_ratio"), values.get("waiting_by_capacity") or 0.0

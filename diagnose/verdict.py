@@ -7,10 +7,10 @@ verdict that was encoded and decoded again is the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.changed import Changed
@@ -22,7 +22,9 @@ from kneewatch.diagnose.recommend.recommendation import (
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
 from kneewatch.rules.wire import (
+    CauseId,
     Figure,
+    Internal,
     UnixTime,
     read,
     rounded,
@@ -35,8 +37,14 @@ SCHEMA: Literal["kneewatch.diagnosis/1"] = "kneewatch.diagnosis/1"
 
 
 class Evidence(Struct, frozen=True):
-    """A measured value for or against a cause, and its text. `threshold` is None if there is
-    none."""
+    """A measured value for or against a cause.
+
+    - `signal`: the signal's key, or another name if the value is not a signal, such as
+      scrape_failures.
+    - `value`: the value, in the unit that ends the signal's key or that `text` names.
+    - `threshold`: what the value is compared with, in the same unit; null if there is nothing.
+    - `text`: the value and the threshold in words.
+    """
 
     signal: str
     value: Figure | None = None
@@ -49,8 +57,13 @@ class Evidence(Struct, frozen=True):
 
 
 class Counterfactual(Struct, frozen=True):
-    """A value at which a cause would no longer be concluded; from there upwards if `above`, else
-    downwards."""
+    """A value at which a cause would no longer be concluded.
+
+    - `signal`: the signal's key.
+    - `now`: its current value.
+    - `at`: the value at which the cause would not be concluded.
+    - `above`: true if the cause would not be concluded from there upwards, false if downwards.
+    """
 
     signal: str
     now: Figure
@@ -59,20 +72,29 @@ class Counterfactual(Struct, frozen=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A concluded cause. `lever` is the first thing to do, as text.
+    """A concluded cause with its evidence.
 
-    - `since_s`: None if unknown.
+    - `id`: the cause's id.
+    - `confidence`: 0 to 1, how certain the evidence makes the cause.
+    - `severity`: info, warning or critical.
+    - `since_s`: when the cause was first concluded; null if unknown, such as from a log without a
+      year and time zone.
     - `seen_s`: the time that all numbers belong to. It is the verdict's time; during the clear
-      time, the last time at which the cause was concluded.
+      time, the last time at which the cause was concluded. Null if unknown.
+    - `summary`: what is wrong, in a sentence.
+    - `evidence`: evidence for the cause, the most important first.
+    - `against`: evidence against the cause.
+    - `guide`: sections of the sizing guide.
+    - `lever`: the first thing to do.
+    - `explains`: ids of causes that follow from this one and are not listed beside it.
     - `unless`: values at which the cause would not have been concluded; only for a verdict's first
       cause.
-    - `docs`: the address of the cause's page, if there is one.
-    - `apart`: the cause explains no other cause now. Not in documents.
-    - `root`: the cause now explains those in its record's `heads`; otherwise they explain it. Not
-      in documents.
+    - `docs`: the address of the cause's page, a URL or a path on the server that answered.
+    - `apart`: the cause explains no other cause now.
+    - `root`: the cause now explains those in its record's `heads`; otherwise they explain it.
     """
 
-    id: str
+    id: CauseId
     confidence: Figure = written(0.0)
     severity: Severity
     since_s: UnixTime | None = written_as("since", None)
@@ -82,11 +104,11 @@ class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
     against: tuple[Evidence, ...] = written(())
     guide: tuple[str, ...] = written(())
     lever: str = written("")
-    explains: tuple[str, ...] = written(())
+    explains: tuple[CauseId, ...] = written(())
     unless: tuple[Counterfactual, ...] = written(())
     docs: str = ""
-    apart: bool = False
-    root: bool = False
+    apart: Internal[bool] = False
+    root: Internal[bool] = False
 
     @property
     def badness(self) -> tuple[Severity, float]:
@@ -158,6 +180,9 @@ SYMPTOMS = {
 }
 
 
+SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
+
+
 def symptom_actions(symptoms: Iterable[str]) -> dict[str, str]:
     """The action that the guide recommends for each symptom."""
     return {symptom: SYMPTOMS[symptom].action for symptom in symptoms if symptom in SYMPTOMS}
@@ -167,14 +192,25 @@ Value = str | int | float | bool
 
 
 class LogFact(Struct, frozen=True):
-    """A fact about the server, and the log line that it came from."""
+    """A fact about the server.
+
+    - `value`: the value.
+    - `line`: the log line that it came from.
+    """
 
     value: Value
     line: str
 
 
 class KnownFact(Struct, frozen=True):
-    """A fact about the server: its source, and how long before the verdict it was read there."""
+    """A fact about the server.
+
+    - `name`: the setting's key, or the name of a flag or label with underscores.
+    - `value`: the value, as a boolean or number if it is one.
+    - `source`: a setting, the metrics page, the server's other endpoints, its process on this node,
+      the spec of its pod, its log, the GPUs that the process uses, or the model's config.json.
+    - `age_s`: seconds since it was read there.
+    """
 
     name: str
     value: Value | None
@@ -183,14 +219,23 @@ class KnownFact(Struct, frozen=True):
 
 
 class UnknownFact(Struct, frozen=True):
-    """A fact that is not known, and how the user can supply it."""
+    """A fact that is not known.
+
+    - `name`: the setting's key.
+    - `supply`: how the user can supply it.
+    """
 
     name: str
     supply: str
 
 
 class Server(Struct, frozen=True):
-    """The facts about a server at the time of a verdict."""
+    """The facts about a server at the time of a verdict.
+
+    - `facts`: each fact once, from the source that takes precedence.
+    - `notes`: conflicts between sources with both values, and what could not be read.
+    - `unknown`: facts that the recommendations lack.
+    """
 
     facts: Sequence[KnownFact] = ()
     notes: Sequence[str] = ()
@@ -201,15 +246,40 @@ NO_STAGE = "cascade_stage: "
 """Prefix of the line in `unknown` that says why the stage is unknown."""
 
 UNKNOWN_STAGE = Stage()
+Signals = Annotated[
+    Mapping[str, Figure | None], Meta(extra_json_schema={"$ref": "#/$defs/signals"})
+]
 
 
 class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdict on one engine at one moment.
+    """The verdict on one engine at one moment. `kneewatch replay --format json` prints one document
+    per line.
 
-    `unknown` says why a signal or the stage is unknown. `judged_against` says what latencies were
-    compared with. `window_s` is the time that the window really covers; it is shorter after a start
-    or restart. `server` has the facts about the server; None if only its page was read. `log` are
-    the facts of its log, if the user asked for them.
+    - `schema`: the name and version of this document.
+    - `t_s`: when the page was scraped.
+    - `target`: the scraped endpoint: a server's URL without credentials, or a capture's name.
+    - `engine`: the engine core within the target (vLLM's label `engine`); empty before a page could
+      be read.
+    - `model`: the served model (vLLM's label `model_name`); empty before a page could be read.
+    - `tier`: the tier (replicas of one model on one GPU type) of the target; null if it is not set.
+    - `health`: the worst of causes, stage and findings. It is unknown if the page could not be
+      read, or if core metrics are missing and nothing worse is known.
+    - `stage`: the stage of the KV memory-pressure cascade.
+    - `changed`: what changed since quiet times; null while no factor is known.
+    - `causes`: the causes by rank, empty if there are none. A cause that ended is not listed.
+    - `symptoms`: ids of the symptoms that show, S1 to S8.
+    - `symptom_actions`: what to do first about each symptom that shows, by its id.
+    - `findings`: the state of every rule, in the order of the rules; empty if the page cannot be
+      read.
+    - `recommendations`: recommended changes, at most five for a cause, the best first.
+    - `values`: every signal of the catalogue by its key.
+    - `unknown`: why a signal or the stage is unknown, as `signal: reason`.
+    - `window_s`: the seconds that the short window really covers: less after a start or restart, 0
+      if the page cannot be read.
+    - `judged_against`: what latencies were compared with: targets, the target's own baseline from
+      quiet times, or nothing.
+    - `server`: the facts about the server; absent if only its page was read, and in the history.
+    - `log`: facts of the server's start-up log by name; only with `diagnose --log`.
     """
 
     schema: Literal["kneewatch.diagnosis/1"] = written(SCHEMA)
@@ -222,11 +292,11 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: Stage = written(UNKNOWN_STAGE)
     changed: Changed | None = written(None)
     causes: Sequence[Cause] = written([])
-    symptoms: Sequence[str] = written([])
+    symptoms: Sequence[SymptomId] = written([])
     symptom_actions: Mapping[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
     findings: Sequence[Finding] = written([])
     recommendations: Sequence[Recommendation] = written([])
-    values: Mapping[str, Figure | None] = written_as("signals", {})
+    values: Signals = written_as("signals", {})
     unknown: Sequence[str] = written([])
     window_s: Figure = written(0.0)
     judged_against: str = written("nothing that is known")

@@ -217,13 +217,20 @@ FORECAST = "kv_exhausted_in_s"
 
 
 class Stage(Struct, frozen=True):
-    """A stage of the cascade. All is None if the stage is unknown.
+    """A stage of the KV memory-pressure cascade. All is null if the stage is unknown.
 
-    `forecast_s`: seconds until the KV cache is full if the trend continues.
+    - `number`: 0 to 4.
+    - `name`: the stage's name.
+    - `since_s`: when the stage began.
+    - `forecast_s`: seconds until the KV cache is full if the trend continues; null without a trend,
+      and from stage 2 on.
+    - `severity`: how bad the stage is.
+    - `reasons`: the measured values that the stage is concluded from; during the stage's hold time,
+      when they were last seen. Empty at stage 0.
     """
 
     number: Annotated[int, Meta(ge=0, lt=len(NAMES))] | None = None
-    name: str = "unknown"
+    name: Annotated[str, Meta(extra_json_schema={"enum": [*NAMES, "unknown"]})] = "unknown"
     since_s: UnixTime | None = field(default=None, name="since")
     forecast_s: Figure | None = None
     severity: Severity | None = None

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
@@ -211,19 +211,25 @@ STATES: Mapping[str, Severity] = {**BY_WORD, UNKNOWN: OK}
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
-    """A rule's current state, since `since_s`: ok, info, warning, critical or unknown.
+    """A rule's current state. `library.rule_of` returns the rule.
 
-    - `rule`: the rule's id; `library.rule_of` returns the rule.
-    - `missing`: the metrics that an unknown finding lacks.
+    - `rule`: the rule's id.
+    - `state`: the state after the rule's durations. It is info during the rule's clear time.
+    - `signal`: the key of the signal that is judged.
+    - `value`: the signal's value, in the unit that ends its key.
+    - `missing`: the metrics or signals that an unknown finding lacks, by their newest names.
+    - `since_s`: when the state began; only if it is info or worse.
     - `note`: another reason why the rule is not judged, or why a value out of bounds is not
       reported.
-    - `clearing_since_s`: the state is in its clear time and reported as info. Since then the value
-      is inside every bound, or is not judged. `was` is the last value out of bounds, `was_severity`
-      the severity before the clear time.
-    - `bounds`: thresholds by severity, if they are not those of the rule library.
+    - `clearing_since_s`: since when the value is inside every bound, or is not judged; only during
+      the clear time.
+    - `was`: the last value out of bounds; only during the clear time.
+    - `was_severity`: the severity before the clear time; an alert with the same clear time still
+      fires with it.
+    - `bounds`: the rule's thresholds by severity, if they are not those of the rule library.
     """
 
-    rule: str
+    rule: Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Z][A-Z0-9]*(-[A-Z0-9]+)*$"})]
     state: State
     signal: str = written("")
     value: Figure | None = written(None)

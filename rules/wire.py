@@ -23,6 +23,12 @@ UnixTime = Annotated[float, Meta(ge=0, le=LATEST_S)]
 Figure = Annotated[int, Meta(ge=-(2**62), le=2**62)] | float
 """A finite number. A whole number stays one when a document is decoded and encoded again."""
 
+CauseId = Annotated[str, Meta(extra_json_schema={"$ref": "#/$defs/cause_id"})]
+"""The id of a cause. The documents' schemas list the ids."""
+
+Internal = Annotated[Kind, Meta(extra_json_schema={"not": {}})]
+"""A field that is never in documents."""
+
 DIGITS = 6
 """Significant digits of numbers in documents. The values of histograms are not more precise."""
 

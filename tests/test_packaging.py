@@ -55,7 +55,7 @@ def test_every_package_can_be_imported(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "name"),
     [
-        ("kneewatch.reports", "diagnosis.schema.json"),
+        ("kneewatch.reports", "size.schema.json"),
         ("kneewatch.agent", "demo.jsonl.gz"),
         ("kneewatch.collector.names", "vllm_metrics.toml"),
         ("kneewatch.collector.names", "dcgm_metrics.toml"),

@@ -230,9 +230,13 @@ Values = Mapping[str, float]
 
 
 class Peak(Struct, frozen=True):
-    """Running requests of a whole tier: the most, at `t_s`, and the mean.
+    """The measured peak of a whole tier.
 
-    `span_s` is the time that was queried. `seen_ratio` is the share of its steps that have a value.
+    - `requests`: the most requests that were running or queued at one time.
+    - `t_s`: the time of the most requests.
+    - `mean_requests`: the mean of running and queued requests.
+    - `span_s`: the seconds that were queried.
+    - `seen_ratio`: the share of the queried steps that have a value.
     """
 
     requests: float
@@ -363,8 +367,12 @@ class Restarted(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Load that the queries put on the metrics system: queries, retries, and total time in
-    seconds."""
+    """Load that the queries put on the metrics system.
+
+    - `queries`: the number of queries.
+    - `retried`: the number of queries that were sent again.
+    - `seconds`: the total time of the queries.
+    """
 
     queries: int = 0
     retried: int = 0

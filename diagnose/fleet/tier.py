@@ -23,7 +23,12 @@ def middle(values: Iterable[float | None]) -> float | None:
 
 
 class FleetCause(Cause, frozen=True, kw_only=True, omit_defaults=True):
-    """A cause, with its pool or tier and the replicas that show it."""
+    """A cause on a fleet.
+
+    - `pool`: the pool that the cause is on.
+    - `tier`: the tier of the pool; null if the cause is on the whole pool.
+    - `replicas`: the replicas that show the cause.
+    """
 
     pool: str = written("")
     tier: str | None = written(None)

@@ -24,7 +24,16 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import WORDS_OF, Server, Verdict, told
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
-from kneewatch.rules.wire import Figure, UnixTime, read, rounded, written, written_as
+from kneewatch.rules.wire import (
+    CauseId,
+    Figure,
+    Internal,
+    UnixTime,
+    read,
+    rounded,
+    written,
+    written_as,
+)
 
 SCHEMA: Literal["kneewatch.fleet/1"] = "kneewatch.fleet/1"
 FLEET = "fleet"
@@ -32,7 +41,11 @@ FLEET = "fleet"
 
 
 class FleetAdvice(Recommendation, frozen=True, kw_only=True):
-    """A recommendation, with the pool and tier that it is for."""
+    """A recommendation for a pool or tier.
+
+    - `pool`: the pool that it is for.
+    - `tier`: the tier of the pool; null if it is for the whole pool.
+    """
 
     pool: str
     tier: str | None = None
@@ -41,9 +54,11 @@ class FleetAdvice(Recommendation, frozen=True, kw_only=True):
 class Spread(Struct, frozen=True):
     """A signal over the engines of a tier.
 
-    `worst` is the name of the engine with the greatest value, or with the least if less is worse.
-    `unknown` is the number of engines without a value. `mean` is None for percentiles: their mean
-    is no percentile.
+    - `count`: the number of engines with a value.
+    - `unknown`: the number of engines without a value.
+    - `least`, `median`, `mean`, `most`: the statistic over the engines, in the signal's unit. The
+      mean of percentiles is null, because it is no percentile.
+    - `worst`: the name of the engine with the greatest value, or with the least if less is worse.
     """
 
     count: int
@@ -64,10 +79,16 @@ LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
 
 
 class TierSize(Struct, frozen=True, omit_defaults=True):
-    """A tier's `present` replicas and the number that its measured peak needs (None: unknown).
+    """A tier's replicas and the number that its measured peak needs.
 
-    `used_ratio`: share of the tier's capacity that the peak used. `why`: the reason for no change
-    or no judgement. `advice`: the recommended change; None if there is none. Not in documents.
+    - `present`: the replicas that there are.
+    - `needed`: the replicas that the measured peak needs; null if unknown.
+    - `why`: the reason for no change or no judgement; empty if a recommendation changes it.
+    - `used_ratio`: the share of the tier's capacity (KV cache or sequences) that the peak used.
+    - `gpus_each`: GPUs of one replica.
+    - `usd_per_hour`: the cost of all replicas; null without a price.
+    - `peak`: the measured peak; null if it was not measured.
+    - `advice`: the recommended change; None if there is none.
     """
 
     present: int = field(name="replicas")
@@ -77,12 +98,22 @@ class TierSize(Struct, frozen=True, omit_defaults=True):
     gpus_each: Figure | None = written_as("gpus_per_replica", None)
     usd_per_hour: Figure | None = written(None)
     peak: Peak | None = written(None)
-    advice: Recommendation | None = None
+    advice: Internal[Recommendation | None] = None
 
 
 class TierVerdict(Struct, frozen=True, kw_only=True):
-    """The replicas of one pool on one GPU type, and what the series and settings say about each
-    server."""
+    """The replicas of one pool on one GPU type.
+
+    - `pool`: the pool's name.
+    - `tier`: the tier's name; null if no label names it.
+    - `role`: prefill or decode; null if the replicas do both.
+    - `model`: the served model.
+    - `size`: the number of replicas, and the number that the measured peak needs.
+    - `replicas`: the number of replicas that serve.
+    - `engines`: the number of their engines.
+    - `signals`: each signal's distribution over the engines, by its key.
+    - `server`: the facts about each server from its series and the settings.
+    """
 
     pool: str
     tier: str | None = None
@@ -108,12 +139,16 @@ LEAST_BUSY = 0.2
 
 
 class Split(Struct, frozen=True):
-    """The prefill and decode replicas of a tier, and the ratio that the measured work needs, such
-    as 1:2.3.
+    """The prefill and decode replicas of a tier, and the ratio that the measured work needs.
 
-    `prefill_used_ratio` is the share of its time in which a prefill replica has a request;
-    `decode_used_ratio` the share of its KV cache, or of its ITL target, that a decode replica's
-    requests use. `prefill_needed`: how many of the present replicas the ratio assigns to prefill.
+    - `pool`: the pool's name.
+    - `tier`: the tier's name; null if no label names it.
+    - `prefill`, `decode`: the number of replicas with this role.
+    - `needed`: the needed ratio of prefill to decode replicas, such as 1:2.3.
+    - `prefill_used_ratio`: the mean share of time in which a prefill replica has a request.
+    - `decode_used_ratio`: the mean share of its KV cache, or of its ITL target, that a decode
+      replica's requests use.
+    - `prefill_needed`: how many of the present replicas the ratio assigns to prefill.
     """
 
     pool: str
@@ -134,7 +169,21 @@ class Split(Struct, frozen=True):
 
 
 class EngineVerdict(Struct, frozen=True, kw_only=True):
-    """One engine: its health, stage, crossed rules, the ids of its causes, and its signals."""
+    """One engine of a fleet.
+
+    - `replica`: the replica's name.
+    - `engine`: the engine core within the replica; null if it has only one.
+    - `model`: the served model.
+    - `pool`: the replica's pool.
+    - `tier`: its tier; null if no label names it.
+    - `role`: prefill or decode; null if it does both.
+    - `node`: the node that it runs on; null if unknown.
+    - `health`: the worst of causes, stage and findings.
+    - `stage`: the stage of the KV memory-pressure cascade; null if unknown.
+    - `findings`: the rules whose bounds are crossed.
+    - `causes`: ids of the engine's causes.
+    - `values`: the signals that have a value, by key.
+    """
 
     replica: str
     engine: str | None = None
@@ -146,7 +195,7 @@ class EngineVerdict(Struct, frozen=True, kw_only=True):
     health: State
     stage: Stage | None = None
     findings: Sequence[Finding] = ()
-    causes: Sequence[str] = ()
+    causes: Sequence[CauseId] = ()
     values: Mapping[str, Figure] = field(default_factory=dict[str, Figure], name="signals")
 
     @property
@@ -156,8 +205,12 @@ class EngineVerdict(Struct, frozen=True, kw_only=True):
 
 
 class GoneReplica(Struct, frozen=True):
-    """A replica that had series within the last hour and does not serve now. `down`: its scrapes
-    fail."""
+    """A replica that had series within the last hour and does not serve now.
+
+    - `replica`: the replica's name.
+    - `pool`: its pool.
+    - `down`: whether its scrapes fail.
+    """
 
     replica: str
     pool: str
@@ -165,9 +218,18 @@ class GoneReplica(Struct, frozen=True):
 
 
 class Watching(Struct, frozen=True, kw_only=True):
-    """The queries of a daemon that watches a fleet. `seen_s` is when the newest answer came, by the
-    daemon's clock. `queries` and `retried` are totals since the start; `queries_per_s` is the mean
-    of the newest cycle. `failing` counts the failures in a row."""
+    """The queries of a daemon that watches a fleet.
+
+    - `interval_s`: seconds between cycles.
+    - `seen_s`: when the newest answer came, by the daemon's clock.
+    - `cycles`: cycles since the start.
+    - `failures`: failed cycles since the start.
+    - `failing`: failed cycles in a row.
+    - `error`: why the newest cycle failed; empty if it did not.
+    - `queries`: queries since the start.
+    - `retried`: queries that were sent again since the start.
+    - `queries_per_s`: the mean of the newest cycle.
+    """
 
     interval_s: Figure
     seen_s: UnixTime = field(name="seen")
@@ -181,16 +243,34 @@ class Watching(Struct, frozen=True, kw_only=True):
 
 
 class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdict on a fleet: causes by rank, engines worst first.
+    """The verdict on a fleet at one moment: `kneewatch diagnose --prometheus URL --format json`.
 
-    - `t_s` is by the metrics system's clock, which is `clock_skew_s` ahead of this machine's; None
+    - `schema`: the name and version of this document.
+    - `t_s`: when the fleet was judged, by the metrics system's clock.
+    - `source`: the metrics system's address, without credentials.
+    - `window_s`: the seconds that rates and percentiles are computed over.
+    - `scrape_interval_s`: the longest time between scrapes of a pool; null if not measured.
+    - `health`: the worst severity of causes and engines. It is unknown if a part of the fleet is
+      not seen and nothing worse than info is known.
+    - `partial`: whether some results are missing. A replica that is not seen is not healthy.
+    - `lost`: since when there is no newer verdict, and why; null if this one is current.
+    - `clock_skew_s`: seconds that the metrics system's clock is ahead of this machine's; null
       within the measuring error.
-    - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
-    - `partial`: some results are missing; what is not seen is not healthy.
-    - `lost`: since when there is no newer verdict, and why; None if this one is current.
-    - `recorded` is always empty. `raw` are the signals that any engine has.
-    - `unknown`: what could not be judged, and why. `failed`: queries without an answer, and why.
-    - `watch`: only from a daemon that watches the fleet.
+    - `replicas`: the number of replicas that serve.
+    - `engine_count`: the number of their engines.
+    - `tiers`: the tiers with their sizes and signals.
+    - `causes`: the causes by rank.
+    - `advice`: the recommended changes.
+    - `splits`: the tiers whose replicas only prefill or only decode.
+    - `engines`: the engines, worst first.
+    - `gone`: replicas that had series within the last hour and do not serve now.
+    - `recorded`: always empty.
+    - `raw`: keys of the signals that any engine has.
+    - `warnings`: warnings of the metrics system.
+    - `notes`: what could not be judged, and why.
+    - `load`: the load that the queries put on the metrics system.
+    - `failed`: why queries have no answer, by the query's name.
+    - `watch`: the daemon's queries; only from a daemon that watches the fleet.
     """
 
     schema: Literal["kneewatch.fleet/1"] = written(SCHEMA)

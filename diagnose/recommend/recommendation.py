@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.rules.wire import Figure, rounded
+from kneewatch.rules.wire import CauseId, Figure, rounded
 
 Value = str | Figure | bool | None
 
@@ -32,8 +32,10 @@ MEASURED: Mapping[str, str] = {
 class Change(Struct, frozen=True):
     """A flag of `vllm serve` with its values before and after the change.
 
-    `before` is None if the flag is unknown or not given; `after` is None if the flag must be
-    removed. A name without dashes is a setting outside vLLM, such as `replicas` or `router`.
+    - `flag`: the name in the server's vLLM version. A name without dashes is a setting outside
+      vLLM, such as `replicas` or `router`.
+    - `before`: the value now; null if it is unknown or not given.
+    - `after`: the value to set; null if the flag must be removed.
     """
 
     flag: str
@@ -44,17 +46,26 @@ class Change(Struct, frozen=True):
 class Recommendation(Struct, frozen=True, kw_only=True):
     """One recommended change against one cause.
 
-    - `before`, `predicted`: finite numbers by key, in the unit that ends the key. Numbers that
-      cannot be computed are left out. If `kv_demand_ratio` is above 1, the load still exceeds the
-      KV cache.
-    - `cost_usd_per_hour`: the extra cost, negative for a saving; None without a price.
+    - `id`: a stable name of the change.
+    - `cause`: the id of the cause that the change is for.
+    - `summary`: what the change does and why, in one or two sentences.
+    - `changes`: the flags to change. Empty for advice to look further.
+    - `before`: current values by key, in the unit that ends the key; measured where possible.
+    - `predicted`: values after the change at the present load. Values that cannot be computed are
+      left out. If `kv_demand_ratio` is above 1, the load still exceeds the KV cache.
+      `max_concurrency` counts requests of the present size; `kv_capacity_tokens` excludes the block
+      that vLLM keeps.
+    - `cost_usd_per_hour`: the extra cost in US dollars, negative for a saving; null without a
+      price.
     - `unknown`: what could not be computed, and which input is missing.
     - `checks`: what to check before the change.
+    - `risk`: what may go wrong.
     - `verify`: which signals should change afterwards, and by when.
+    - `guide`: sections of the sizing guide.
     """
 
     id: str
-    cause: str = ""
+    cause: CauseId = ""
     summary: str = ""
     changes: tuple[Change, ...] = ()
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])

@@ -16,6 +16,7 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.ranking import EXPLAINS
 from kneewatch.diagnose.verdict import SYMPTOMS, Evidence, Verdict
+from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WORDS
@@ -43,8 +44,13 @@ RECOMMENDATION = {
     "id": "kv-fp8",
     "cause": "kv_pressure",
     "changes": [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}],
+    "summary": "store the KV cache in 8 bits",
+    "before": {"kv_capacity_tokens": 5088},
     "predicted": {"kv_capacity_tokens": 10176},
     "cost_usd_per_hour": 0.0,
+    "unknown": [],
+    "risk": "answers change slightly",
+    "guide": ["7.4"],
     "checks": ["quality of answers"],
     "verify": ["kv_usage_ratio"],
 }
@@ -138,7 +144,7 @@ def test_more_keys_are_no_problem() -> None:
     assert problems(document(SICK) | {"new": 1}) == []
 
 
-def described(part: object, path: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
+def properties(part: object, path: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every property of the schema with its path."""
     if isinstance(part, dict):
         node = cast("dict[str, Any]", part)
@@ -146,15 +152,21 @@ def described(part: object, path: str = "$") -> Iterator[tuple[str, dict[str, An
             for name, inner in node.get(group, {}).items():
                 yield f"{path}.{name}", inner
         for name, inner in node.items():
-            yield from described(inner, f"{path}.{name}")
+            yield from properties(inner, f"{path}.{name}")
 
 
-def test_every_key_is_described() -> None:
-    node_of_path = dict(described(schema()))
-    assert len(node_of_path) > 50
-    for path, node in node_of_path.items():
-        target = node.get("$ref", "").removeprefix("#/$defs/")
-        assert "description" in node or "description" in schema()["$defs"].get(target, {}), path
+@pytest.mark.parametrize("name", ["diagnosis", "fleet", "server"])
+def test_every_key_is_described(name: str) -> None:
+    node_of_path = dict(properties(schema_of(name)))
+    assert len(node_of_path) > 10
+    assert [path for path, node in node_of_path.items() if not node.get("description")] == []
+
+
+def test_what_a_record_keeps_to_itself_is_in_no_schema() -> None:
+    fleet = schema_of("fleet")["$defs"]
+    assert not {"apart", "root"} & fleet["FleetCause"]["properties"].keys()
+    assert "advice" not in fleet["TierSize"]["properties"]
+    assert "Recommendation" not in fleet
 
 
 def enum_of(name: str) -> set[str]:
@@ -163,15 +175,15 @@ def enum_of(name: str) -> set[str]:
 
 
 def test_the_schema_knows_every_word() -> None:
-    stage = schema()["$defs"]["stage"]["properties"]
+    stage = schema()["$defs"]["Stage"]["properties"]
     assert set(stage["name"]["enum"]) == {*NAMES, "unknown"}
     assert set(schema()["properties"]["health"]["enum"]) == {*WORDS.values(), "unknown"}
-    assert enum_of("severity") == set(WORDS.values())
+    assert enum_of("Severity") == set(WORDS.values())
     assert set(schema()["properties"]["symptoms"]["items"]["enum"]) == set(SYMPTOMS)
     causes = {*EXPLAINS, *(c for explained in EXPLAINS.values() for c in explained)}
     causes.update(*FIRST_CAUSES.values())
     assert causes <= enum_of("cause_id")
-    rule = re.compile(schema()["$defs"]["finding"]["properties"]["rule"]["pattern"])
+    rule = re.compile(schema()["$defs"]["Finding"]["properties"]["rule"]["pattern"])
     assert all(rule.search(library_rule.id) for library_rule in RULES)
 
 
