@@ -25,21 +25,23 @@ WORDS_ONLY = {"say", "words", "summary", "lever", "guide"}
 
 
 class Mutation(Struct, frozen=True):
-    """One number of a record, elsewhere: at every place where the record has that number."""
+    """Another value for one number, wherever records have that very number. Records that share a
+    condition share its numbers: one verdict of one of them must become another."""
 
-    record: CauseRecord
+    records: list[CauseRecord]
     number: Number
     factor: float
     place: str
 
     def __str__(self) -> str:
         value = self.number.value
-        return f"{self.record.id}: {self.place} {value:g} -> {value * self.factor:g}"
+        ids = ", ".join(record.id for record in self.records)
+        return f"{ids}: {self.place} {value:g} -> {value * self.factor:g}"
 
-    def mutant(self) -> CauseRecord:
-        """The record with the other number."""
-        other: CauseRecord = put(self.record, self.number, Number(self.number.value * self.factor))
-        return other
+    def mutants(self) -> Iterator[CauseRecord]:
+        """The records with the other number."""
+        for record in self.records:
+            yield put(record, self.number, Number(self.number.value * self.factor))
 
 
 def numbers(root: object, place: str = "") -> Iterator[tuple[str, Number]]:
@@ -77,15 +79,17 @@ def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part 
 
 def mutations() -> Iterator[Mutation]:
     """All of all records that are concluded from forms."""
+    found: dict[int, Mutation] = {}
     for record in EXAMINED:
         if not record.forms:
             continue
-        places: dict[int, tuple[str, Number]] = {}
         for place, number in numbers(record):
-            places.setdefault(id(number), (place, number))
-        for place, number in places.values():
-            for factor in (0.5, 2.0):
-                yield Mutation(record, number, factor, place)
+            first = found.setdefault(id(number), Mutation([], number, 1.0, place))
+            if record not in first.records:
+                first.records.append(record)
+    for each in found.values():
+        for factor in (0.5, 2.0):
+            yield replace(each, factor=factor)
 
 
 def caught(mutant: CauseRecord) -> bool:
@@ -99,7 +103,7 @@ def caught(mutant: CauseRecord) -> bool:
 def survivors() -> tuple[list[Mutation], int]:
     """The mutations that no stored verdict catches, and how many there are in all."""
     tried = list(mutations())
-    return [each for each in tried if not caught(each.mutant())], len(tried)
+    return [each for each in tried if not any(map(caught, each.mutants()))], len(tried)
 
 
 def main() -> None:
