@@ -11,24 +11,9 @@ from threading import Lock
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import Figure, UnixTime, to_ms
-
-
-class SourceState(Struct, frozen=True):
-    """The result of the newest run of a source.
-
-    `joined` describes how GPUs were matched to the target, and whether the match is a guess. It is
-    empty for the target's metrics page.
-    """
-
-    name: str
-    t_s: float = field(name="t")
-    success: bool
-    duration_s: float
-    error: str = ""
-    joined: str = ""
 
 
 class TargetState(Struct, frozen=True):

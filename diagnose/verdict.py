@@ -242,6 +242,21 @@ class Server(Struct, frozen=True):
     unknown: Sequence[UnknownFact] = ()
 
 
+class SourceState(Struct, frozen=True):
+    """The result of the newest run of a source.
+
+    `joined` describes how GPUs were matched to the target, and whether the match is a guess. It is
+    empty for the target's metrics page.
+    """
+
+    name: str
+    t_s: float = field(name="t")
+    success: bool
+    duration_s: float
+    error: str = ""
+    joined: str = ""
+
+
 NO_STAGE = "cascade_stage: "
 """Prefix of the line in `unknown` that says why the stage is unknown."""
 

@@ -90,20 +90,32 @@ def changes_words(recommendation: Recommendation) -> str:
     return ", ".join(change_words(change) for change in recommendation.changes)
 
 
-def numbers_words(recommendation: Recommendation) -> str:
-    """The predicted effect: the numbers that change, with the old and the new value, and the
-    cost."""
-    parts: list[str] = []
+def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
+    """The numbers that change: the label, the value before ("" if unknown) and after, in the order
+    of NUMBERS."""
+    rows: list[tuple[str, str, str]] = []
     for key, label, formatted in NUMBERS:
         after, before = recommendation.predicted.get(key), recommendation.before.get(key)
         if after is None:
             continue
-        shown = formatted(after)
-        if before is None:
-            parts.append(f"{label} {shown}")
-        elif formatted(before) != shown:
-            parts.append(f"{label} {formatted(before)} -> {shown}")
-    parts[NUMBERS_SHOWN:] = []
+        row = label, "" if before is None else formatted(before), formatted(after)
+        rows += [row] if row[1] != row[2] else []
+    return rows
+
+
+def doubt(recommendation: Recommendation) -> str:
+    """A remark if the change alone is not enough; else empty."""
+    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
+    return "not enough alone" if demand > KV_TARGET_RATIO else ""
+
+
+def numbers_words(recommendation: Recommendation) -> str:
+    """The predicted effect: the numbers that change, with the old and the new value, and the
+    cost."""
+    parts = [
+        f"{label} {before} -> {after}" if before else f"{label} {after}"
+        for label, before, after in moved(recommendation)[:NUMBERS_SHOWN]
+    ]
     if recommendation.cost_usd_per_hour:
         parts.append(f"{recommendation.cost_usd_per_hour:+,.2f} USD/h")
     return "; ".join(parts)
@@ -144,8 +156,7 @@ def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") 
 
 
 def _short(recommendation: Recommendation) -> str:
-    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
-    remarks = ["not enough alone"] if demand > KV_TARGET_RATIO else []
+    remarks = [remark] if (remark := doubt(recommendation)) else []
     if recommendation.cost_usd_per_hour:
         remarks.append(f"{recommendation.cost_usd_per_hour:+,.4g} USD/h")
     return changes_words(recommendation) + (f" ({', '.join(remarks)})" if remarks else "")

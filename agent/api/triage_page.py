@@ -20,9 +20,6 @@ from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
     EngineView,
-    IntervalView,
-    SeriesView,
-    SourceView,
     TargetView,
     TriageView,
     cited,
@@ -220,14 +217,19 @@ class _Past:
     def engine(self, diagnosis: Verdict) -> EngineView:
         """The view of an engine: its intervals and, if the page is about one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
-        intervals = [
-            IntervalView(row.kind, row.id, row.severity.word, row.start_s, row.end_s)
-            for row in self._intervals_of(key)
-        ]
+        intervals = self._intervals_of(key)
         stored = self._by_key.get(key)
         if stored is None or not self._request.target:
             return EngineView(diagnosis, intervals)
-        return EngineView(diagnosis, intervals, self._series(stored.id, cited(diagnosis)))
+        with suppress(Problem):
+            series = self._history.signals(
+                stored.id,
+                cited(diagnosis),
+                since_s=self._request.since_s,
+                until_s=self._request.until_s,
+            )
+            return EngineView(diagnosis, intervals, series.times, series.values)
+        return EngineView(diagnosis, intervals)
 
     def _intervals_of(self, key: Key) -> list[Interval]:
         if self._intervals is None:
@@ -239,24 +241,10 @@ class _Past:
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])
 
-    def _series(self, engine_id: int, keys: Sequence[str]) -> dict[str, SeriesView]:
-        request = self._request
-        try:
-            series = self._history.signals(
-                engine_id, keys, since_s=request.since_s, until_s=request.until_s
-            )
-        except Problem:
-            return {}
-        return {key: SeriesView(series.times, values) for key, values in series.values.items()}
-
 
 def _target(
     state: TargetState, engines: Sequence[EngineView], last_s: float, *, sources: bool
 ) -> TargetView:
-    rows = [
-        SourceView(source.name, source.t_s, source.success, source.error, source.joined)
-        for source in state.sources
-    ]
     return TargetView(
         name=state.name,
         url=state.url,
@@ -264,7 +252,7 @@ def _target(
         engines=engines,
         interval_s=state.interval_s,
         last_s=last_s,
-        sources=rows if sources else (),
+        sources=state.sources if sources else (),
     )
 
 

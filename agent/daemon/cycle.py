@@ -30,7 +30,7 @@ from kneewatch.agent.daemon.scraping import (
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, engine_cycles
 from kneewatch.agent.stream import TargetStream
-from kneewatch.agent.target_state import Board, SourceState, TargetState, backoff_s
+from kneewatch.agent.target_state import Board, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
@@ -39,7 +39,7 @@ from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
-from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.diagnose.verdict import Cause, SourceState, Verdict
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from kneewatch.agent.daemon.node_gpus import (
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.gpu.nvml import NvmlCollector
@@ -34,6 +33,7 @@ from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
+from kneewatch.diagnose.verdict import SourceState
 from kneewatch.rules.formatting import span
 
 log = logging.getLogger(__name__)

@@ -1,15 +1,16 @@
-"""Causes on the triage page: evidence, other findings and recommended changes. Pure."""
+"""An engine in full on the triage page: evidence, findings and recommended changes. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isclose
+from typing import Any
 
 from msgspec import Struct
 
-from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
@@ -17,77 +18,34 @@ from kneewatch.reports.diagnosis_text import (
     clearing_words,
     notable,
     quiet_notes,
-    summary_words,
 )
-from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words, stop_gap
+from kneewatch.reports.recommendation_text import change_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
-from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
+from kneewatch.reports.triage.timeline import Lanes, lanes
+from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView, Standing
 from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding, Severity
 
 
-class Moved(Struct, frozen=True):
-    """A number before and after a change. An unknown number is a dash."""
-
-    label: str
-    before: str
-    after: str
-
-
-class ChangeView(Struct, frozen=True):
-    """A recommendation for the page.
-
-    `command` are the flags to add; empty if no change sets a flag. `instead` are the current flags
-    that `command` replaces. `besides` are changes other than adding a flag (removing a flag,
-    changing replicas). `words` are all changes. `doubt` is a remark if this change alone is not
-    enough.
-    """
-
-    key: str
-    summary: str
-    command: str
-    instead: str
-    besides: tuple[str, ...]
-    words: tuple[str, ...]
-    numbers: tuple[Moved, ...]
-    cost: str
-    doubt: str
-    checks: Sequence[str]
-    verify: Sequence[str]
-    risk: str
-    unknown: Sequence[str]
-
-    @property
-    def title(self) -> str:
-        """All changes in one line. Without changes: the advice."""
-        return ", ".join(self.words) or self.summary
-
-
-def change_view(recommendation: Recommendation, key: str = "") -> ChangeView:
-    """A recommendation in the form in which the page shows it. `key` is its element id on the
-    page."""
-    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
-    return ChangeView(
-        key,
-        recommendation.summary,
-        command(recommendation.changes),
-        ", ".join(flag for change in recommendation.changes if (flag := _current_flag(change))),
-        tuple(_words(change) for change in recommendation.changes if not _arguments(change)),
-        tuple(map(_words, recommendation.changes)),
-        tuple(_numbers(recommendation)),
-        _cost(recommendation),
-        "Not enough alone." if demand > KV_TARGET_RATIO else "",
-        recommendation.checks,
-        recommendation.verify,
-        recommendation.risk,
-        recommendation.unknown,
-    )
-
-
 def command(changes: Sequence[Change]) -> str:
     """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
     return " ".join(argument for change in changes for argument in _arguments(change))
+
+
+def replaced(changes: Sequence[Change]) -> str:
+    """The current flags whose values the changes replace; empty if there are none."""
+    return ", ".join(flag for change in changes if (flag := _current_flag(change)))
+
+
+def besides(changes: Sequence[Change]) -> list[str]:
+    """The changes that do not set a flag: a flag that is removed, or another number of replicas."""
+    return [words(change) for change in changes if not _arguments(change)]
+
+
+def title(recommendation: Recommendation) -> str:
+    """All changes in one line. Without changes: the advice."""
+    return ", ".join(map(words, recommendation.changes)) or recommendation.summary
 
 
 def _arguments(change: Change) -> list[str]:
@@ -102,7 +60,8 @@ def _arguments(change: Change) -> list[str]:
     return [shlex.quote(change.flag), shlex.quote(value)]
 
 
-def _words(change: Change) -> str:
+def words(change: Change) -> str:
+    """A change as a flag with the old and the new value."""
     return change_words(change).replace(" -> ", " → ")
 
 
@@ -113,20 +72,8 @@ def _current_flag(change: Change) -> str:
     return " ".join(_arguments(Change(change.flag, None, change.before)))
 
 
-def _numbers(recommendation: Recommendation) -> list[Moved]:
-    """The numbers that a recommendation changes, in the order of NUMBERS."""
-    rows: list[Moved] = []
-    for key, label, formatted in NUMBERS:
-        after, before = recommendation.predicted.get(key), recommendation.before.get(key)
-        if after is None:
-            continue
-        row = Moved(label, "-" if before is None else formatted(before), formatted(after))
-        if row.before != row.after:
-            rows.append(row)
-    return rows
-
-
-def _cost(recommendation: Recommendation) -> str:
+def cost(recommendation: Recommendation) -> str:
+    """The extra cost of a change, and whether it needs a restart."""
     usd_per_hour = recommendation.cost_usd_per_hour
     if usd_per_hour is None:
         price = "price unknown"
@@ -136,7 +83,7 @@ def _cost(recommendation: Recommendation) -> str:
     return f"{price}; needs a restart, which empties the caches" if restarts else price
 
 
-# --- Causes, vital signs and findings, each with its chart ----------------------------------------
+# --- An engine in full: evidence, vital signs and findings, each with its chart -------------------
 
 
 SAME = 1e-4
@@ -150,66 +97,16 @@ LABELS = dict(
 )
 
 
-class EvidenceView(Struct, frozen=True):
-    """A piece of evidence. `supports` is False if it speaks against the cause.
-
-    `value` and `bound` are empty if the text of the evidence is not about the value of the signal
-    itself.
-    """
-
-    supports: bool
-    text: str
-    signal: str
-    value: str
-    bound: str
-    chart: Chart | None
-
-
-class CauseView(Struct, frozen=True):
-    """A cause with its rank, evidence, stop-gap and changes. `key` is its element id on the
-    page."""
-
-    place: int
-    key: str
-    cause: Cause
-    summary: str
-    evidence: tuple[EvidenceView, ...]
-    stop_gap: Sequence[str]
-    changes: tuple[ChangeView, ...]
-
-
 def stop_gap_steps(cause: Cause) -> Sequence[str]:
     """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
     return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
-class VitalView(Struct, frozen=True):
-    """One of CASCADE_SIGNALS. `note` is the reason if its rule is ok although the value is out of
-    bounds.
+class EnginePart(Struct, frozen=True):
+    """An engine that is shown in full."""
 
-    `measured` says whether the value is from one scrape or from the window.
-    """
-
-    label: str
-    signal: str
-    value: str
-    measured: str
-    note: str
-    chart: Chart | None
-
-
-class FindingView(Struct, frozen=True):
-    """A finding that no cause covers. `words` say what is, or was, out of bounds."""
-
-    finding: Finding
-    words: str
-    value: str
-    chart: Chart | None
-
-
-class Reasons(Struct, frozen=True):
-    """Builds the views of one engine at one moment."""
-
+    number: int
+    standing: Standing
     engine: EngineView
     axis: Axis
     moment_s: float
@@ -219,30 +116,31 @@ class Reasons(Struct, frozen=True):
         """The engine's diagnosis."""
         return self.engine.diagnosis
 
-    def causes(self) -> list[CauseView]:
-        """The causes, most likely first."""
-        causes = self.diagnosis.causes
-        keys = unique([cause.id for cause in causes])
-        return [
-            CauseView(
-                place,
-                key,
-                cause,
-                summary_words(cause, self.diagnosis.t_s),
-                tuple(self._evidence(cause)),
-                stop_gap_steps(cause),
-                self._changes(cause),
-            )
-            for place, (key, cause) in enumerate(zip(keys, causes, strict=True), 1)
-        ]
+    @property
+    def title(self) -> str:
+        """The name of the engine, which distinguishes it from other engines of its target."""
+        return self.standing.who or "unknown engine"
 
-    def vitals(self) -> list[VitalView]:
-        """A view of each of CASCADE_SIGNALS."""
+    @property
+    def seen(self) -> bool:
+        """Whether at least one vital sign has a value or a chart."""
+        return bool(self.diagnosis.values) or any(drawn for *_, drawn in self.vitals())
+
+    def lanes(self) -> Lanes:
+        """The timeline."""
+        return lanes(self.standing.intervals, self.axis, self.moment_s)
+
+    def log(self) -> list[Interval]:
+        """The intervals, newest first."""
+        return sorted(self.standing.intervals, key=lambda part: (-part.start_s, part.kind))
+
+    def vitals(self) -> list[tuple[str, str, str, str, Chart | None]]:
+        """Each of CASCADE_SIGNALS: label, value, whether the value is from one scrape or from the
+        window, the reason if its rule is ok although the value is out of bounds, and the chart."""
         quiet, window = quiet_notes(self.diagnosis), f"last {span(self.diagnosis.window_s)}"
         return [
-            VitalView(
+            (
                 LABELS[key],
-                key,
                 quantity(key, self.diagnosis.values.get(key)).removesuffix("/s"),
                 "last scrape" if key in GAUGES else window,
                 quiet.get(key, ""),
@@ -251,46 +149,40 @@ class Reasons(Struct, frozen=True):
             for key in CASCADE_SIGNALS
         ]
 
-    def findings(self, *states: str) -> list[FindingView]:
-        """The findings whose state is one of `states` and that no cause covers."""
+    def findings(self, *states: str) -> list[tuple[Finding, str, str, Chart | None]]:
+        """The findings whose state is one of `states` and that no cause covers: what is, or was,
+        out of bounds, the value, and the chart."""
         return [
-            FindingView(
+            (
                 finding,
                 clearing_words(finding, self.diagnosis) or rule_of(finding).summary,
                 "" if finding.clearing_since_s else quantity(finding.signal, finding.value),
-                self._finding_chart(finding),
+                self._chart(
+                    finding.signal,
+                    _bounds(finding),
+                    since_s=finding.since_s,
+                    until_s=finding.clearing_since_s,
+                ),
             )
             for finding in notable(self.diagnosis, *states)
         ]
 
-    def _finding_chart(self, finding: Finding) -> Chart | None:
-        until_s = finding.clearing_since_s
-        return self._chart(
-            finding.signal, _bounds(finding), since_s=finding.since_s, until_s=until_s
-        )
+    def evidence(self, cause: Cause) -> list[tuple[bool, Evidence, str, Chart | None]]:
+        """A cause's evidence: whether it is for the cause, the evidence, the value, and the chart.
 
-    def _changes(self, cause: Cause) -> tuple[ChangeView, ...]:
-        recommendations = advised(self.diagnosis, cause)
-        keys = unique([recommendation.id for recommendation in recommendations])
-        return tuple(map(change_view, recommendations, keys))
-
-    def _evidence(self, cause: Cause) -> Iterator[EvidenceView]:
-        sides = ((True, cause.evidence), (False, cause.against))
-        for supports, items in sides:
+        The value is empty if the text is not about the value of the signal itself.
+        """
+        rows: list[tuple[bool, Evidence, str, Chart | None]] = []
+        for supports, items in ((True, cause.evidence), (False, cause.against)):
             for item in items:
                 if item.signal not in self.engine.series and item.text in cause.summary:
                     continue
                 same = _same_quantity(item, self.diagnosis)
                 bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
-                since_s = cause.since_s
-                yield EvidenceView(
-                    supports,
-                    item.text,
-                    item.signal,
-                    quantity(item.signal, item.value) if same else "",
-                    quantity(item.signal, item.threshold) if bounds else "",
-                    self._chart(item.signal, bounds, since_s=since_s),
-                )
+                value = quantity(item.signal, item.value) if same else ""
+                drawn = self._chart(item.signal, bounds, since_s=cause.since_s)
+                rows.append((supports, item, value, drawn))
+        return rows
 
     def _chart(
         self,
@@ -300,19 +192,24 @@ class Reasons(Struct, frozen=True):
         since_s: float | None = None,
         until_s: float | None = None,
     ) -> Chart | None:
-        held = None if since_s is None else (since_s, until_s or self.moment_s)
         return chart(
             key,
-            self.engine.series.get(key),
+            self.engine.times,
+            self.engine.series.get(key, ()),
             self.axis,
             bounds=bounds,
-            held=held,
+            held=None if since_s is None else (since_s, until_s or self.moment_s),
             moment_s=self.moment_s,
         )
 
     def _rule_bounds(self, key: str) -> list[Bound]:
         findings = [finding for finding in self.diagnosis.findings if finding.signal == key]
         return [bound for finding in findings for bound in _bounds(finding)]
+
+
+def keyed(items: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Things that have an id, each with an HTML element id."""
+    return list(zip(unique([item.id for item in items]), items, strict=True))
 
 
 def unique(words: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kneewatch.reports.triage.view_model import SeriesView, TriageView
+from kneewatch.reports.triage.view_model import TriageView
 from kneewatch.rules.formatting import moment, quantity, span
 
 DAY_S = 86400.0
@@ -80,7 +80,7 @@ def axis_of(view: TriageView) -> Axis:
         for engine in (engine for target in view.targets for engine in target.engines)
         for t_s in (
             *(interval.start_s for interval in engine.intervals),
-            *(series.times[0] for series in engine.series.values() if len(series.times)),
+            *(engine.times[:1] if engine.series else ()),
         )
     ]
     length_s = view.until_s - view.since_s
@@ -116,11 +116,12 @@ class Point(NamedTuple):
     most: float
 
 
-def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Point]]:
+def lines(
+    times: Sequence[float], values: Sequence[float], *, since_s: float, until_s: float
+) -> list[list[Point]]:
     """The lines of a series between two times. A gap in the data separates two lines."""
-    low = bisect_left(series.times, since_s)
-    high = bisect_right(series.times, until_s)
-    times, values = series.times[low:high], series.values[low:high]
+    low, high = bisect_left(times, since_s), bisect_right(times, until_s)
+    times, values = times[low:high], values[low:high]
     if len(times) > 2 * COLUMNS:
         return _broken(list(_columns(times, values)))
     return _broken([Point(t, value, value) for t, value in zip(times, values, strict=False)])
@@ -211,7 +212,8 @@ class Chart(Struct, frozen=True):
 
 def chart(
     key: str,
-    series: SeriesView | None,
+    times: Sequence[float],
+    values: Sequence[float],
     axis: Axis,
     *,
     bounds: Sequence[Bound] = (),
@@ -219,9 +221,7 @@ def chart(
     moment_s: float,
 ) -> Chart | None:
     """The chart of a signal. None if the signal has no value in the time of the axis."""
-    if series is None:
-        return None
-    drawn = lines(series, since_s=axis.since_s, until_s=axis.until_s)
+    drawn = lines(times, values, since_s=axis.since_s, until_s=axis.until_s)
     if not drawn:
         return None
     least = min(point.least for line in drawn for point in line)

@@ -14,32 +14,34 @@ from jinja2 import Environment
 from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     changed_words,
     latency_basis,
     server_words,
     stage_words,
+    summary_words,
     symptom_lines,
 )
-from kneewatch.reports.recommendation_text import advised, do_first_label
+from kneewatch.reports.recommendation_text import advised, do_first_label, doubt, moved
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
-    CauseView,
-    ChangeView,
-    FindingView,
-    Reasons,
-    VitalView,
-    change_view,
+    EnginePart,
+    besides,
+    command,
+    cost,
+    keyed,
+    replaced,
     stop_gap_steps,
+    title,
 )
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, tick_label
-from kneewatch.reports.triage.timeline import Lanes, Strip, interval_name, lanes, strip
+from kneewatch.reports.triage.timeline import Strip, interval_name, strip
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
     EngineView,
-    IntervalView,
     Standing,
     TargetView,
     TriageView,
@@ -140,35 +142,6 @@ GAPS_SHOWN = 1000
 show all gaps."""
 
 
-class EnginePart(Struct, frozen=True):
-    """An engine that is shown in full. `log` are its intervals, newest first; `more` is the number
-    of intervals that were left out."""
-
-    number: int
-    standing: Standing
-    stage: str
-    lanes: Lanes
-    causes: Sequence[CauseView]
-    vitals: Sequence[VitalView]
-    worse: Sequence[FindingView]
-    notes: Sequence[FindingView]
-    symptoms: Sequence[tuple[str, str]]
-    gaps: Sequence[str]
-    log: Sequence[IntervalView]
-    more: int
-
-    @property
-    def title(self) -> str:
-        """The name of the engine, which distinguishes it from other engines of its target."""
-        return self.standing.who or "unknown engine"
-
-    @property
-    def seen(self) -> bool:
-        """Whether at least one vital sign has a value or a chart."""
-        now = self.standing.diagnosis is not None and self.standing.diagnosis.values
-        return bool(now) or any(vital.chart for vital in self.vitals)
-
-
 class TargetPart(Struct, frozen=True):
     """A row for a target: its engines, worst first, and the strip with its past health."""
 
@@ -182,45 +155,13 @@ class TargetPart(Struct, frozen=True):
         return self.standings[0]
 
 
-class First(Struct, frozen=True):
-    """What to do first, with its heading. It consists of the steps of a stop-gap and a recommended
-    change; if `change` is None, `words` are the advice."""
-
-    label: str
-    stop_gap: Sequence[str]
-    change: ChangeView | None
-    words: str
-
-
 def engine_parts(target: TargetView, view: TriageView, axis: Axis) -> list[EnginePart]:
     """The engines of a target that are shown in full, worst first."""
     return [
-        _engine_part(number, standing, standing.engine, axis, view.moment_s)
+        EnginePart(number, standing, standing.engine, axis, view.moment_s)
         for number, standing in enumerate(standings(target, view), 1)
         if standing.engine is not None
     ]
-
-
-def _engine_part(
-    number: int, standing: Standing, engine: EngineView, axis: Axis, moment_s: float
-) -> EnginePart:
-    reasons = Reasons(engine, axis, moment_s)
-    diagnosis = engine.diagnosis
-    log = sorted(standing.intervals, key=lambda interval: (-interval.start_s, interval.kind))
-    return EnginePart(
-        number=number,
-        standing=standing,
-        stage=stage_words(diagnosis),
-        lanes=lanes(standing.intervals, axis, moment_s),
-        causes=reasons.causes(),
-        vitals=reasons.vitals(),
-        worse=reasons.findings("warning", "critical"),
-        notes=reasons.findings("info"),
-        symptoms=symptom_lines(diagnosis),
-        gaps=gaps(diagnosis, shown=GAPS_SHOWN),
-        log=log[:LOG_ROWS],
-        more=max(0, len(log) - LOG_ROWS),
-    )
 
 
 def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
@@ -233,22 +174,7 @@ def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
     return sorted(parts, key=lambda part: -part.worst.rank)
 
 
-def first(standing: Standing) -> First | None:
-    """What to do first about an engine. None if the engine has no cause."""
-    diagnosis = standing.diagnosis
-    if diagnosis is None or not diagnosis.causes:
-        return None
-    cause = diagnosis.causes[0]
-    recommendations = advised(diagnosis, cause)
-    return First(
-        do_first_label(cause, diagnosis.t_s).capitalize(),
-        stop_gap_steps(cause),
-        change_view(recommendations[0]) if recommendations else None,
-        cause.lever,
-    )
-
-
-def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:
+def last_read(engine: EngineView, moment_s: float) -> Interval | None:
     """The last known stage of an engine whose stage is unknown now. None for other engines."""
     if engine.diagnosis.stage.number is not None:
         return None
@@ -280,19 +206,18 @@ REFRESH_WITHOUT_SCRIPT_S = 30
 loses the scroll position."""
 
 FILTERS: dict[str, Any] = {
-    "date": date,
-    "interval_name": interval_name,
-    "server_words": server_words,
-    "changed_words": changed_words,
-    "latency_basis": latency_basis,
-    "local_stamp": local_stamp,
-    "moment": moment,
-    "query": query,
-    "rule_of": rule_of,
-    "span": span,
-    "tick_label": tick_label,
-}
+    filtered.__name__: filtered
+    for filtered in (
+        besides, changed_words, command, cost, date, doubt, gaps, interval_name, keyed,
+        latency_basis, local_stamp, moment, moved, query, replaced, rule_of, server_words, span,
+        stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
+    )
+} | {"change_title": title}  # fmt: skip
 GLOBALS: dict[str, Any] = {
+    "advised": advised,
+    "do_first_label": do_first_label,
+    "gaps_shown": GAPS_SHOWN,
+    "log_rows": LOG_ROWS,
     "cause_page": cause_page,
     "rule_page": rule_page,
     "last_read": last_read,
@@ -321,7 +246,6 @@ def render(view: TriageView) -> str:
         worst=worst,
         health=worst.health if worst else "unknown",
         title=_title(worst),
-        first=first(worst) if worst else None,
         counts=tally(row.worst for row in rows),
         ticks=axis.ticks(),
         reload_s=max(REFRESH_WITHOUT_SCRIPT_S, round(view.refresh_s)),

@@ -10,8 +10,9 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.view_model import RANKS, IntervalView
+from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import moment, percent, plural, span
 
@@ -56,7 +57,7 @@ class Lanes(Struct, frozen=True):
     desc: str
 
 
-def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lanes:
+def lanes(intervals: Iterable[Interval], axis: Axis, moment_s: float) -> Lanes:
     """The lanes of an engine's intervals."""
     visible = sorted(
         (interval for interval in intervals if _visible(interval, axis)),
@@ -66,7 +67,7 @@ def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lan
         interval for interval in visible if interval.kind == "stage" and interval.id.isdecimal()
     ]
     health = [interval for interval in visible if interval.kind == "health"]
-    causes: dict[str, list[IntervalView]] = {}
+    causes: dict[str, list[Interval]] = {}
     for interval in visible:
         if interval.kind == "cause":
             causes.setdefault(interval.id, []).append(interval)
@@ -84,13 +85,13 @@ def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lan
     )
 
 
-def holds(interval: IntervalView, moment_s: float) -> bool:
+def holds(interval: Interval, moment_s: float) -> bool:
     """Whether an interval contains a moment."""
     started = interval.start_s <= moment_s
     return started and (interval.end_s is None or interval.end_s > moment_s)
 
 
-def interval_name(interval: IntervalView) -> str:
+def interval_name(interval: Interval) -> str:
     """A name for an interval: the stage's number and name, the cause's id, or the health state."""
     if interval.kind != "stage":
         return interval.id
@@ -99,7 +100,7 @@ def interval_name(interval: IntervalView) -> str:
     return f"stage {number} ({NAMES[int(number)]})" if is_stage else f"stage {number}"
 
 
-def lasted(interval: IntervalView, moment_s: float) -> str:
+def lasted(interval: Interval, moment_s: float) -> str:
     """The start, end and length of an interval as text."""
     start, end_s = moment(interval.start_s, moment_s), interval.end_s
     if end_s is None:
@@ -107,7 +108,7 @@ def lasted(interval: IntervalView, moment_s: float) -> str:
     return f"{start} to {moment(end_s, moment_s)}, {span(end_s - interval.start_s)}"
 
 
-def _lane(name: str, intervals: Sequence[IntervalView], axis: Axis, moment_s: float) -> Lane:
+def _lane(name: str, intervals: Sequence[Interval], axis: Axis, moment_s: float) -> Lane:
     listed = "; ".join(lasted(interval, moment_s) for interval in intervals[-DESCRIBED:])
     return Lane(
         name,
@@ -117,9 +118,9 @@ def _lane(name: str, intervals: Sequence[IntervalView], axis: Axis, moment_s: fl
     )
 
 
-def _near(intervals: Sequence[IntervalView], axis: Axis) -> list[list[IntervalView]]:
+def _near(intervals: Sequence[Interval], axis: Axis) -> list[list[Interval]]:
     """The intervals in groups. A group has intervals that are too close to be drawn separately."""
-    groups: list[list[IntervalView]] = []
+    groups: list[list[Interval]] = []
     end = -inf
     for interval in intervals:
         x, width = axis.spread(interval.start_s, interval.end_s)
@@ -131,22 +132,21 @@ def _near(intervals: Sequence[IntervalView], axis: Axis) -> list[list[IntervalVi
     return groups
 
 
-def _bar(group: Sequence[IntervalView], axis: Axis, moment_s: float) -> Bar:
+def _bar(group: Sequence[Interval], axis: Axis, moment_s: float) -> Bar:
     """One bar for a group of intervals. It has the worst severity of the group."""
     ends = [interval.end_s for interval in group]
     last_s = None if None in ends else max(end_s for end_s in ends if end_s is not None)
     whole = replace(group[0], end_s=last_s)
     often = f", {len(group)} times" if len(group) > 1 else ""
     words = f"{interval_name(whole)}: {lasted(whole, moment_s)}{often}"
-    kinds = [i.severity if i.severity in RANKS else "unknown" for i in group]
     x, width = axis.spread(whole.start_s, last_s)
-    return Bar(x, width, max(kinds, key=lambda word: RANKS[word]), words)
+    return Bar(x, width, max(interval.severity for interval in group).word, words)
 
 
 def _gaps(
-    stages: Sequence[IntervalView],
-    health: Sequence[IntervalView],
-    down: Sequence[IntervalView],
+    stages: Sequence[Interval],
+    health: Sequence[Interval],
+    down: Sequence[Interval],
     axis: Axis,
 ) -> list[Bar]:
     """Bars for the times in which the stage is unknown: the target was down, its page lacked the
@@ -176,7 +176,7 @@ def _within(
     return [(max(start, a), min(end, b)) for a, b in stretches if a < end and b > start]
 
 
-def _stretches(intervals: Iterable[IntervalView], axis: Axis) -> list[tuple[float, float]]:
+def _stretches(intervals: Iterable[Interval], axis: Axis) -> list[tuple[float, float]]:
     """Intervals as pairs of start and end, in percent of the width."""
     placed = (axis.spread(interval.start_s, interval.end_s) for interval in intervals)
     return [(x, x + width) for x, width in placed]
@@ -202,13 +202,13 @@ def _between(
     return [(a, b) for a, b in pairs if b > a]
 
 
-def _visible(interval: IntervalView, axis: Axis) -> bool:
+def _visible(interval: Interval, axis: Axis) -> bool:
     """Whether a part of the interval lies within the time of the axis."""
     end_s = axis.until_s if interval.end_s is None else interval.end_s
     return end_s > axis.since_s and interval.start_s < axis.until_s
 
 
-def _description(stages: Sequence[IntervalView], gaps: Sequence[Bar], moment_s: float) -> str:
+def _description(stages: Sequence[Interval], gaps: Sequence[Bar], moment_s: float) -> str:
     """A text that describes the timeline for screen readers."""
     if not stages:
         return "The stage is unknown in this time range."
@@ -234,14 +234,13 @@ class Strip(Struct, frozen=True):
     desc: str
 
 
-def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
+def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> Strip:
     """The health strip of a target, from the intervals of all its engines."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
     for interval in (interval for intervals in engines for interval in _of_health(intervals)):
-        rank = RANKS.get(
-            interval.id if interval.kind == "health" else interval.severity, RANKS["unknown"]
-        )
+        word = interval.id if interval.kind == "health" else interval.severity.word
+        rank = RANKS.get(word, RANKS["unknown"])
         x, width = axis.spread(interval.start_s, interval.end_s)
         if not width and not axis.since_s <= interval.start_s <= axis.until_s:
             continue
@@ -274,7 +273,7 @@ def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
     return tuple((word, "".join(parts)) for word, parts in paths.items())
 
 
-def _of_health(intervals: Sequence[IntervalView]) -> Sequence[IntervalView]:
+def _of_health(intervals: Sequence[Interval]) -> Sequence[Interval]:
     """The intervals of health states. If there are none: all intervals, whose severity is then used
     instead."""
     return [interval for interval in intervals if interval.kind == "health"] or intervals

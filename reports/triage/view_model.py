@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
 from kneewatch.rules.formatting import span
@@ -37,51 +38,17 @@ SINCE: Mapping[str, float] = {
 SINCE_DEFAULT = "3h"
 
 
-class IntervalView(Struct, frozen=True):
-    """An interval of a stage, cause or health state. `end_s` is None while it lasts.
-
-    `kind` is stage, cause or health. `id` is the stage's number, the cause's id or the health
-    state. `severity` is the worst severity during the interval, as a word.
-    """
-
-    kind: str
-    id: str
-    severity: str
-    start_s: float
-    end_s: float | None
-
-
-class SeriesView(Struct, frozen=True):
-    """A signal over the timeline, oldest value first. NaN where it is unknown.
-
-    Shapes: `times` and `values` (scrapes,).
-    """
-
-    times: Sequence[float]
-    values: Sequence[float]
-
-
-class SourceView(Struct, frozen=True):
-    """The newest run of a source (vLLM page or GPUs). `joined` describes how its GPUs were matched
-    to the target."""
-
-    name: str
-    t_s: float
-    success: bool
-    error: str = ""
-    joined: str = ""
-
-
 class EngineView(Struct, frozen=True):
     """One engine: its diagnosis at the moment shown, and its history.
 
-    `series` contains those signals of `cited` that are stored. The others are shown without a
-    chart.
+    `series` contains those signals of `cited` that are stored, at `times`, oldest first; NaN where
+    unknown. The others are shown without a chart. Shapes: `times` and each of `series` (scrapes,).
     """
 
     diagnosis: Verdict
-    intervals: Sequence[IntervalView] = ()
-    series: Mapping[str, SeriesView] = field(default_factory=dict[str, SeriesView])
+    intervals: Sequence[Interval] = ()
+    times: Sequence[float] = ()
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
 
 class TargetView(Struct, frozen=True):
@@ -99,7 +66,7 @@ class TargetView(Struct, frozen=True):
     interval_s: float
     last_s: float | None
     error: str = ""
-    sources: Sequence[SourceView] = ()
+    sources: Sequence[SourceState] = ()
 
 
 class TriageView(Struct, frozen=True):
@@ -193,7 +160,7 @@ class Standing(Struct, frozen=True):
         return None if self.engine is None else self.engine.diagnosis
 
     @property
-    def intervals(self) -> Sequence[IntervalView]:
+    def intervals(self) -> Sequence[Interval]:
         """The intervals of the engine. If the data is late, none of them is ongoing, because the
         present state is unknown."""
         if self.engine is None:

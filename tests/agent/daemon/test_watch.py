@@ -14,10 +14,10 @@ from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
-from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import GpuReading
+from kneewatch.diagnose.verdict import SourceState
 from tests.agent.daemon.factories import Kept, settings, target, watch
 from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url

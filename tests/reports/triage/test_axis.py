@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.reports.triage.charts import TICKS_MOST, Axis, axis_of
-from kneewatch.reports.triage.view_model import EngineView, IntervalView
+from kneewatch.reports.triage.view_model import EngineView
+from kneewatch.rules.rule import OK
 from tests.reports.diagnoses import HEALTHY, NOW_S
 from tests.reports.triage import views
 
@@ -44,7 +45,7 @@ def test_a_mark_at_the_end_is_none() -> None:
 
 
 def seen_for(seconds: float, *, asked_s: float = 10_800.0) -> Axis:
-    engine = EngineView(HEALTHY, [IntervalView("health", "ok", "ok", NOW_S - seconds, None)])
+    engine = EngineView(HEALTHY, [views.interval("health", "ok", OK, NOW_S - seconds)])
     view = views.view(views.target("t", engine), back_s=asked_s)
     return axis_of(replace(view, now_s=NOW_S, since_s=NOW_S - asked_s, until_s=NOW_S))
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, ceiling, chart
-from kneewatch.reports.triage.view_model import SeriesView
 
 AXIS = Axis(1000.0, 1100.0)
 
@@ -18,7 +17,8 @@ def made(key: str, values: list[float], *bounds: float, moment_s: float = 1100.0
     times = [1000.0 + 100 * n / max(1, len(values) - 1) for n in range(len(values))]
     drawn = chart(
         key,
-        SeriesView(times, values),
+        times,
+        values,
         AXIS,
         bounds=[Bound(bound) for bound in bounds],
         held=(1050.0, None),
@@ -62,9 +62,9 @@ def test_a_past_moment_has_its_mark_and_its_value() -> None:
 
 
 def test_nothing_known_is_no_chart() -> None:
-    assert chart("x", None, AXIS, moment_s=1100.0) is None
-    assert chart("x", SeriesView([1050.0], [nan]), AXIS, moment_s=1100.0) is None
-    assert chart("x", SeriesView([5.0], [1.0]), AXIS, moment_s=1100.0) is None
+    assert chart("x", [1050.0], (), AXIS, moment_s=1100.0) is None
+    assert chart("x", [1050.0], [nan], AXIS, moment_s=1100.0) is None
+    assert chart("x", [5.0], [1.0], AXIS, moment_s=1100.0) is None
 
 
 def test_a_signal_that_is_always_zero_has_no_made_up_scale() -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.timeline import CAUSE_LANES, NEAR, Lanes, lanes
-from kneewatch.reports.triage.view_model import IntervalView
+from kneewatch.rules.rule import BY_WORD, CRITICAL, OK, WARNING
+from tests.reports.triage.views import interval
 
 AXIS = Axis(0.0, 1000.0)
 
 
-def stage(number: int, start_s: float, end_s: float | None, word: str = "ok") -> IntervalView:
-    return IntervalView("stage", str(number), word, start_s, end_s)
+def stage(number: int, start_s: float, end_s: float | None, word: str = "ok") -> Interval:
+    return interval("stage", str(number), BY_WORD[word], start_s, end_s)
 
 
-def made(*intervals: IntervalView, moment_s: float = 1000.0) -> Lanes:
+def made(*intervals: Interval, moment_s: float = 1000.0) -> Lanes:
     return lanes(intervals, AXIS, moment_s)
 
 
@@ -45,8 +47,8 @@ def test_what_is_current_is_what_holds_at_the_moment_shown() -> None:
 
 
 def test_gaps_are_told_apart() -> None:
-    health = IntervalView("health", "critical", "critical", 300, 600)
-    down = IntervalView("cause", "target_down", "critical", 304, 500)
+    health = interval("health", "critical", CRITICAL, 300, 600)
+    down = interval("cause", "target_down", CRITICAL, 304, 500)
     drawn = made(stage(0, 100, 300), health, down, stage(0, 600, None))
     assert [(gap.kind, gap.x, gap.width, gap.words) for gap in drawn.gaps] == [
         ("unseen", 0.0, 10.0, "not watched"),
@@ -57,8 +59,8 @@ def test_gaps_are_told_apart() -> None:
 
 
 def test_a_page_that_was_read_is_not_told_as_unreadable() -> None:
-    health = IntervalView("health", "unknown", "unknown", 300, 600)
-    lacks = IntervalView("cause", "metrics_missing", "warning", 300, 600)
+    health = interval("health", "unknown", OK, 300, 600)
+    lacks = interval("cause", "metrics_missing", WARNING, 300, 600)
     drawn = made(stage(0, 0, 300), health, lacks, stage(0, 600, None))
     assert [gap.words for gap in drawn.gaps] == ["the stage could not be judged"]
 
@@ -75,7 +77,7 @@ def test_what_lies_outside_is_left_out() -> None:
 
 
 def test_causes_newest_first_and_the_rest_counted() -> None:
-    causes = [IntervalView("cause", f"c{n}", "warning", 50.0 * n, 50.0 * n + 20) for n in range(11)]
+    causes = [interval("cause", f"c{n}", WARNING, 50.0 * n, 50.0 * n + 20) for n in range(11)]
     drawn = made(*causes)
     assert [lane.name for lane in drawn.causes] == [
         f"c{n}" for n in range(10, 10 - CAUSE_LANES, -1)

@@ -10,12 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.diagnose.verdict import Evidence
+from kneewatch.diagnose.verdict import Evidence, SourceState
 from kneewatch.reports.triage.page import ASSETS, asset, render
 from kneewatch.reports.triage.view_model import (
     EngineView,
-    IntervalView,
-    SourceView,
     TargetView,
     TriageView,
 )
@@ -398,7 +396,7 @@ def hostile() -> TriageView:
     engine = EngineView(
         sick,
         [
-            IntervalView(kind, HOSTILE, HOSTILE, NOW_S - 100, None)
+            views.interval(kind, HOSTILE, Severity.OK, NOW_S - 100)
             for kind in ("stage", "cause", "health", HOSTILE)
         ],
     )
@@ -410,7 +408,7 @@ def hostile() -> TriageView:
         5.0,
         NOW_S,
         error=HOSTILE,
-        sources=(SourceView(HOSTILE, NOW_S, success=False, error=HOSTILE, joined=HOSTILE),),
+        sources=(SourceState(HOSTILE, NOW_S, False, 0.1, HOSTILE, HOSTILE),),
     )
     made_view = views.view(target, single=True)
     return replace(made_view, version=HOSTILE, since=HOSTILE, notices=(HOSTILE,))

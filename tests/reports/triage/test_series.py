@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.reports.triage.charts import COLUMNS, Point, lines
-from kneewatch.reports.triage.view_model import SeriesView
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(nan)), min_size=1, max_size=1500)
 
 
 def drawn(times: Sequence[float], values: Sequence[float]) -> list[list[Point]]:
-    series = SeriesView(array("d", times), array("d", values))
-    return lines(series, since_s=0.0, until_s=1e9)
+    return lines(array("d", times), array("d", values), since_s=0.0, until_s=1e9)
 
 
 def moments(drawn_lines: list[list[Point]]) -> list[list[float]]:
@@ -37,10 +35,10 @@ def test_a_gap_in_time_breaks_the_line_and_a_change_of_pace_does_not() -> None:
 
 
 def test_only_the_time_asked_for() -> None:
-    series = SeriesView([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])
-    assert moments(lines(series, since_s=2.0, until_s=3.0)) == [[2.0, 3.0]]
-    assert lines(series, since_s=5.0, until_s=9.0) == []
-    assert lines(SeriesView([], []), since_s=0.0, until_s=1.0) == []
+    series = [1.0, 2.0, 3.0, 4.0]
+    assert moments(lines(series, series, since_s=2.0, until_s=3.0)) == [[2.0, 3.0]]
+    assert lines(series, series, since_s=5.0, until_s=9.0) == []
+    assert lines([], [], since_s=0.0, until_s=1.0) == []
 
 
 def test_a_single_spike_of_a_week_is_kept() -> None:

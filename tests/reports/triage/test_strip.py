@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.timeline import COLUMNS, Strip, strip
-from kneewatch.reports.triage.view_model import IntervalView
+from kneewatch.rules.rule import OK, STATES
+from tests.reports.triage.views import interval
 
 AXIS = Axis(0.0, 1200.0)
 
 
 def made(*engines: list[tuple[str, float, float | None]]) -> Strip:
     rows = [
-        [IntervalView("health", word, word, start_s, end_s) for word, start_s, end_s in engine]
+        [
+            interval("health", word, STATES.get(word, OK), start_s, end_s)
+            for word, start_s, end_s in engine
+        ]
         for engine in engines
     ]
     return strip(rows, AXIS)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.triage.view_model import (
     EngineView,
-    IntervalView,
-    SeriesView,
-    SourceView,
     TargetView,
     TriageView,
     cited,
 )
-from kneewatch.rules.rule import WORDS, Severity, State
+from kneewatch.rules.rule import STATES, Severity
 from tests.recordings import CAPTURES, diagnoses
 
-WORST: Mapping[str, Severity] = {word: severity for severity, word in WORDS.items()}
 INTERVAL_S = 2.0
 
 
@@ -38,32 +35,44 @@ def until(name: str, seconds: float) -> list[Verdict]:
     return [diagnosis for diagnosis in recording if diagnosis.t_s <= recording[0].t_s + seconds]
 
 
-def intervals(recording: Sequence[Verdict]) -> list[IntervalView]:
+def intervals(recording: Sequence[Verdict]) -> list[Interval]:
     """The stages, causes and healths of diagnoses as stretches of time."""
-    done: list[IntervalView] = []
-    open_: dict[tuple[str, str], IntervalView] = {}
+    done: list[Interval] = []
+    open_: dict[tuple[str, str], Interval] = {}
     for diagnosis in recording:
-        now: dict[tuple[str, str], State] = {("health", diagnosis.health): diagnosis.health}
+        now = {("health", diagnosis.health): STATES[diagnosis.health]}
         if diagnosis.stage.severity is not None:
-            now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity.word
-        now |= {("cause", cause.id): cause.severity.word for cause in diagnosis.causes}
+            now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity
+        now |= {("cause", cause.id): cause.severity for cause in diagnosis.causes}
         for key in [key for key in open_ if key not in now]:
             done.append(replace(open_.pop(key), end_s=diagnosis.t_s))
-        for (kind, what), word in now.items():
+        for (kind, what), severity in now.items():
             open_interval = open_.get((kind, what))
             if open_interval is None:
-                open_[kind, what] = IntervalView(kind, what, word, diagnosis.t_s, None)
-            elif WORST.get(word, Severity.OK) > WORST.get(open_interval.severity, Severity.OK):
-                open_[kind, what] = replace(open_interval, severity=word)
+                open_[kind, what] = interval(kind, what, severity, diagnosis.t_s)
+            elif severity > open_interval.severity:
+                open_[kind, what] = replace(open_interval, severity=severity)
     return [*done, *open_.values()]
 
 
-def series(recording: Sequence[Verdict], keys: Iterable[str]) -> dict[str, SeriesView]:
+def interval(
+    kind: str, what: str, severity: Severity, start_s: float, end_s: float | None = None
+) -> Interval:
+    """An interval that ended when it was last seen, or that goes on."""
+    ended = "" if end_s is None else "ended"
+    return Interval(kind, what, severity, start_s, end_s, start_s, ended)
+
+
+def times(recording: Sequence[Verdict]) -> list[float]:
+    """When diagnoses were made."""
+    return [diagnosis.t_s for diagnosis in recording]
+
+
+def series(recording: Sequence[Verdict], keys: Iterable[str]) -> dict[str, list[float]]:
     """Signals of diagnoses over time."""
-    times = [diagnosis.t_s for diagnosis in recording]
     values = {key: [diagnosis.values.get(key) for diagnosis in recording] for key in keys}
     return {
-        key: SeriesView(times, [math.nan if value is None else value for value in row])
+        key: [math.nan if value is None else value for value in row]
         for key, row in values.items()
         if any(value is not None for value in row)
     }
@@ -71,7 +80,14 @@ def series(recording: Sequence[Verdict], keys: Iterable[str]) -> dict[str, Serie
 
 def engine(recording: Sequence[Verdict]) -> EngineView:
     """An engine as of its last diagnosis."""
-    return EngineView(recording[-1], intervals(recording), series(recording, cited(recording[-1])))
+    return engine_view(recording[-1], recording)
+
+
+def engine_view(shown: Verdict, recording: Sequence[Verdict]) -> EngineView:
+    """An engine with this diagnosis, and its history."""
+    return EngineView(
+        shown, intervals(recording), times(recording), series(recording, cited(shown))
+    )
 
 
 def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
@@ -84,7 +100,7 @@ def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
         engines=engines,
         interval_s=INTERVAL_S,
         last_s=last_s,
-        sources=(SourceView("vllm", last_s or 0.0, success=True),),
+        sources=(SourceState("vllm", last_s or 0.0, success=True, duration_s=0.1),),
     )
     return replace(target_view, **fields)
 
@@ -136,9 +152,7 @@ def past() -> TriageView:
     recording = recorded("kv_pressure_cascade")
     shown = cascade().targets[0].engines[0]
     at_s = shown.diagnosis.t_s + 0.5
-    later = EngineView(
-        shown.diagnosis, intervals(recording), series(recording, cited(shown.diagnosis))
-    )
+    later = engine_view(shown.diagnosis, recording)
     return replace(
         view(target("kv_pressure_cascade", later)),
         now_s=at_s + 3600,
@@ -148,23 +162,21 @@ def past() -> TriageView:
     )
 
 
-def shifted(engine_view: EngineView, by_s: float, **fields: Any) -> EngineView:  # noqa: ANN401
+def shifted(shown: EngineView, by_s: float, **fields: Any) -> EngineView:  # noqa: ANN401
     """The same engine at another time, under another name."""
-    diagnosis = engine_view.diagnosis
+    diagnosis = shown.diagnosis
     stage, began_s = diagnosis.stage, diagnosis.stage.since_s
     stage = stage if began_s is None else replace(stage, since_s=began_s + by_s)
     causes = [replace(cause, since_s=(cause.since_s or 0.0) + by_s) for cause in diagnosis.causes]
     moved = [
         replace(i, start_s=i.start_s + by_s, end_s=None if i.end_s is None else i.end_s + by_s)
-        for i in engine_view.intervals
+        for i in shown.intervals
     ]
     return EngineView(
         replace(diagnosis, t_s=diagnosis.t_s + by_s, stage=stage, causes=causes, **fields),
         moved,
-        {
-            key: SeriesView([t + by_s for t in drawn.times], drawn.values)
-            for key, drawn in engine_view.series.items()
-        },
+        [t_s + by_s for t_s in shown.times],
+        shown.series,
     )
 
 
@@ -179,9 +191,9 @@ def fleet(count: int = 8) -> TriageView:
     targets = [
         target(
             f"vllm-{place}",
-            shifted(engine_view, now_s - engine_view.diagnosis.t_s, target=f"vllm-{place}"),
+            shifted(shown, now_s - shown.diagnosis.t_s, target=f"vllm-{place}"),
         )
-        for place, engine_view in enumerate(engines)
+        for place, shown in enumerate(engines)
     ]
     unseen = TargetView("vllm-new", "http://vllm-new:8000/metrics", {}, (), 5.0, None)
     return view(*targets, unseen, single=False)
