@@ -85,7 +85,7 @@ def _of_file(document: str) -> JsonObject:
     return cast("JsonObject", json.loads(text))
 
 
-def _of_record(record: Record, document: str) -> JsonObject:
+def of_record(record: Record, document: str) -> JsonObject:
     """The schema of a document that is this record."""
     _, components = schema_components([record], ref_template="#/$defs/{name}")
     records = dict(_records(inspect.type_info(record)))
@@ -210,7 +210,7 @@ def _server() -> JsonObject:
 
 def _report() -> JsonObject:
     """The schema of the weekly report. Its record lacks the key `schema`."""
-    document = _of_record(WeeklyReport, "report")
+    document = of_record(WeeklyReport, "report")
     document["required"].insert(0, "schema")
     named = {"schema": {"description": "The name and version of this document.", "enum": [SCHEMA]}}
     document["properties"] = named | document["properties"]
@@ -218,8 +218,8 @@ def _report() -> JsonObject:
 
 
 SCHEMAS: Mapping[str, Callable[[], JsonObject]] = {
-    "diagnosis": partial(_of_record, Verdict, "diagnosis"),
-    "fleet": partial(_of_record, FleetVerdict, "fleet"),
+    "diagnosis": partial(of_record, Verdict, "diagnosis"),
+    "fleet": partial(of_record, FleetVerdict, "fleet"),
     "report": _report,
     "server": _server,
     "size": partial(_of_file, "size"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
@@ -23,6 +23,7 @@ from kneewatch.diagnose.verdict import Verdict, documented
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import cut, moment
+from kneewatch.rules.wire import UnixTime, to_ms
 
 if TYPE_CHECKING:
     from kneewatch.agent.store.records import StoredEngine
@@ -56,8 +57,12 @@ class Candidate(Struct, frozen=True):
 
 
 class MatchedTarget(Struct, frozen=True):
-    """A target that an alert matches. `by` are the labels that matched; `exact`: these labels
-    identify the target."""
+    """A target that an alert matches.
+
+    - `target`: the target's name.
+    - `by`: the labels that matched.
+    - `exact`: whether these labels identify the target.
+    """
 
     target: str
     by: tuple[str, ...]
@@ -65,14 +70,16 @@ class MatchedTarget(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """The targets of an alert. `text` explains how they matched, or why none did.
+    """The targets of an alert.
 
-    `model` and `engine` are labels of the alert, None if it lacks them: they restrict the engines
-    of a target.
+    - `text`: how they matched, or why none did.
+    - `targets`: the targets.
+    - `model`, `engine`: the alert's label; null if it lacks it. It restricts the engines of a
+      target.
     """
 
-    targets: tuple[MatchedTarget, ...]
     text: str
+    targets: tuple[MatchedTarget, ...]
     model: str | None
     engine: str | None
 
@@ -100,7 +107,7 @@ def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
         if evidence.shared and not evidence.against
     ]
     text = _explanation(labels, targets, evidence_by_target)
-    return Match(tuple(targets), text, labels.get(MODEL) or None, labels.get("engine") or None)
+    return Match(text, tuple(targets), labels.get(MODEL) or None, labels.get("engine") or None)
 
 
 def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
@@ -211,13 +218,20 @@ EngineName = tuple[str, str]
 
 
 class AlertContext(Struct, frozen=True):
-    """The diagnoses of one engine when an alert started and now. `why` is the reason if `start` is
-    None."""
+    """The verdicts on one engine when an alert started and now.
+
+    - `target`: the target's name.
+    - `model`: the served model.
+    - `engine`: the engine core within the target.
+    - `start`: the verdict when the alert started; null if unknown.
+    - `now`: the newest verdict; null if the engine is no longer watched.
+    - `why`: why `at_start` is null.
+    """
 
     target: str
     model: str
     engine: str
-    start: Verdict | None
+    start: Verdict | None = field(name="at_start")
     now: Verdict | None
     why: str
 
@@ -310,7 +324,7 @@ def _first_change(diagnosis: Verdict) -> list[Line]:
 # when it started and now.
 
 
-SCHEMA = "kneewatch.alerts/1"
+SCHEMA: Literal["kneewatch.alerts/1"] = "kneewatch.alerts/1"
 DOCUMENTS_MAX = 32
 """Maximum number of engines with documents in one answer. Each engine has two documents (start and
 now) of about 20 kB."""
@@ -320,7 +334,53 @@ ENGINES_SHOWN = 3
 LINE_MAX = 300
 
 
-def answer(payload: Mapping[str, Any], service: Service) -> dict[str, Any]:
+class AlertVerdicts(Struct, frozen=True):
+    """An alert with the verdicts on the engines that it is about.
+
+    - `fingerprint`: Alertmanager's fingerprint, or a hash of the labels.
+    - `status`: firing or resolved.
+    - `name`: the name of the alerting rule.
+    - `labels`: the alert's labels.
+    - `starts_s`: when the alert started.
+    - `ends_s`: when it was resolved; null while it fires.
+    - `match`: the targets that it is about.
+    - `diagnoses`: the verdicts on their engines.
+    - `left_out`: the number of engines whose verdicts are left out, because the answer is long.
+    - `text`: the same as text, at most 300 characters a line.
+    """
+
+    fingerprint: str
+    status: str
+    name: str
+    labels: Mapping[str, str]
+    starts_s: UnixTime = field(name="starts")
+    ends_s: UnixTime | None = field(name="ends")
+    match: Match
+    diagnoses: tuple[AlertContext, ...]
+    left_out: int
+    text: str
+
+
+class AlertsAnswer(Struct, frozen=True, kw_only=True):
+    """Alertmanager's alerts, each with the verdicts on the matched servers.
+
+    - `schema`: the name and version of this document.
+    - `t_s`: when the alerts were received.
+    - `status`: the status of Alertmanager's notification: firing or resolved.
+    - `text`: the number of alerts, and of those about watched targets.
+    - `alerts`: the alerts, firing ones first.
+    - `sent`: the number of forwarded alerts by receiver; null without receivers.
+    """
+
+    schema: Literal["kneewatch.alerts/1"] = SCHEMA
+    t_s: UnixTime = field(name="t")
+    status: str
+    text: str
+    alerts: Sequence[AlertVerdicts]
+    sent: Mapping[str, int] | None
+
+
+def answer(payload: Mapping[str, Any], service: Service) -> AlertsAnswer:
     """The document kneewatch.alerts/1 that answers a webhook request of Alertmanager. Also forwards
     new alerts to the receivers.
 
@@ -340,14 +400,13 @@ def answer(payload: Mapping[str, Any], service: Service) -> dict[str, Any]:
     text = f"{len(alerts)} alert{plural}, {matched} of them about watched targets"
     if posted.left_out:
         text += f"; Alertmanager truncated {posted.left_out} more"
-    return {
-        "schema": SCHEMA,
-        "t": round(now_s, 3),
-        "status": posted.status,
-        "text": text,
-        "alerts": [dict(alert.document) for alert in alerts],
-        "sent": sent,
-    }
+    return AlertsAnswer(
+        t_s=to_ms(now_s),
+        status=posted.status,
+        text=text,
+        alerts=[alert.document for alert in alerts],
+        sent=sent,
+    )
 
 
 class _AlertDiagnoser:
@@ -395,7 +454,8 @@ class _AlertDiagnoser:
             now = self._now[target].get((model, engine))
             start, why = self._history.verdict(target, (model, engine), alert.starts_s)
             if now is not None or start is not None:
-                contexts.append(AlertContext(target, model, engine, start, now, why))
+                told = [each and documented(linked(each, self._docs_url)) for each in (start, now)]
+                contexts.append(AlertContext(target, model, engine, *told, why))
         left_out = len(engines[self._left :])
         self._left -= len(engines) - left_out
         lines = self._lines(alert, alert_match, contexts, left_out)
@@ -407,13 +467,20 @@ class _AlertDiagnoser:
                 (matched.target, self._labels[matched.target]) for matched in alert_match.targets
             ),
             lines=tuple(lines[1:]),
-            document=_document(
-                alert,
+            document=AlertVerdicts(
+                alert.fingerprint,
+                alert.status,
+                alert.name,
+                alert.labels,
+                to_ms(alert.starts_s),
+                None if alert.ends_s is None else to_ms(alert.ends_s),
                 alert_match,
-                contexts,
+                tuple(contexts),
                 left_out,
-                [*lines, *(Line("docs", page) for page in pages if page)],
-                self._docs_url,
+                "\n".join(
+                    cut(line.plain(), LINE_MAX)
+                    for line in (*lines, *(Line("docs", page) for page in pages if page))
+                ),
             ),
             cause_id=next((cause_id for cause_id in cause_ids if cause_id), ""),
         )
@@ -442,41 +509,3 @@ def _is_about(alert_match: Match, model: str, engine: str) -> bool:
     never read has an engine without names, which always matches."""
     named = alert_match.model in (None, model) and alert_match.engine in (None, engine)
     return named or not (model or engine)
-
-
-def _document(
-    alert: Alert,
-    alert_match: Match,
-    contexts: Sequence[AlertContext],
-    left_out: int,
-    lines: Sequence[Line],
-    docs_url: str,
-) -> dict[str, Any]:
-    return {
-        "fingerprint": alert.fingerprint,
-        "status": alert.status,
-        "name": alert.name,
-        "labels": dict(alert.labels),
-        "starts": round(alert.starts_s, 3),
-        "ends": None if alert.ends_s is None else round(alert.ends_s, 3),
-        "match": {
-            "text": alert_match.text,
-            "targets": [
-                {"target": matched.target, "by": list(matched.by), "exact": matched.exact}
-                for matched in alert_match.targets
-            ],
-        },
-        "diagnoses": [
-            {
-                "target": context.target,
-                "model": context.model,
-                "engine": context.engine,
-                "at_start": context.start and documented(linked(context.start, docs_url)),
-                "now": context.now and documented(linked(context.now, docs_url)),
-                "why": context.why,
-            }
-            for context in contexts
-        ],
-        "left_out": left_out,
-        "text": "\n".join(cut(line.plain(), LINE_MAX) for line in lines),
-    }

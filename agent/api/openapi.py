@@ -13,18 +13,24 @@ from typing import Any
 
 import orjson
 from fastapi.utils import deep_dict_update
+from msgspec import Struct
 
+from kneewatch.agent.api.alerts import AlertsAnswer
 from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
 from kneewatch.agent.settings.table import SPAN
 from kneewatch.agent.size_options import Flag
+from kneewatch.reports.json_schemas import of_record
 from kneewatch.reports.json_schemas import schema as document_schema
 
 JsonObject = dict[str, Any]
 
 DOCUMENTS = ("Diagnosis", "Fleet", "Size")
-OF_REQUESTS = ("Accept", "Accepted", "Alertmanager", "Alerts", "Problem", "Readiness", "Triage")
+OF_REQUESTS = ("Accept", "Accepted", "Alertmanager", "Problem", "Readiness", "Triage")
 """Schemas that are files of this package."""
+
+RECORDS: Mapping[str, type[Struct]] = {"Alerts": AlertsAnswer}
+"""Documents of this package that are records."""
 
 TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
 """JSON types of flags by their Python type. Flags of other types are strings in JSON."""
@@ -71,7 +77,7 @@ def schemas() -> JsonObject:
     """The JSON schemas by name. A definition in the `$defs` of a schema becomes
     `Name_definition`."""
     components: JsonObject = {}
-    for name in sorted((*DOCUMENTS, *OF_REQUESTS)):
+    for name in sorted((*DOCUMENTS, *OF_REQUESTS, *RECORDS)):
         text = _schema(name).replace("#/$defs/", f"{COMPONENTS}{name}_")
         schema = orjson.loads(text.replace("urn:kneewatch:diagnosis:1", f"{COMPONENTS}Diagnosis"))
         for part, definition in schema.get("$defs", {}).items():
@@ -83,6 +89,15 @@ def schemas() -> JsonObject:
 def _schema(name: str) -> str:
     if name in DOCUMENTS:
         return orjson.dumps(document_schema(name.lower())).decode()
+    if name in RECORDS:
+        schema = of_record(RECORDS[name], name.lower())
+        shared = {part: f"Diagnosis_{part}" for part in document_schema("diagnosis")["$defs"]}
+        shared["Verdict"] = "Diagnosis"
+        schema["$defs"] = {k: part for k, part in schema["$defs"].items() if k not in shared}
+        text = orjson.dumps(schema).decode()
+        for part, component in shared.items():
+            text = text.replace(f'"#/$defs/{part}"', f'"{COMPONENTS}{component}"')
+        return text
     return (files("kneewatch.agent.api") / f"{name.lower()}.schema.json").read_text("utf-8")
 
 

@@ -20,13 +20,14 @@ from kneewatch.agent.notify.message import (
 )
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.recommend.recommendation import in_document
+from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
 from kneewatch.diagnose.verdict import Cause, Verdict, told
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
-from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.cascade import NAMES, Stage
 from kneewatch.rules.formatting import moment, span
 from kneewatch.rules.rule import Severity
+from kneewatch.rules.wire import UnixTime, to_ms
 
 EventKind = Literal["began", "worse", "still", "ended"]
 KV_PRESSURE = "kv_pressure"
@@ -258,25 +259,56 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
     return lines
 
 
-def _document(event: Event, base: str, docs_url: str) -> dict[str, Any]:
+class EventDocument(Struct, frozen=True):
+    """An event as webhooks send it.
+
+    - `what`: began, worse, still or ended.
+    - `target`: the target's name.
+    - `model`, `engine`: the engine's name; empty if the problem concerns the whole target.
+    - `id`: the id of the problem.
+    - `severity`: its severity.
+    - `since_s`: when it began.
+    - `ended_s`: since when it is absent; null while it is present.
+    - `how`: the way in which it ended; empty if it cleared by itself.
+    - `left`: ids of problems that are still active on the same engine or target.
+    - `stage`: the engine's stage; null if the problem ended.
+    - `cause`: the cause; null if the problem ended, or is a stage without a cause.
+    - `recommendation`: the best change for the cause; null if there is none.
+    - `link`: the address of the target's page; empty if kneewatch's own address is not set.
+    """
+
+    what: EventKind
+    target: str
+    model: str
+    engine: str
+    id: str
+    severity: Severity
+    since_s: UnixTime = field(name="since")
+    ended_s: UnixTime | None = field(name="ended")
+    how: str
+    left: tuple[str, ...]
+    stage: Stage | None
+    cause: Cause | None
+    recommendation: Recommendation | None
+    link: str
+
+
+def _document(event: Event, base: str, docs_url: str) -> EventDocument:
     diagnosis, cause = event.diagnosis, event.cause
     recommendations = advice.advised(diagnosis, cause) if diagnosis and cause else []
-    return {
-        "what": event.kind,
-        "target": event.key.target,
-        "model": event.key.model,
-        "engine": event.key.engine,
-        "id": event.key.id,
-        "severity": event.severity.word,
-        "since": round(event.since_s, 3),
-        "ended": None if event.ended_s is None else round(event.ended_s, 3),
-        "how": event.how,
-        "left": list(event.left),
-        "stage": diagnosis.stage if diagnosis else None,
-        "cause": replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
-        "recommendation": in_document(recommendations[0]) if recommendations else None,
-        "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
-    }
+    return EventDocument(
+        event.kind,
+        *event.key,
+        event.severity,
+        to_ms(event.since_s),
+        None if event.ended_s is None else to_ms(event.ended_s),
+        event.how,
+        event.left,
+        diagnosis.stage if diagnosis else None,
+        replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
+        in_document(recommendations[0]) if recommendations else None,
+        link(base, event.key.target, event.since_s if event.kind == "ended" else None),
+    )
 
 
 # --- Which alerts a receiver already has, and grouping of similar events --------------------------

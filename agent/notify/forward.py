@@ -155,7 +155,7 @@ class DiagnosedAlert(Struct, frozen=True):
     alert: Alert
     targets: tuple[tuple[str, Mapping[str, str]], ...]
     lines: tuple[Line, ...]
-    document: Mapping[str, Any]
+    document: Any
     cause_id: str = ""
 
     @property

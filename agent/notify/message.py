@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
@@ -57,8 +57,8 @@ class Part(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """A notification. `id` stays the same when the message is sent again. `events` are JSON
-    documents."""
+    """A notification. `id` stays the same when the message is sent again. `events` are records of
+    JSON documents, or JSON objects."""
 
     id: str
     status: str
@@ -68,7 +68,7 @@ class Message(Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     more: str = ""
     source: str = "kneewatch"
-    events: tuple[Mapping[str, Any], ...] = field(default=())
+    events: tuple[object, ...] = ()
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:
@@ -181,7 +181,7 @@ def webhook(message: Message) -> dict[str, Any]:
         "title": escape_plain(message.headline, HEADLINE_MAX),
         "text": text(message),
         "markdown": markdown(message),
-        "events": [dict(event) for event in message.events],
+        "events": message.events,
     }
 
 

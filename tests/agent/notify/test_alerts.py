@@ -76,6 +76,8 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
     assert row["match"] == {
         "text": "matched r0 by instance=r0:8000",
         "targets": [{"target": "r0", "by": ["instance=r0:8000"], "exact": True}],
+        "model": None,
+        "engine": None,
     }
     (look,) = row["diagnoses"]
     start = look["at_start"]
@@ -171,24 +173,24 @@ def test_alerts_are_sent_on_once_for_each_state_they_take(
     notifier = starting(webhook(taker) + webhook(taker, 'name = "deaf"\nalerts = false'))
     asked = service(state(sick()), notifier=notifier)
     firing = post(alert(instance="r0:8000"), alert(instance="elsewhere:1"))
-    assert answer(firing, asked)["sent"] == {"webhook-1": 1}
+    assert answer(firing, asked).sent == {"webhook-1": 1}
     (sent,) = taker.wait(1)
     assert (sent.body["source"], sent.body["status"]) == ("alertmanager", "firing")
     assert sent.body["title"] == "ALERT: SlowFirstToken on r0"
     assert sent.body["events"][0]["diagnoses"][0]["now"]["health"] == "critical"
     assert "--kv-cache-dtype auto -> fp8" in sent.body["text"]
     settle(notifier)
-    assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "Alertmanager repeats itself"
+    assert answer(firing, asked).sent == {"webhook-1": 0}, "Alertmanager repeats itself"
     notifier.close(PATIENCE_S)
     again = starting(webhook(taker))
     asked = replace(asked, notifier=again)
-    assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "also after a restart"
+    assert answer(firing, asked).sent == {"webhook-1": 0}, "also after a restart"
     over = post(alert("resolved", instance="r0:8000"), status="resolved")
-    assert answer(over, asked)["sent"] == {"webhook-1": 1}
+    assert answer(over, asked).sent == {"webhook-1": 1}
     assert taker.wait(2)[1].body["title"] == "ALERT RESOLVED: SlowFirstToken on r0"
     settle(again)
     anew = post(alert(instance="r0:8000", starts_s=NOW_S + 600))
-    assert answer(anew, asked)["sent"] == {"webhook-1": 1}
+    assert answer(anew, asked).sent == {"webhook-1": 1}
 
 
 def test_a_receiver_is_sent_only_alerts_of_its_targets(starting: Starting, taking: Taking) -> None:
