@@ -56,7 +56,15 @@ SLOW_MOVES = (TTFT, ITL, LOAD)
 QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
 """From this mean of queued requests on, a scrape is not quiet for these families."""
 
+QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
+"""From this share of the running requests on, and from this many, requests queue."""
+
 MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
+
+
+def is_queued(waiting: float | None, running: float) -> bool:
+    """Whether requests queue: throughput then shows an engine's capacity, not its load."""
+    return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
 
 
 class Samples:

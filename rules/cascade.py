@@ -111,6 +111,9 @@ EVICTS = 2
 FILLING_FROM_RATIO = 0.90
 """Upper end of the guide's target band for KV usage (9.3: 75-90%)."""
 
+EMPTIED_BELOW_RATIO = 0.75
+"""Lower end of the guide's target band: a cache below it is no longer filling."""
+
 EVICT_WARNING_PER_S = 0.05
 EVICT_CRITICAL_PER_S = 0.20
 """Preemptions per second and running request (guide 9.3; 7.4 has 5-10%, 7.7 has 10%)."""
@@ -296,7 +299,9 @@ class Cascade:
         number = evidence
         in_flight = (values.get("running") or 0) + (values.get("waiting") or 0)
         hold_s = self._hold_s if in_flight else self._hold_s / 2
-        for held in range(self._number, evidence, -1):
+        usage = values.get("kv_usage_ratio")
+        emptied = usage is not None and usage < EMPTIED_BELOW_RATIO
+        for held in range(self._number, max(evidence, int(emptied)), -1):
             if now_s - self._seen_s[held] < hold_s:
                 number = held
                 ago_s = now_s - self._seen_s[held]

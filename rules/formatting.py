@@ -61,6 +61,15 @@ def duration(seconds: float) -> str:
     return f"{stated if exact else rounded} {unit}"
 
 
+def rate(per_s: float, noun: str) -> str:
+    """A rate in the shortest unit in which it does not round to 0.0: 4.6 requests/s, 1.2
+    requests/min, 3.0 requests/h."""
+    for unit, seconds in (("s", 1.0), ("min", 60.0)):
+        if per_s * seconds >= 0.1:
+            return f"{per_s * seconds:.1f} {noun}/{unit}"
+    return f"{per_s * 3600:.1f} {noun}/h"
+
+
 LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")
 """Suffixes of ratio signals that can exceed 100%, such as 173%."""
 

@@ -74,7 +74,7 @@ KV_CACHE = (
         signal="kv_demand_ahead_ratio",
         bounds=(Bound(Severity.WARNING, 1.0, "above its capacity vLLM preempts"),),
         summary="The KV cache will be exhausted in minutes at the present trend",
-        advice="Add replicas or enlarge the KV cache now; no request is affected yet.",
+        advice="Add replicas or enlarge the KV cache before vLLM preempts.",
         guide=("7.4",),
         for_s=30.0,
         guards=(SEVERAL, Guard("cascade_stage", 1.0, below=True, ends=True)),

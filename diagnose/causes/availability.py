@@ -16,7 +16,7 @@ from kneewatch.diagnose.values import PREFILL_SILENCE
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
-from kneewatch.rules.formatting import percent, plural, span
+from kneewatch.rules.formatting import percent, plural, rate, span
 from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import QUEUE_RULES, Severity
 
@@ -120,7 +120,7 @@ def _stalled(facts: Facts) -> str:
         ]
     elif not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
         per_s = facts.get("accepted_per_s")
-        counts = [f"{per_s:.1f} calls/s end unanswered while it shows no request in flight"]
+        counts = [f"{rate(per_s, 'calls')} end unanswered while it shows no request in flight"]
     words = f"no token for {span(_stalled_s(facts))}, {' and '.join(counts)}"
     if _stalled_s(facts) < stalled_from_s(facts.values):
         return f"Engine stalled, or one long prefill: {words}."

@@ -64,7 +64,7 @@ CLIENTS_GIVE_UP = CauseRecord(
                     SERVED,
                     None,
                     0.4,
-                    "{accepted_per_s:.1f} calls/s accepted, {value:.1f} requests/s finished",
+                    "{accepted_per_s:calls/s} accepted, {value:requests/s} finished",
                     when=SERVED < (1 - MANY_GIVEN_UP) * ACCEPTED,
                 ),
             ),
@@ -77,7 +77,7 @@ CLIENTS_GIVE_UP = CauseRecord(
                 (
                     ALWAYS,
                     "Clients give up {given_up_ratio:%} of the calls before they are answered: "
-                    "{accepted_per_s:.1f}/s accepted, {completed_per_s:.1f}/s finished.",
+                    "{accepted_per_s:calls/s} accepted, {completed_per_s:requests/s} finished.",
                 ),
             ),
             summary="Clients give up calls before they are answered",
@@ -113,7 +113,7 @@ BESIDE = (
         TRANSFERS_FAIL,
         None,
         0.5,
-        "KV transfers fail meanwhile ({value:.2f}/s)",
+        "KV transfers fail meanwhile ({value:failures/s})",
         when=TRANSFERS_FAIL > 0.0,
     ),
     term(
@@ -181,7 +181,7 @@ REQUESTS_FAILING = CauseRecord(
             (
                 "Requests end in an error",
                 "finished_error_ratio",
-                "{value:%} of the finished requests ended in an error ({per_s:.2f}/s)",
+                "{value:%} of the finished requests ended in an error ({per_s:requests/s})",
                 "{share:%} of the finished requests ended in an error.",
             ),
         ),
@@ -193,7 +193,7 @@ REQUESTS_FAILING = CauseRecord(
             (
                 "Calls fail with HTTP 5xx in the API server",
                 "server_error_per_s",
-                "{value:%} of the calls failed with HTTP 5xx ({per_s:.2f}/s), and the engine "
+                "{value:%} of the calls failed with HTTP 5xx ({per_s:calls/s}), and the engine "
                 "counts no error for them: they fail in the API server",
                 "{share:%} of the calls fail with HTTP 5xx before the engine counts them.",
             ),
@@ -206,8 +206,8 @@ REQUESTS_FAILING = CauseRecord(
             (
                 "Many requests are aborted",
                 "finished_abort_per_s",
-                "{value:%} of the finished requests were aborted ({per_s:.2f}/s), and the page "
-                "does not count calls: clients left, or the server aborted them",
+                "{value:%} of the finished requests were aborted ({per_s:requests/s}), and the "
+                "page does not count calls: clients left, or the server aborted them",
                 "{share:%} of the finished requests were aborted: by clients that leave, or by the "
                 "server.",
             ),
@@ -240,7 +240,7 @@ CLIENT_ERRORS = CauseRecord(
                 (
                     ALWAYS,
                     "{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
-                    "{client_error_per_s:.1f}/s): prompts that are too long, an unknown model or "
+                    "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
                     "parameter, a missing key.",
                 ),
             ),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from kneewatch.diagnose.account_signals import SEATED
 from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
+from kneewatch.rules.baseline import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal, Target, WindowSeconds
 
@@ -42,7 +43,6 @@ FIRST_TOKENS_VERY_LATE = Held(
 """Most callers wait ten times as long as usual (or as promised), and some 10 s and more: harm that
 is critical, whatever its cause. Without a target or a baseline, nothing is known about it."""
 
-QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
 QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 """A queue that is longer than what the next step admits."""
 

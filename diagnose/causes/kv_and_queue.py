@@ -35,7 +35,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Sa
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
-from kneewatch.rules.formatting import duration, percent, plural
+from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import QUEUE_RULES, Severity
 
@@ -139,7 +139,8 @@ KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CAC
 def _evicting(facts: Facts) -> str:
     more = {3: " and requests are queueing", 4: " and throughput collapses"}
     per_s, stage = facts.get("preemption_per_s"), facts.stage.level
-    return f"KV cache full: vLLM preempts {per_s:.1f} requests/s{more.get(stage, '')}."
+    preempts = f"preempts {rate(per_s, 'requests')}" if per_s else "has preempted requests"
+    return f"KV cache full: vLLM {preempts}{more.get(stage, '')}."
 
 
 KV_PRESSURE = CauseRecord(
@@ -310,6 +311,7 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
     ),
     enough="preemption_per_s",
     clear_s=Number(45.0),
+    over=QUEUED,
     capacity=True,
 )
 
@@ -448,7 +450,7 @@ def _queue(
                 SLOPE_PER_S,
                 GROWS_FROM_PER_S,
                 0.6,
-                "the queue grows by {value:.1f} requests/s",
+                "the queue grows by {value:requests/s}",
                 when=SLOPE_PER_S > GROWS_FROM_PER_S,
             ),
             term(WAIT_S, None, 0.0, _wait_beside_usual),

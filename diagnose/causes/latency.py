@@ -123,7 +123,7 @@ PREFILL_INTERFERENCE = CauseRecord(
                     STALL_SHARE,
                     0.05,
                     1.8,
-                    "{itl_stall_per_s:.1f} inter-token gaps/s exceed 0.5 s",
+                    "{itl_stall_per_s:inter-token gaps/s} exceed 0.5 s",
                     when=STALLS,
                 ),
                 term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:s}", when=TAIL_ONLY),

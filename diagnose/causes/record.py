@@ -26,7 +26,7 @@ from kneewatch.rules.conditions import (
     first_of,
 )
 from kneewatch.rules.facts import Holds, Read
-from kneewatch.rules.formatting import duration, percent
+from kneewatch.rules.formatting import duration, percent, rate
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -334,7 +334,8 @@ def _parts(template: str) -> tuple[tuple[str, str | None, str], ...]:
 
 
 def _shown(value: float | None, form: str) -> str:
-    """A number for users: `%` formats a ratio in percent, `s` a duration, anything else a count."""
+    """A number for users: `%` formats a ratio in percent, `s` a duration, `requests/s` a rate,
+    anything else a count."""
     if value is None:
         return "unknown"
     match form:
@@ -342,6 +343,8 @@ def _shown(value: float | None, form: str) -> str:
             return percent(value)
         case "s":
             return duration(value)
+        case _ if form.endswith("/s"):
+            return rate(value, form.removesuffix("/s"))
         case _:
             return format(value, form or ".0f")
 

@@ -4,10 +4,10 @@ Pure."""
 from __future__ import annotations
 
 from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
-from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.verdict import Cause
+from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import duration, figure, percent
 from kneewatch.rules.rule import Severity
 
@@ -30,12 +30,6 @@ def tp_overhead(facts: Facts) -> Cause | None:
         queued=is_queued(facts.values.get("waiting_by_capacity"), facts.get("running")),
     )
     return case.close()
-
-
-def is_queued(waiting: float | None, running: float) -> bool:
-    """Whether requests queue at a server, so that its throughput shows its capacity, not its
-    load."""
-    return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
 
 
 def split_case(split: Comparison) -> Case | None:

@@ -75,6 +75,7 @@ from kneewatch.rules.baseline import (
     STAGE_MOVES,
     TTFT,
     Baseline,
+    is_queued,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, Stage, lacking
 from kneewatch.rules.formatting import quantity, span
@@ -456,6 +457,8 @@ class Judge:
         learned = self.learned
         learned.set_launch(values.config)
         compared, notes = derive(values, learned.baseline, self._profile.targets)
+        if is_queued(compared.get("waiting_by_capacity"), compared.get("running") or 0.0):
+            notes["kv_demand_ahead_ratio"] = "requests queue already"
         workload = learned.workload.update(t_s, values.request_counts)
         signals = {**compared, **learned.forecasts(t_s, values), **values.gpus.values}
         signals |= workload.values() if workload else {}

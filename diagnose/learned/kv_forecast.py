@@ -18,6 +18,8 @@ from math import exp, inf, isfinite, sqrt
 
 from msgspec import Struct
 
+from kneewatch.rules.baseline import is_queued
+
 DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
 """Bin lengths for demand, in windows: 5 s to 5 min at a window of 60 s.
 
@@ -134,6 +136,9 @@ class KvForecaster:
         climb = self._climb(now_s, values, arrivals, mean_demand)
         mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
         peak_demand = mean_demand * most / mean if mean_demand and mean and most else mean_demand
+        if is_queued(values.get("waiting_by_capacity"), values.get("running") or 0.0):
+            # The harm is not ahead, and requests may queue for something else than blocks.
+            return _signals(mean_demand, peak_demand, None)
         is_late = climb is None or climb.left_s() > HORIZON_S
         if climb is None or is_late or mean_demand is None or mean_demand >= 1.0:
             return _signals(mean_demand, peak_demand, mean_demand)

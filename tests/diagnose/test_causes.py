@@ -422,6 +422,21 @@ def test_a_lost_prefix_is_named_while_no_request_ends() -> None:
     assert "prefix_reuse_lost" not in stuck.but(generation_tokens_per_s=1e5).causes()
 
 
+@pytest.mark.parametrize(
+    ("per_s", "said"),
+    [
+        (4.3, "vLLM preempts 4.3 requests/s"),
+        (0.03, "vLLM preempts 1.8 requests/min"),
+        (0.0, "vLLM has preempted requests"),
+    ],
+)
+def test_a_rate_of_preemptions_is_never_said_to_be_zero(per_s: float, said: str) -> None:
+    pressed = CONCLUSIVE["kv_pressure"].but(preemption_per_s=per_s)
+    cause = BY_ID["kv_pressure"].examine(pressed.facts())
+    assert cause is not None
+    assert said in cause.summary
+
+
 def test_a_queue_that_nobody_serves_grows_critical() -> None:
     for unserved, words, grows_to in (
         (0.0, ", none finished in the window", Severity.CRITICAL),

@@ -38,6 +38,7 @@ def signals(
     swing: float = 0.0,
     climbs_from_s: float = 0.0,
     counted: bool = True,
+    queued: float = 0.0,
 ) -> dict[str, float | None]:
     """The forecast's signals after a stretch in which KV demand climbed from `mean`: by more
     arrivals, or by requests that grow longer. Usage swings about its mean by `swing` of it.
@@ -55,6 +56,7 @@ def signals(
             "kv_usage_max_ratio": max(last),
             "running": in_flight,
             "running_avg": in_flight,
+            "waiting_by_capacity": queued,
         }
         arrivals = 5 * in_flight / request_s if counted else None
         values = forecaster.update(5.0 * tick, usage, arrivals=arrivals)
@@ -89,6 +91,13 @@ def test_what_is_ahead_is_above_capacity_where_exhaustion_is() -> None:
         assert ((values["kv_exhausted_in_s"] or 0) < 300) == (
             (values["kv_demand_ahead_ratio"] or 0) > 1
         )
+
+
+@pytest.mark.parametrize(("queued", "known"), [(1.0, True), (500.0, False)])
+def test_nothing_is_ahead_once_requests_queue(queued: float, *, known: bool) -> None:
+    values = signals(mean=0.3, until_s=300, slope_per_s=1e-3, queued=queued)
+    assert (values["kv_exhausted_in_s"] is not None) == known
+    assert (values["kv_demand_ahead_ratio"] is not None) == known
 
 
 def test_a_short_climb_is_not_projected_far_beyond_exhaustion() -> None:

@@ -100,3 +100,15 @@ def test_a_forecast_is_told_while_nothing_is_evicted() -> None:
 
 def test_once_requests_are_evicted_there_is_nothing_to_forecast() -> None:
     assert Run().at(0.0, 1, kv_usage_ratio=0.9, kv_exhausted_in_s=60.0).forecast_s is None
+
+
+def test_a_cache_that_emptied_is_no_longer_filling() -> None:
+    run = Run()
+    steps: list[tuple[float, float, dict[str, float]]] = [
+        (0.0, 1, FULL),
+        (28.0, 0, {"kv_usage_ratio": 0.95, "kv_usage_slope_per_s": 0.01}),
+        (30.0, 0, {"kv_usage_ratio": 0.85}),
+        (32.0, 0, {"kv_usage_ratio": 0.3}),
+        (34.0, 0, {"kv_usage_ratio": 0.84}),
+    ]
+    assert run.numbers(*steps) == [2, 2, 1, 0, 0]

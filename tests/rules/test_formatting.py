@@ -19,6 +19,7 @@ from kneewatch.rules.formatting import (
     percent,
     printable,
     quantity,
+    rate,
     span,
     wrapped,
 )
@@ -174,3 +175,16 @@ def test_shares_have_no_other_format(folder: str) -> None:
         for match in re.finditer(r"\{[^{}]*:\.[0-9]+%\}", file.read_text(encoding="utf-8"))
     ]
     assert others == []
+
+
+@pytest.mark.parametrize(
+    ("per_s", "shown"),
+    [
+        (4.63, "4.6 requests/s"),
+        (0.1, "0.1 requests/s"),
+        (0.04, "2.4 requests/min"),
+        (0.0005, "1.8 requests/h"),
+    ],
+)
+def test_a_rate_does_not_round_to_zero(per_s: float, shown: str) -> None:
+    assert rate(per_s, "requests") == shown
