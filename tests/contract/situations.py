@@ -58,6 +58,18 @@ LIMITED: Mapping[str, Mapping[str, float | None]] = {
     "admission_limit": {"running_max": 10.0},
 }
 
+GROWING: Mapping[str, tuple[float, float, float | None, Targets]] = {
+    # The queue's growth (requests/s), the wait, the usual TTFT P99 and targets.
+    "grows, target": (0.3, 5.0, 0.2, SLOW),
+    "grows fast, target": (0.6, 5.0, 0.2, SLOW),
+    "grows, usually quick": (0.3, 8.0, 0.2, Targets()),
+    "grows fast, usually quick": (0.6, 8.0, 0.2, Targets()),
+    "grows, usually slow": (0.3, 20.0, 4.0, Targets()),
+    "grows fast, usually slow": (0.9, 20.0, 4.0, Targets()),
+    "grows, usual wait unknown": (0.1, 15.0, None, Targets()),
+    "grows fast, usual wait unknown": (0.3, 15.0, None, Targets()),
+}
+
 OTHERS: Mapping[str, Situation] = {
     **{
         f"{cause}:{name}": replace(
@@ -193,7 +205,9 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:by the mean too": replace(
         UNEXPLAINED.but(ttft_mean_s=0.3), quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1}
     ),
-    "unexplained_latency:very late": UNEXPLAINED.but(ttft_p50_drift_ratio=14.0, ttft_p99_s=14.0),
+    "unexplained_latency:very late": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=14.0, ttft_p99_drift_ratio=14.0, ttft_p99_s=14.0
+    ),
     "prefix_reuse_lost:none of many since the start": replace(
         LOST.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0, arrival_per_s=0.4),
         quiet={**LOST.quiet, "prefix_hit_ratio": 0.95}, observed_s=90.0,
@@ -453,6 +467,51 @@ OTHERS: Mapping[str, Situation] = {
         itl_stall_time_ratio=0.7, completed_per_s=1.0,
     ),
     "slow_steps:a neighbour on the GPU": SLOW_STEPS.but(gpu_neighbour_memory_ratio=0.03),
+    "requests_failing:in the API server": CALM.but(accepted_per_s=4.0, server_error_per_s=0.2),
+    "requests_failing:in the API server, few calls": CALM.but(
+        accepted_per_s=1.0, server_error_per_s=0.08
+    ),
+    "requests_failing:aborted": CALM.but(finished_abort_per_s=0.6),
+    "requests_failing:aborted, few requests": CALM.but(
+        completed_per_s=0.15, finished_abort_per_s=0.06
+    ),
+    "requests_failing: not by callers that leave": CALM.but(
+        finished_abort_per_s=0.6, given_up_ratio=0.3
+    ),
+    **{
+        f"queue_saturation:{name}": replace(
+            QUEUED.but(
+                running_max=14.0, waiting_slope_per_s=growth_per_s, expected_wait_s=wait_s
+            ).lasting(queue_grows=70.0),
+            quiet={} if usual_s is None else {**QUEUED.quiet, "ttft_p99_s": usual_s},
+            targets=targets,
+        )
+        for name, (growth_per_s, wait_s, usual_s, targets) in GROWING.items()
+    },
+    "queue_saturation:a small queue grows": QUEUED.but(
+        running_max=14.0, waiting_by_capacity=10.0, waiting_slope_per_s=0.1
+    ),
+    "queue_saturation:steady": replace(
+        QUEUED.but(running_max=14.0, expected_wait_s=90.0, waiting_slope_per_s=0.03), quiet={}
+    ),
+    "queue_saturation:drains": replace(
+        QUEUED.but(running_max=14.0, expected_wait_s=90.0, waiting_slope_per_s=-0.06), quiet={}
+    ),
+    "kv_held:ever more are deferred": HELD.but(
+        waiting_deferred=20.0, waiting_deferred_avg=30.0, waiting_slope_per_s=0.1
+    ).lasting(deferred_grows=100.0),
+    "kv_held:ever more are deferred, few run": HELD.but(
+        waiting_deferred=9.0, waiting_deferred_avg=8.0, waiting_slope_per_s=0.1, running_avg=4.0
+    ),
+    "kv_held:by deferred prompts": HELD.but(
+        prompt_tokens_mean=10_000.0, prompt_tokens_p99=20_000.0, waiting_deferred_avg=3.0
+    ),
+    "kv_transfer_slow:longer than usual": XFER.but(
+        kv_transfer_mean_s=0.04, ttft_mean_s=0.1, ttft_p50_drift_ratio=2.0
+    ),
+    "kv_transfer_slow:longer than a user notices": replace(
+        XFER.but(kv_transfer_mean_s=0.4, ttft_mean_s=0.6), quiet={}
+    ),
     "kv_transfer_slow:share": replace(
         XFER.but(kv_transfer_mean_s=0.4, ttft_mean_s=1.0), quiet={}
     ),

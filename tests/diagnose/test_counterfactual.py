@@ -87,7 +87,6 @@ def stands_at(facts: Facts, cause_id: str, signal: str, value: float) -> bool:
 @pytest.mark.parametrize(
     ("recording", "lingering", "turning"),
     [
-        ("queue_overload", "queue_saturation", True),
         ("queue_overload", "admission_limit", True),
         ("knee_sweep", "queue_saturation", True),
         ("prefix_lost", "prefix_reuse_lost", True),

@@ -247,9 +247,8 @@ INCIDENTS = (
                               "queue_saturation")), "engine_stalled"),
         lasts_s=BEGINS_S + 255.0,
     ),
-    # Expected first: prefill_interference. It is said as surely, below the queue that it makes.
-    never(milder(incident("reads of 60,000 tokens among chat", "club-3090 712", reads_among_chat,
-                          "queue_saturation")), "kv_pressure", "engine_stalled"),
+    never(incident("reads of 60,000 tokens among chat", "club-3090 712", reads_among_chat,
+                   "prefill_interference"), "kv_pressure", "engine_stalled"),
     from_the_first(milder(incident("13 videos a minute, one core", "Qwen3-VL 1378",
                                    lambda _: VIDEOS, "host_contention"))),
     from_the_first(never(incident("prompts of 175,000 tokens, one at a time",

@@ -17,7 +17,7 @@ from tests.reports.schema import problems
 FIRST = {
     "kv_pressure_cascade": ("kv_pressure", "kv-blocks"),
     "prefix_off": ("prefix_cache_off", "prefix-caching"),
-    "queue_overload": ("queue_saturation", "max-num-seqs-up"),
+    "queue_overload": ("admission_limit", "max-num-seqs-up"),
     "spec_bad": ("spec_decode_poor", "spec-off"),
     "lora_thrash": ("adapter_thrash", "max-loras"),
     "itl_spikes_no_chunked": ("prefill_interference", "long-prefill-threshold"),
