@@ -29,7 +29,7 @@ TWINS = {"queue_saturation": "admission_limit", "admission_limit": "queue_satura
 """Two names of one queue: which limit holds the batch shows only once the batch has filled."""
 
 DEVELOPS_S = 60.0
-"""Minimum seconds between a message about a problem and the message that it got worse: a new problem
+"""Minimum seconds between a message about a problem and the message that it got worse: a new one
 is still developing, and its first two messages would be one page too many."""
 
 GONE_SCRAPES = 2
