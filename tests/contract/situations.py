@@ -509,6 +509,9 @@ OTHERS: Mapping[str, Situation] = {
     "kv_transfer_slow:longer than usual": XFER.but(
         kv_transfer_mean_s=0.04, ttft_mean_s=0.1, ttft_p50_drift_ratio=2.0
     ),
+    "kv_transfer_slow:longer than usual, target": replace(
+        XFER.but(kv_transfer_mean_s=0.04, ttft_mean_s=0.1, ttft_p50_drift_ratio=2.0), targets=SLOW
+    ),
     "kv_transfer_slow:longer than a user notices": replace(
         XFER.but(kv_transfer_mean_s=0.4, ttft_mean_s=0.6), quiet={}
     ),
