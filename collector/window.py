@@ -35,9 +35,10 @@ class Buckets(Struct, frozen=True):
     def quantile(self, q: float) -> float | None:
         """The q-quantile by linear interpolation, like histogram_quantile; None if empty."""
         rates, bounds = self.lifted, self.bounds
-        rank = q * rates[-1]
-        if not rank > 0 or bounds[-1] != inf:
+        total = rates[-1]
+        if not total > 0 or bounds[-1] != inf:
             return None
+        rank = q * total
         at = bisect_left(rates, rank)
         bound = bounds[at]
         if bound == inf:
