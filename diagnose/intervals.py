@@ -48,15 +48,6 @@ Name = tuple[str, str]
 """Kind and id of a condition."""
 
 
-class Condition(Struct, frozen=True):
-    """A stage, cause or health state in a diagnosis, with its start in unix seconds."""
-
-    kind: str
-    id: str
-    severity: Severity
-    since_s: float
-
-
 class Interval(Struct, frozen=True):
     """A time during which an engine had a stage, a cause or a health, as it is stored.
 
@@ -83,6 +74,18 @@ class Interval(Struct, frozen=True):
         return self.last_s if self.end_s is None else self.end_s
 
 
+class Open(Struct):
+    """An open interval, or a verdict's stage, cause or health. `last_s`: when it was last seen.
+    `paused`: it is unknown whether it continues."""
+
+    kind: str
+    id: str
+    severity: Severity
+    start_s: float
+    last_s: float
+    paused: bool = False
+
+
 class Conditions(Struct, frozen=True):
     """The parts of a diagnosis that intervals are made from.
 
@@ -90,9 +93,9 @@ class Conditions(Struct, frozen=True):
     """
 
     t_s: float
-    health: Condition
-    stage: Condition | None
-    causes: tuple[Condition, ...]
+    health: Open
+    stage: Open | None
+    causes: tuple[Open, ...]
     restarted: bool
     read: bool
 
@@ -101,18 +104,6 @@ class Conditions(Struct, frozen=True):
         """Whether this is the first scrape of a window: the page was read, but health is
         unknown."""
         return self.read and self.health.id == "unknown"
-
-
-class Open(Struct):
-    """An open interval. `last_s`: when it was last seen. `paused`: it is unknown whether it
-    continues."""
-
-    kind: str
-    id: str
-    severity: Severity
-    start_s: float
-    last_s: float
-    paused: bool = False
 
 
 class Change(Struct, frozen=True):
@@ -141,11 +132,11 @@ def conditions_of(diagnosis: Verdict, *, restarted: bool) -> Conditions:
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Conditions(
         t_s,
-        Condition("health", diagnosis.health, diagnosis.severity, t_s),
+        Open("health", diagnosis.health, diagnosis.severity, t_s, t_s),
         None
         if stage.number is None
-        else Condition("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s),
-        tuple(Condition("cause", c.id, c.severity, c.since_s or t_s) for c in diagnosis.causes),
+        else Open("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s, t_s),
+        tuple(Open("cause", c.id, c.severity, c.since_s or t_s, t_s) for c in diagnosis.causes),
         restarted,
         diagnosis.was_read,
     )
@@ -238,7 +229,7 @@ class IntervalBook:
             return False
         return interval.id == TARGET_DOWN or verdict.t_s - self._readable_s >= GRACE_S
 
-    def _observe(self, verdict: Conditions, condition: Condition) -> list[Change]:
+    def _observe(self, verdict: Conditions, condition: Open) -> list[Change]:
         interval = self._open.get((condition.kind, condition.id))
         changes: list[Change] = []
         if interval is not None and interval.paused and verdict.t_s - interval.last_s > BRIDGED_S:
@@ -260,13 +251,13 @@ class IntervalBook:
             changes.append(Change(interval))
         return changes
 
-    def _start_s(self, verdict: Conditions, condition: Condition) -> float:
+    def _start_s(self, verdict: Conditions, condition: Open) -> float:
         """Start of the condition's new interval in unix seconds.
 
         That is the condition's own start, but not before its last interval ended, not before the
         page became readable, and not after the scrape.
         """
-        since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
+        since_s = condition.start_s if condition.start_s <= verdict.t_s else verdict.t_s
         ended_s = self._ended_s.get(_slot(condition), -math.inf)
         readable_s = -math.inf if self._readable_s is None else self._readable_s
         return min(max(since_s, ended_s, readable_s), verdict.t_s)
@@ -289,6 +280,6 @@ class IntervalBook:
         return Change(interval, ended=reason, end_s=end_s)
 
 
-def _slot(condition: Open | Condition) -> str:
+def _slot(condition: Open) -> str:
     """A key: the stage, the health, or a cause's id. Only one interval per key is open."""
     return condition.id if condition.kind == "cause" else condition.kind

@@ -20,7 +20,6 @@ from kneewatch.diagnose.intervals import (
     TARGET_DOWN,
     TIMES_KEPT,
     Change,
-    Condition,
     Conditions,
     IntervalBook,
     Open,
@@ -43,9 +42,9 @@ def seen(
     since_s = t_s if since_s is None else since_s
     return Conditions(
         t_s,
-        Condition("health", health, OK, t_s),
-        None if stage is None else Condition("stage", str(stage), OK, t_s),
-        tuple(Condition("cause", cause, severity, since_s) for cause in causes),
+        Open("health", health, OK, t_s, t_s),
+        None if stage is None else Open("stage", str(stage), OK, t_s, t_s),
+        tuple(Open("cause", cause, severity, since_s, t_s) for cause in causes),
         restarted,
         stage is not None,
     )
@@ -195,7 +194,7 @@ def test_scrapes_that_come_ever_more_rarely_still_watch() -> None:
 
 
 def test_a_stage_that_says_it_is_old_does_not_cover_the_time_when_nobody_looked() -> None:
-    again = Condition("stage", "2", WARNING, 0)
+    again = Open("stage", "2", WARNING, 0, 100)
     kept = Kept().take(seen(0, stage=2), seen(5, stage=2), seen(10, "down", stage=None))
     kept.take(replace(seen(100, stage=2), stage=again))
     assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 100, None, "")]
@@ -265,7 +264,7 @@ class Naive(Struct, frozen=True, dict=True):
                 break
         return since_s
 
-    def told(self, at: int) -> dict[tuple[str, str], Condition]:
+    def told(self, at: int) -> dict[tuple[str, str], Open]:
         verdict = self.seen[at]
         conditions = [
             verdict.health,
@@ -319,7 +318,7 @@ class Naive(Struct, frozen=True, dict=True):
                 begun.append((at, name, end_s, how))
         rows: list[tuple[str, str, float, float | None, str]] = []
         for at, name, end_s, how in begun:
-            t_s, since_s = self.seen[at].t_s, self.told(at)[name].since_s
+            t_s, since_s = self.seen[at].t_s, self.told(at)[name].start_s
             before_s = [
                 row[3]
                 for row in rows
