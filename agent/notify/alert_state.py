@@ -18,6 +18,7 @@ from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_res
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
+from kneewatch.diagnose.ranking import WAITS_FOR
 from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.rule import BY_WORD, Severity
 
@@ -29,8 +30,11 @@ TWINS = {"queue_saturation": "admission_limit", "admission_limit": "queue_satura
 """Two names of one queue: which limit holds the batch shows only once the batch has filled."""
 
 DEVELOPS_S = 60.0
-"""Minimum seconds between a message about a problem and the message that it got worse: a new one
-is still developing, and its first two messages would be one page too many."""
+"""Seconds for which a new problem develops: while a queue grows, a warning becomes critical.
+
+So the first message about a warning that makes requests queue is held that long, and a message that
+a problem got worse comes at least that long after the message before it.
+"""
 
 GONE_SCRAPES = 2
 """Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
@@ -42,9 +46,10 @@ class ActiveProblem(Struct):
 
     `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
     `notified_s` is the time of the last delivered message about the problem; None before the first.
-    `is_sent`: a message is queued or delivered. `gone_s` is the time since when the problem is
-    absent, and `gone_scrapes` the number of scrapes without it. `ended_s` and `how` are set when
-    the problem is resolved. `restored`: the problem was read from the state file.
+    `is_announced`: its first message is due. `is_sent`: a message is queued or delivered. `gone_s`
+    is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
+    it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
+    from the state file.
     """
 
     severity: Severity
@@ -52,6 +57,7 @@ class ActiveProblem(Struct):
     since_s: float
     notified: tuple[Severity, int] | None = None
     notified_s: float | None = None
+    is_announced: bool = False
     is_sent: bool = False
     ended_s: float | None = None
     how: str = ""
@@ -142,9 +148,13 @@ class AlertState:
                 active.notified = max(severity, event.severity), max(stage, event.stage)
 
     def active(self, target: str | None = None) -> Mapping[Key, ActiveProblem]:
-        """The unresolved problems of a target, or of all targets."""
+        """The unresolved problems of a target, or of all targets, whose first message is due."""
         keys = self._active if target is None else self._by_target.get(target, ())
-        return {key: self._active[key] for key in keys if self._active[key].ended_s is None}
+        return {
+            key: active
+            for key in keys
+            if (active := self._active[key]).ended_s is None and active.is_announced
+        }
 
     def targets(self) -> list[str]:
         """The names of targets that have active problems, sorted."""
@@ -182,6 +192,7 @@ class AlertState:
                 float(row["since"]),
                 notified=None if notified_s is None else (severity, stage),
                 notified_s=None if notified_s is None else float(notified_s),
+                is_announced=notified_s is not None,
                 is_sent=notified_s is not None,
                 ended_s=None if ended_s is None else float(ended_s),
                 how=str(row["how"]),
@@ -197,9 +208,14 @@ class AlertState:
         if active is None or active.ended_s is not None:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
-            return _event("began", problem, active)
-        is_unsent = active.restored and active.notified_s is None
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
+        if not active.is_announced:
+            active.severity = max(problem.severity, active.severity)
+            active.stage = max(problem.stage, active.stage)
+            if _develops(active, key, t_s):
+                return None
+            active.is_announced = True
+            return _event("began", problem, active)
         before = active.severity
         deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
         worse = problem.severity > before or deeper
@@ -209,8 +225,6 @@ class AlertState:
         if worse:
             active.severity = max(problem.severity, before)
             self.is_changed = True
-        if is_unsent:
-            return _event("began", problem, active)
         if worse:
             return _event("worse", problem, active, before=before)
         repeat_s = self._receiver.repeat_s
@@ -262,6 +276,7 @@ class AlertState:
                 key.id
                 for key in self._by_target.get(ended.target, ())
                 if self._active[key].ended_s is None
+                and self._active[key].is_announced
                 and key[:3] in (ended[:3], (ended.target, "", ""))
             )
         )
@@ -278,6 +293,12 @@ class AlertState:
         keys.discard(key)
         if not keys:
             self._by_target.pop(key.target, None)
+
+
+def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:
+    """Whether a problem is new and its severity may still rise, as a queue grows."""
+    is_new = 0 <= t_s - active.since_s < DEVELOPS_S
+    return is_new and active.severity < Severity.CRITICAL and key.id in WAITS_FOR
 
 
 def _event(

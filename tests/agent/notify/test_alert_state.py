@@ -98,13 +98,33 @@ def test_what_is_not_judged_is_not_over(who: Receiver, blind: object) -> None:
 
 
 def test_a_trouble_that_still_develops_is_told_once(who: Receiver) -> None:
+    warned, worse = sick(Severity.WARNING, 2), sick(Severity.CRITICAL, 4)
     ledger = AlertState(who)
-    told(ledger, state(sick(Severity.WARNING, 2)))
-    worse = sick(Severity.CRITICAL, 4)
-    early = [state(worse, after_s=5.0 * n) for n in range(1, 12)]
-    assert told(ledger, *early) == []
-    assert told(ledger, state(worse, after_s=60)) == [("worse", "kv_pressure")]
-    assert told(ledger, state(worse, after_s=125)) == []
+    assert told(ledger, state(warned), state(warned, after_s=10)) == []
+    assert told(ledger, state(worse, after_s=15)) == [("began", "kv_pressure")]
+    assert told(ledger, state(worse, after_s=80)) == []
+
+
+def test_a_warning_that_stays_one_is_told_after_a_minute(who: Receiver) -> None:
+    warned, worse = sick(Severity.WARNING, 2), sick(Severity.CRITICAL, 4)
+    ledger = AlertState(who)
+    assert told(ledger, state(warned)) == []
+    assert told(ledger, state(warned, after_s=25)) == [("began", "kv_pressure")]
+    assert told(ledger, state(worse, after_s=30), state(worse, after_s=80)) == []
+    assert told(ledger, state(worse, after_s=85)) == [("worse", "kv_pressure")]
+    assert told(ledger, state(worse, after_s=150)) == []
+
+
+def test_a_warning_that_is_over_at_once_is_not_told(who: Receiver) -> None:
+    ledger = AlertState(who)
+    calm = [state(healthy(), after_s=10.0 * n) for n in range(1, 6)]
+    assert told(ledger, state(sick(Severity.WARNING, 2)), *calm) == []
+    assert ledger.rows() == []
+
+
+def test_a_warning_of_which_no_queue_grows_is_told_at_once(who: Receiver) -> None:
+    failing = healthy(causes=[cause("requests_failing", Severity.WARNING)])
+    assert told(AlertState(who), state(failing)) == [("began", "requests_failing")]
 
 
 def test_an_engine_that_leaves_a_readable_page_takes_its_trouble_along(who: Receiver) -> None:
@@ -195,8 +215,9 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
         words = [kind for kind, _ in told(ledger, state(verdicts[kind], after_s=10.0 * number))]
         gone = gone + 1 if kind == "well" else 0
         if kind in ("ill", "worse"):
-            assert (words == ["began"]) if not going else words in ([], ["worse"])
-            going = True
+            assert words in ([], ["worse"] if going else ["began"])
+            going = going or words == ["began"]
+            assert going or kind == "ill", "only a warning is held"
         elif "ended" in words:
             assert going
             assert gone >= 3, "10 s a scrape: three of them span the hold time"

@@ -137,7 +137,7 @@ def test_another_severity_is_another_alert(manager: Manager, starting: Starting)
 
     notifier.offer(state(sick(Severity.WARNING), after_s=at_s))
     until(lambda: severities() == ["warning"])
-    notifier.offer(state(sick(Severity.CRITICAL), after_s=at_s + 5))
+    notifier.offer(state(sick(Severity.CRITICAL), after_s=at_s + 60))
     until(lambda: severities() == ["critical"])
 
 

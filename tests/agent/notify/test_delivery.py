@@ -79,14 +79,14 @@ def test_what_got_worse_and_could_not_be_told_is_told_after_the_start(
     taker = taking(Reply(), Reply(status=503))
     text = webhook(taker, 'severity = "warning"')
     first = starting(text)
-    first.offer(state(sick(Severity.WARNING, 2)))
+    first.offer(state(sick(Severity.WARNING, 2), after_s=20))
     settle(first)
-    first.offer(state(sick(Severity.CRITICAL, 4), after_s=65))
+    first.offer(state(sick(Severity.CRITICAL, 4), after_s=80))
     taker.wait(2)
     first.close(PATIENCE_S)
     taker.replies = [Reply()]
     second = starting(text)
-    second.offer(state(sick(Severity.CRITICAL, 4), after_s=80))
+    second.offer(state(sick(Severity.CRITICAL, 4), after_s=95))
     settle(second)
     assert taker.posts[-1].body["title"].startswith("WORSE, CRITICAL, was WARNING: kv_pressure")
     assert len({post.body["id"] for post in taker.posts}) == 2
