@@ -46,6 +46,7 @@ FLEET_ONLY_CAUSES = (
         title="Replicas are unevenly loaded",
         means="Replicas of one tier, or engines of one server, carry very different load.",
         explains=("kv_pressure", *QUEUES),
+        outlasts=True,
         fleet=True,
     ),
     CauseRecord(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S
 from kneewatch.rules.rule import Severity
 from tests.living_engine import Work
 from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet
@@ -104,7 +105,7 @@ def batch_hung(fleet: LivingFleet, name: str) -> None:
 
 def one_takes_all(fleet: LivingFleet, name: str) -> None:
     """The router sends all requests to one of twelve."""
-    pool = fleet.pool("Deployment", name, 12, per_replica_per_s=1.5)
+    pool = fleet.pool("Deployment", name, 12, per_replica_per_s=1.2)
     for pod in pool.pods[1:]:
         pod.ails(FROM_S, TO_S, arrival_per_s=0.0)
 
@@ -121,9 +122,9 @@ def outage_after_scaling(fleet: LivingFleet, name: str) -> None:
 
 
 def never_answers(fleet: LivingFleet, name: str) -> None:
-    """A new replica never answers."""
+    """A new replica never answers; the fault begins when it should serve."""
     pool = fleet.pool("Deployment", name, 3)
-    (stuck,) = pool.begin(FROM_S, 1, load_s=9e9)
+    (stuck,) = pool.begin(FROM_S - DEFAULT_PATIENCE_S, 1, load_s=9e9)
     stuck.gone_s = stuck.deleted_s = TO_S
 
 
@@ -143,7 +144,7 @@ def overload(fleet: LivingFleet, name: str) -> None:
     """A pool gets more requests than it can serve."""
     pool = fleet.pool("Deployment", name, 4, per_replica_per_s=6.0)
     usual = pool.demand_per_s
-    pool.demand_per_s = lambda t_s: usual(t_s) * (2.6 if FROM_S <= t_s < TO_S else 1.0)
+    pool.demand_per_s = lambda t_s: usual(t_s) * (2.0 if FROM_S <= t_s < TO_S else 1.0)
 
 
 def kv_pressure(fleet: LivingFleet, name: str) -> None:
@@ -202,10 +203,10 @@ FAULTS: Sequence[Fault] = (
     Fault("batch-hung", ("engine_stalled",), batch_hung),
     Fault("one-takes-all", ("replica_imbalance", "router_fault"), one_takes_all),
     Fault("outage-after-scaling", ("target_down",), outage_after_scaling),
-    Fault("never-answers", ("target_down",), never_answers, Severity.INFO),
+    Fault("never-answers", ("target_down",), never_answers),
     Fault("adapter-thrash", ("adapter_thrash",), adapter_thrash),
     Fault("prefix-lost", ("prefix_reuse_lost", "routing_dilution"), prefix_lost),
-    Fault("overload", ("queue_saturation",), overload),
+    Fault("overload", ("queue_saturation", "admission_limit"), overload),
     Fault("kv-pressure", ("kv_pressure",), kv_pressure),
     Fault("xid", ("gpu_fault",), xid),
     Fault("throttled", ("gpu_throttled", "bad_node"), throttled),

@@ -150,11 +150,16 @@ class CauseTracker(Generic[AnyCause]):
         self._reported.clear()
 
     def update(
-        self, now_s: float, concluded: Sequence[AnyCause], over: Collection[str] = ()
+        self,
+        now_s: float,
+        concluded: Sequence[AnyCause],
+        over: Collection[str] = (),
+        beside: Collection[str] = (),
     ) -> list[AnyCause]:
         """The causes to report at `now_s`, each with its start time.
 
-        `over` are ids of causes that end without a clear time.
+        `over` are ids of causes that end without a clear time. `beside` are ids of causes that
+        others conclude about the same.
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
@@ -163,8 +168,9 @@ class CauseTracker(Generic[AnyCause]):
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
             if now_s - since_s >= onset_s:
                 self._reported.add(cause.id)
-        current = {cause.id for cause in concluded}
-        for cause_id in self._tracked.keys() - current:
+        concluded_ids = {cause.id for cause in concluded}
+        current = concluded_ids.union(beside)
+        for cause_id in self._tracked.keys() - concluded_ids:
             if cause_id not in self._reported or self._has_cleared(cause_id, now_s, current, over):
                 del self._tracked[cause_id]
                 self._reported.discard(cause_id)

@@ -176,10 +176,8 @@ def absence_causes(observed: Observed) -> list[FleetCause]:
         down = [row for row in pool.gone_because(Why.DOWN) if row.replica not in loops]
         if _is_missed(pool, observed):
             causes += _vanished(pool)
-        elif down:
-            causes.append(_down(pool, down))
-        elif pool.loading:
-            causes.append(_loading(pool, pool.late or pool.loading))
+        else:
+            causes += _unserved(pool, down)
         if (restarts := _restarts(pool)) is not None:
             causes.append(restarts)
     return causes
@@ -232,6 +230,24 @@ def vanished_causes(observed: Observed) -> list[FleetCause]:
 def _is_missed(pool: _Pool, observed: Observed) -> bool:
     """Whether a pool has been without replicas for long enough, as far as Prometheus shows."""
     return pool.is_vanished and pool.unserved_s >= HELD_S and observed.is_scraping
+
+
+def _unserved(pool: _Pool, down: Sequence[Gone]) -> list[FleetCause]:
+    """The cause for replicas that do not answer: down, late, or both; else for those that load."""
+    causes = [_down(pool, down)] if down else []
+    if pool.late or (pool.loading and not down):
+        causes.append(_loading(pool, pool.late or pool.loading))
+    if len(causes) < 2:
+        return causes
+    first, second = causes
+    return [
+        replace(
+            first,
+            summary=f"{first.summary} {second.summary}",
+            evidence=(*first.evidence, *second.evidence),
+            replicas=(*first.replicas, *second.replicas),
+        )
+    ]
 
 
 def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -38,7 +38,14 @@ from kneewatch.diagnose.fleet.verdict import (
     tier_verdict,
 )
 from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
-from kneewatch.diagnose.ranking import BY_ID, CAUSES, WAITS_FOR, is_under, with_explained
+from kneewatch.diagnose.ranking import (
+    BY_ID,
+    CAUSES,
+    WAITS_FOR,
+    explained_by,
+    is_under,
+    with_explained,
+)
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
@@ -340,12 +347,36 @@ class Comparisons:
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
 
     def update(
-        self, t_s: float, concluded: Sequence[FleetCause], draining: Collection[str] = ()
+        self,
+        t_s: float,
+        concluded: Sequence[FleetCause],
+        engines: Sequence[Engine] = (),
     ) -> list[FleetCause]:
         """The causes to report at `t_s`, each with its start time.
 
-        `draining` are engines whose queue shrinks. A cause that made them queue lasts until then.
+        A cause that made engines queue lasts while their queue shrinks. A cause that an engine's
+        own cause explains comes and goes with it.
         """
+        draining = {
+            engine.member.name
+            for engine in engines
+            if engine.get("waiting") and (engine.get("waiting_slope_per_s") or 0.0) < 0
+        }
+        own: dict[tuple[str, str], set[str]] = {}
+        explained = set[tuple[str, str]]()
+        for engine in engines:
+            here = own.setdefault((engine.member.pool, engine.member.tier), set())
+            here.update(cause.id for cause in engine.causes)
+            explained |= {
+                (engine.member.name, other)
+                for cause in engine.causes
+                for other in explained_by(cause)
+            }
+        under = [
+            cause
+            for cause in concluded
+            if explained.issuperset((name, cause.id) for name in cause.replicas)
+        ]
         known = {(_place(cause), cause.id) for cause in concluded}
         lasting = [
             cause
@@ -353,15 +384,22 @@ class Comparisons:
             for cause in tracker.causes
             if (place, cause.id) not in known
             and cause.id in WAITS_FOR
-            and not set(draining).isdisjoint(cause.replicas)
+            and not draining.isdisjoint(cause.replicas)
         ]
         by_place: dict[Place, list[FleetCause]] = {}
         for cause in (*concluded, *lasting):
-            by_place.setdefault(_place(cause), []).append(cause)
-        reported: list[FleetCause] = []
+            if cause not in under:
+                by_place.setdefault(_place(cause), []).append(cause)
+        over = {(_place(cause), cause.id) for cause in under}
+        reported = list(under)
         for place in {**self._trackers, **by_place}:
             tracker = self._trackers.setdefault(place, CauseTracker(scale=self._scale))
-            reported += tracker.update(t_s, by_place.get(place, ()))
+            reported += tracker.update(
+                t_s,
+                by_place.get(place, ()),
+                [cause_id for where, cause_id in over if where == place],
+                beside=own.get(place[:2], ()),
+            )
             if not tracker:
                 del self._trackers[place]
         return reported
@@ -392,12 +430,7 @@ def diagnose(
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         compared += [mixed] if mixed else []
     if comparisons is not None:
-        draining = [
-            engine.member.name
-            for engine in engines
-            if engine.get("waiting") and (engine.get("waiting_slope_per_s") or 0.0) < 0
-        ]
-        compared = comparisons.update(observed.t_s, compared, draining)
+        compared = comparisons.update(observed.t_s, compared, engines)
     # What replicas show together says more than what each says for itself.
     together = {(cause.id, cause.pool, cause.tier) for cause in compared}
     causes = [

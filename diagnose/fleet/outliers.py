@@ -9,7 +9,7 @@ from kneewatch.diagnose.causes.kv_transfer import ONE_TOKEN
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
-from kneewatch.diagnose.ranking import CAUSES, may_explain
+from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
 from kneewatch.diagnose.values import DRAINS, STALL
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import percent, span
@@ -122,14 +122,18 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
     far above.
     """
     slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
-    alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
     if tier.median("arrival_per_s") == 0 and engine.get("arrival_per_s"):
         return False
-    if len(tier.engines) < PEERS_MIN or slower is None or not alike or _drains(engine):
+    if len(tier.engines) < PEERS_MIN or slower is None or _drains(engine):
         return False
-    if any(_slows_tokens(cause) for cause in engine.causes):
+    if not _is_asked_alike(engine, tier) or any(map(_slows_tokens, engine.causes)):
         return False
     return slower >= SLOWER and (mean is None or mean >= SLOWER)
+
+
+def _is_asked_alike(engine: Engine, tier: Tier) -> bool:
+    """Whether the engine gets no more requests than its peers."""
+    return (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
 
 
 def _slows_tokens(cause: Cause) -> bool:
@@ -249,6 +253,7 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
         if (_has_more_requests(load, usual) or _has_more_tokens(e, usual_usage))
         and _gets_more(e, tier)
         and not is_slow(e, tier)
+        and not (_clock_low(e, tier) is not None and _is_asked_alike(e, tier))
     ]
     if not hot:
         return None
@@ -350,8 +355,14 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
 
 
 def _severity(hot: Sequence[Engine]) -> Severity:
-    """Warning where the overloaded engines queue or preempt requests, else info."""
-    harmed = any((e.get("waiting") or 0.0) >= 1 or (e.stage or 0) >= 2 for e in hot)
+    """Warning where the overloaded engines queue or preempt requests, or just did, else info."""
+    effects = EXPLAINS["replica_imbalance"]
+    harmed = any(
+        (e.get("waiting") or 0.0) >= 1
+        or (e.stage or 0) >= 2
+        or any(own.id in effects and own.severity >= Severity.WARNING for own in e.causes)
+        for e in hot
+    )
     return Severity.WARNING if harmed else Severity.INFO
 
 

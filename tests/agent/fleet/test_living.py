@@ -70,16 +70,20 @@ def test_faults_during_operations_begin_and_end_once(
 
 HARD = (
     *("crash-loop", "bad-release", "hung", "hung-idle", "pd-healthy", "batch", "batch-hung"),
-    *("outage-after-scaling", "never-answers"),
+    *("outage-after-scaling", "never-answers", "one-takes-all", "overload", "xid"),
 )
-"""Faults that were silent, or told under another name, and pools that are well."""
+"""Faults that were silent, told twice or under another name, and pools that are well."""
 
 
 def test_faults_are_told_under_their_own_name(tmp_path: Path) -> None:
     wrong = [
-        (each.fault.name, each.first, each.began)
+        (each.fault.name, each.first, each.began, each.worse, each.ended)
         for each in outcomes(HARD, every_s=15, folder=tmp_path)
-        if not each.is_right or len(each.began) > 1 or 180 < each.first_s < FOREVER_S
+        if not each.is_right
+        or len(each.began) > 1
+        or 180 < each.first_s < FOREVER_S
+        or each.worse
+        or each.ended != len(each.began)
     ]
     assert wrong == []
 
@@ -139,6 +143,17 @@ def test_a_server_that_never_answers_is_down_after_patience(server: Prometheus) 
     ((severity, text),) = summaries(watched(server, at_s=fleet.epoch_s + late))
     assert severity == "critical"
     assert text.startswith("1 replica has not answered since")
+
+
+def test_a_pool_with_a_down_and_a_late_replica_names_both(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    chat.pods[0].crashes = [(20.0 * MIN_S, 9e9)]
+    (stuck,) = chat.begin(5 * MIN_S, 1, load_s=9e9)
+    ((severity, text),) = summaries(seen(fleet, server, 25 * MIN_S))
+    assert severity == "critical"
+    assert text.startswith(f"1 replica is down (scrapes fail): {chat.pods[0].name}. 1 replica has ")
+    assert text.endswith(f": {stuck.name}.")
 
 
 def test_patience_follows_the_starts_that_were_seen(server: Prometheus) -> None:

@@ -107,6 +107,15 @@ def test_a_slow_replica_is_no_imbalance() -> None:
     assert "n7" in diagnosis.causes[0].summary
 
 
+def test_load_that_piles_up_on_a_gpu_with_low_clocks_is_no_imbalance() -> None:
+    hot = {**HOT, "arrival_per_s": 2.0, "waiting_slope_per_s": 1.0}
+    names = [*(str(at) for at in range(5)), "hot"]
+    rows: list[Row] = [(pod(name), hot if name == "hot" else {}) for name in names]
+    assert "replica_imbalance" in causes(verdict(*rows))
+    clocks = {name: {"sm_clock_mhz": 700.0 if name == "hot" else 1980.0} for name in names}
+    assert causes(verdict(*rows, gpus=clocks)).keys() == {"bad_node"}
+
+
 def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     well = {f"r{at}": {"sm_clock_mhz": 1980.0, "temperature_c": 50.0} for at in range(5)}
     ill = {"sm_clock_mhz": 1200.0, "temperature_c": 85.0, "xid": 79.0}
