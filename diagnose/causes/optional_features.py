@@ -339,7 +339,7 @@ SPEC_DECODE_POOR = CauseRecord(
             guide=("6.6", "9.3"),
         ),
     ),
-    explains=("decode_bound", "slo_conflict"),
+    explains=("decode_bound", "slo_conflict", "unexplained_latency"),
     covers=("SPEC-ACCEPT",),
     moves=(ITL,),
     unusual=FALLEN,

@@ -164,7 +164,7 @@ COLD: Mapping[str, float | None] = {
             {**COLD, "gpu_sm_clock_hz": 1_950e6, "gpu_sm_clock_most_hz": 1_950e6,
              "gpu_heat_bit_ratio": 0.9},
             "gpu_thermal_throttle_ratio",
-            0.124,
+            0.1,
             id="heat, by the other name, at nearly full clock",
         ),
         pytest.param(

@@ -54,7 +54,7 @@ QUEUE = (TTFT, ITL, LOAD)
 MOVED = {
     "itl_spikes": (ITL, TTFT),
     "queueing": QUEUE,
-    "lora_thrash": QUEUE,
+    "lora_thrash": (TTFT, LOAD),
     "spec_ineffective": (),
     "prefix_churn": (PREFIX, TTFT, ITL),
     "preempting": (*QUEUE, PREFIX),

@@ -123,13 +123,12 @@ def test_a_hang_that_a_prefill_might_explain_is_noted_after_half_a_minute() -> N
     assert silence_said(diagnoses, 304.0, 320.0) == {"critical"}
 
 
-def test_a_queue_behind_such_a_silence_is_reported_under_it() -> None:
+def test_a_queue_behind_such_a_silence_is_no_cause_beside_it() -> None:
     def queued(at_s: float) -> Load:
         load = hung(at_s)
         return replace(load, waiting=20) if load is SILENT else load
 
-    first = of_pages(queued, 240.0)[240.0].causes[0]
-    assert (first.id, list(first.explains)) == ("engine_stalled", ["queue_saturation"])
+    assert [cause.id for cause in of_pages(queued, 240.0)[240.0].causes] == ["engine_stalled"]
 
 
 def test_blocks_taken_since_the_last_token_explain_a_pause_at_the_usual_prefill_speed() -> None:
