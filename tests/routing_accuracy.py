@@ -82,7 +82,7 @@ def severities(routed: Routed, moment: RoutedMoment) -> dict[str, Severity]:
         usual={} if routed.usual is None else {group: routed.usual},
         recent={group: {"prompt_tokens_mean": routed.lengths}} if routed.lengths else {},
     )
-    return {c.cause.id: c.cause.severity for c in fleet_verdict.causes if c.cause.id in LOST}
+    return {cause.id: cause.severity for cause in fleet_verdict.causes if cause.id in LOST}
 
 
 def table(verdicts: Iterable[RoutingVerdict]) -> str:

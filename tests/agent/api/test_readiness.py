@@ -19,7 +19,7 @@ def fleet_watch(**changes: object) -> FleetWatch:
     return watch
 
 
-DOWN = {"diagnosis": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "error": "refused"}
+DOWN = {"verdict": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "error": "refused"}
 
 
 @pytest.mark.parametrize(
