@@ -25,7 +25,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
-from kneewatch.rules.baseline import ITL, TTFT
+from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
@@ -457,7 +457,7 @@ PAST_KNEE = CauseRecord(
             guide=("8.1", "8.5"),
         ),
     ),
-    moves=(TTFT,),
+    moves=(TTFT, LOAD),
     symptoms=("S8",),
     levers=("quantized_weights", "more_replicas"),
     enough="waiting",

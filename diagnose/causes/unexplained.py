@@ -25,6 +25,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
@@ -58,6 +59,27 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & (Signal(SPEED) <= LEARNED_FROM) | FEWER_A_STE
 """Tokens come late, and more work in a step (a larger batch, longer contexts) is not the reason."""
 
 FAR_OFF = (FIRST_TOKENS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False)
+
+RULED_OUT = (
+    ("preemption_per_s", "preemptions"),
+    ("waiting_by_capacity", "requests queued for capacity"),
+    ("kv_usage_avg_ratio", "KV cache in use"),
+    ("prefix_hit_ratio", "prefix hit ratio"),
+    (SPEED, "engine speed at equal work"),
+    ("gpu_engine_active_ratio", "GPU active"),
+)
+"""What other causes stand on, and its name."""
+
+
+def _ruled_out(facts: Facts) -> str:
+    """The measured values on which the causes that were ruled out would stand."""
+    seen = [
+        f"{name} {quantity(key, value)}"
+        for key, name in RULED_OUT
+        if (value := facts.values.get(key)) is not None
+    ]
+    return f"no other cause is concluded: {', '.join(seen) or 'nothing else was measured'}"
+
 
 UNEXPLAINED_LATENCY = CauseRecord(
     id="unexplained_latency",
@@ -111,6 +133,7 @@ UNEXPLAINED_LATENCY = CauseRecord(
                     "requests/s x{value:.1f}, computed prompt tokens x{computed_moved_ratio:.1f}: "
                     "the load does not explain it",
                 ),
+                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
             levels=(
                 Level(
@@ -144,8 +167,10 @@ UNEXPLAINED_LATENCY = CauseRecord(
             words=(("ttft_drift", TTFT_DRIFT),),
             summary="Latency is far from usual at an equal load, and no cause is found",
             lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
-            "clocks, and at what clients ask for since then; record a trace with the profiler "
-            "endpoint. State a latency target (slo.ttft_p99_s, slo.itl_p99_s) if this is fine.",
+            "clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for since "
+            "then. If vLLM was started with --profiler-config, record a trace: POST "
+            "/start_profile, then /stop_profile. If this latency is fine, state a target: "
+            "--slo-ttft 2s --slo-itl 100ms, or ttft_p99_s and itl_p99_s in [slo].",
             guide=("8.4",),
         ),
     ),

@@ -12,7 +12,7 @@ from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
-from kneewatch.rules.baseline import ITL, TTFT
+from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import recorded
@@ -435,6 +435,35 @@ def test_a_rate_of_preemptions_is_never_said_to_be_zero(per_s: float, said: str)
     cause = BY_ID["kv_pressure"].examine(pressed.facts())
     assert cause is not None
     assert said in cause.summary
+
+
+def test_unexplained_latency_names_what_was_ruled_out_and_what_to_do() -> None:
+    situation = CONCLUSIVE["unexplained_latency"].but(
+        kv_usage_avg_ratio=0.4, preemption_per_s=0.0, prefix_hit_ratio=None
+    )
+    cause = BY_ID["unexplained_latency"].examine(situation.facts())
+    assert cause is not None
+    said = " ".join(each.text for each in cause.evidence)
+    assert "KV cache in use 40%" in said
+    assert "preemptions 0/s" in said
+    assert "prefix hit ratio" not in said
+    for step in ("log", "/start_profile", "`top`", "--slo-ttft"):
+        assert step in cause.lever
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "kept", "learned"),
+    [("past_knee", {TTFT, LOAD}, {ITL}), ("underused", set(), {TTFT, ITL, LOAD})],
+)
+def test_a_note_stops_learning_of_what_it_moves_only(
+    cause_id: str, kept: set[str], learned: set[str]
+) -> None:
+    facts = CONCLUSIVE[cause_id].facts()
+    cause = BY_ID[cause_id].examine(facts)
+    assert cause is not None
+    moved = moved_families([replace(cause, severity=Severity.INFO)], facts)
+    assert moved >= kept
+    assert not moved & learned
 
 
 def test_a_queue_that_nobody_serves_grows_critical() -> None:
