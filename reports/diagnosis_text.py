@@ -331,7 +331,10 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[s
     lines = wrapped(f"{head} {lasted}".rstrip(), width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row, more in rows:
-        lines += wrapped(row, width=style.width, indent=3, more=more)
+        if row.startswith(advice.RUN):
+            lines.append(f"   {row}")
+        else:
+            lines += wrapped(row, width=style.width, indent=3, more=more)
     return lines
 
 

@@ -16,7 +16,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     with_current_values,
 )
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.formatting import duration, number, percent
+from kneewatch.rules.formatting import duration, number, percent, plural, span
 
 NUMBERS_SHOWN = 5
 
@@ -121,6 +121,45 @@ def numbers_words(recommendation: Recommendation) -> str:
     return "; ".join(parts)
 
 
+def restart_words(recommendation: Recommendation) -> str:
+    """What the restart for a change of flags costs, as far as it is known; "" without one."""
+    if not any(change.flag.startswith("--") for change in recommendation.changes):
+        return ""
+    command = recommendation.command
+    if command is None:
+        return "needs a restart, which empties the caches"
+    start_s, hit_ratio = command.restart_at_least_s, command.lost_prefix_hit_ratio
+    parts = [
+        "takes an unknown time (set server_log)"
+        if start_s is None
+        else f"takes at least {span(start_s)} to load the model",
+        f"ends {plural(command.lost_requests, 'request')} unless drained"
+        if command.lost_requests
+        else "",
+        "empties the prefix cache"
+        + (f" ({percent(hit_ratio)} of prompt tokens hit it now)" if hit_ratio else ""),
+    ]
+    return f"needs a restart, which {', '.join(filter(None, parts))}"
+
+
+RUN = "run: "
+"""The start of a row with a command, which must stay one line to be copied."""
+
+
+def command_rows(recommendation: Recommendation) -> list[str]:
+    """The whole command after the change, with what it changes and what it may lack."""
+    command = recommendation.command
+    if command is None:
+        return []
+    parts = (
+        ("changed", ", ".join(command.changed)),
+        ("dropped", ", ".join(command.removed)),
+        ("not in the command", "; ".join(command.unknown)),
+        ("cost", restart_words(recommendation)),
+    )
+    return [f"{RUN}{command.line}", *(f"{name}: {words}" for name, words in parts if words)]
+
+
 def do_first_label(cause: Cause, t_s: float) -> str:
     """The label of the first advice. A cause that is ending needs the advice only if it returns."""
     ends = cause.seen_s is not None and cause.seen_s < t_s
@@ -145,6 +184,7 @@ def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") 
     lines = [f"{do_first}: {head}. {best.summary}" if head else f"advice: {best.summary}"]
     if numbers := numbers_words(best):
         lines.append(f"expected: {numbers}")
+    lines += command_rows(best)
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")
     lines.append(f"check before: {'; '.join(best.checks)}")

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.recommend.serve_command import sized_command
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
@@ -41,6 +42,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "performance": _performance(answer),
         "fleet": _fleet(answer),
         "cost": _cost(answer),
+        "command": sized_command(answer.memory.setup) if answer.fits else None,
         "steps": [asdict(step) for step in (*memory_steps(answer.memory), *steps(answer))],
         "notes": [*answer.notes, *answer.missed],
     }
@@ -53,7 +55,7 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
         "schema": SCHEMA,
         "fits": fits,
         **dict.fromkeys(("inputs", "memory", "min_gpus", "min_gpus_range")),
-        **dict.fromkeys(("performance", "fleet", "cost")),
+        **dict.fromkeys(("performance", "fleet", "cost", "command")),
         "steps": [],
         "notes": [],
     }
@@ -337,6 +339,7 @@ def size_text(answer: Size, *, extra: Sequence[str] = (), width: int = WIDTH) ->
     lines += wrapped(_setup(answer), width=width, more=2)
     for line in (*_price(answer), *_fewest(answer), *_speed(answer)):
         lines += wrapped(line, width=width, more=2)
+    lines += _run(answer)
     for note in _notes(answer):
         lines += wrapped(f"note: {note}", width=width, more=6)
     if extra:
@@ -384,6 +387,10 @@ def _verdict(answer: Size) -> str:
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
     failure = start_failure(memory, answer.fewest)
     return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
+
+
+def _run(answer: Size) -> list[str]:
+    return [f"run: {sized_command(answer.memory.setup)}"] if answer.fits else []
 
 
 def _notes(answer: Size) -> list[str]:
@@ -505,7 +512,7 @@ def _usable(answer: Size) -> list[str]:
 def size_markdown(answer: Size, *, extra: Sequence[str] = ()) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
-    lines += [*_price(answer), *_fewest(answer), *_speed(answer)]
+    lines += [*_price(answer), *_fewest(answer), *_speed(answer), *_run(answer)]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(

@@ -97,13 +97,15 @@ class Reported(Struct, frozen=True):
     """Memory figures that the server itself reports; None if unknown. Users cannot set these.
 
     `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them; the weights include
-    adapters. `kv_cache_tokens` is the whole cache.
+    adapters. `kv_cache_tokens` is the whole cache. `start_s` is the time to load the weights and to
+    capture CUDA graphs.
     """
 
     max_model_len: int | None = None
     weights_bytes: float | None = None
     available_kv_bytes: float | None = None
     kv_cache_tokens: float | None = None
+    start_s: float | None = None
 
 
 NOT_REPORTED = Reported()

@@ -397,8 +397,15 @@ def _completed(
             available_kv_bytes=_bytes(chosen.get(AVAILABLE_KV_GIB)),
             # The page's own figure is read with its blocks, which may contradict it.
             kv_cache_tokens=_number(tokens) if tokens and tokens.source != PAGE else None,
+            start_s=_start_s(chosen),
         ),
     )
+
+
+def _start_s(chosen: Mapping[str, Fact]) -> float | None:
+    """Seconds of the logged parts of the last start; None if its load is not logged."""
+    load_s, graph_s = _number(chosen.get("load_s")), _number(chosen.get("graph_s"))
+    return None if load_s is None else load_s + (graph_s or 0.0)
 
 
 def _model_of(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | None:

@@ -159,12 +159,14 @@ class Launch(Struct, frozen=True):
     """A command line: `flags` by their full name with dashes; "" for a flag without a value.
 
     `model` is the served model; "" if the command line does not name one. `complete` is false if
-    flags may be set elsewhere: in a `--config` file or in a shell variable.
+    flags may be set elsewhere: in a `--config` file or in a shell variable. `cut` are the flags of
+    which only the first of several values is in `flags`.
     """
 
     model: str = ""
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     complete: bool = True
+    cut: tuple[str, ...] = ()
 
     def text(self, flag: str) -> str | None:
         """A flag's value as written; None if it is not given or contains a variable."""
@@ -288,7 +290,7 @@ def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
         else:
             complete = False
     model = flags.pop("--model", "") or flags.pop("--model-tag", "")
-    return Launch(launch.model or model, {**flags, **launch.flags}, complete)
+    return Launch(launch.model or model, {**flags, **launch.flags}, complete, launch.cut)
 
 
 def _arguments(words: list[str]) -> list[str] | None:
@@ -316,6 +318,7 @@ def _contained(words: list[str]) -> list[str]:
 
 def _parsed(words: list[str]) -> Launch:
     flags: dict[str, str] = {}
+    cut: list[str] = []
     model, at, complete = "", 0, True
     while at < len(words):
         word = words[at]
@@ -323,8 +326,11 @@ def _parsed(words: list[str]) -> Launch:
         if word.startswith(("$", "<", ">")) and model:
             # A variable may hold flags; a redirection holds none.
             complete = complete and not word.startswith("$")
+            at += word in ("<", ">", ">>")
             continue
         if not _FLAG.match(word):
+            # `--lora-modules a=x b=y`: the second value of a flag.
+            cut += [*flags][-1:] if model else []
             model = model or word
             continue
         name, equals, value = word.partition("=")
@@ -334,7 +340,8 @@ def _parsed(words: list[str]) -> Launch:
         name = ALIASES.get(name, name)
         flags[name.replace("_", "-")] = value
     complete = complete and "--config" not in flags and model not in ("$@", "$*")
-    return Launch(flags.pop("--model", "") or model, flags, complete)
+    served = flags.pop("--model", "") or model
+    return Launch(served, flags, complete, tuple(dict.fromkeys(cut)))
 
 
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------

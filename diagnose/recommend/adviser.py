@@ -31,6 +31,7 @@ from kneewatch.diagnose.recommend.demand import (
 from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, percent
 
@@ -387,7 +388,7 @@ def recommend(
         incident.take([each for each in checked if each is not None], context.demand)
         others = [each for each in incident.recommendations if each.id not in chosen]
         chosen.update({each.id: each for each in ranked_recommendations(others, context)[:MOST]})
-    return list(chosen.values())
+    return [with_command(each, server.stated, facts.values) for each in chosen.values()]
 
 
 class Adviser:

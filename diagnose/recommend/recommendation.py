@@ -43,6 +43,29 @@ class Change(Struct, frozen=True):
     after: Value = field(default=None, name="to")
 
 
+class ServeCommand(Struct, frozen=True, kw_only=True):
+    """The whole command line of vLLM after the change, and what the restart costs.
+
+    - `line`: the command, quoted for a shell.
+    - `changed`: its arguments that are new or have another value.
+    - `removed`: flags of the present command that it lacks.
+    - `unknown`: what the line may lack, and what it does not show.
+    - `restart_at_least_s`: seconds that vLLM took at its last start to load the weights and to
+      capture CUDA graphs; null if its log is not read.
+    - `lost_requests`: running and queued requests that a restart ends unless they are drained.
+    - `lost_prefix_hit_ratio`: the share of prompt tokens that the prefix cache serves now; it is
+      empty after the restart. Null if unknown.
+    """
+
+    line: str
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    restart_at_least_s: Figure | None = None
+    lost_requests: int | None = None
+    lost_prefix_hit_ratio: Figure | None = None
+
+
 class Recommendation(Struct, frozen=True, kw_only=True):
     """One recommended change against one cause.
 
@@ -62,6 +85,8 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     - `risk`: what may go wrong.
     - `verify`: which signals should change afterwards, and by when.
     - `guide`: sections of the sizing guide.
+    - `command`: the whole command line after the change; null if no flag changes, or if the
+      present command line is unknown.
     """
 
     id: str
@@ -76,6 +101,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     risk: str = ""
     verify: tuple[str, ...] = ()
     guide: tuple[str, ...] = ()
+    command: ServeCommand | None = None
 
     def __hash__(self) -> int:
         return hash((self.id, self.cause, self.summary))  # mappings have none

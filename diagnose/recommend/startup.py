@@ -18,6 +18,7 @@ from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -194,6 +195,8 @@ class Remedies:
         risk: str,
         cost_usd_per_hour: float | None = 0.0,
     ) -> Recommendation:
+        launch, model = self._stated.launch, self._stated.model
+        model_id = "" if model is None else model.id
         return Recommendation(
             id=lever_id,
             cause=self._cause,
@@ -206,6 +209,7 @@ class Remedies:
             risk=risk,
             verify=(VERIFY,),
             guide=(),
+            command=None if launch is None else serve_command(launch, model_id, [change]),
         )
 
     # --- numbers ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from math import isclose
 from typing import Any
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
@@ -19,7 +19,7 @@ from kneewatch.reports.diagnosis_text import (
     notable,
     quiet_notes,
 )
-from kneewatch.reports.recommendation_text import change_words, stop_gap
+from kneewatch.reports.recommendation_text import change_words, restart_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.timeline import Lanes, lanes
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView, Standing
@@ -30,7 +30,7 @@ from kneewatch.rules.rule import Finding, Severity
 
 def command(changes: Sequence[Change]) -> str:
     """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
-    return " ".join(argument for change in changes for argument in _arguments(change))
+    return " ".join(arguments(changes))
 
 
 def replaced(changes: Sequence[Change]) -> str:
@@ -40,24 +40,12 @@ def replaced(changes: Sequence[Change]) -> str:
 
 def besides(changes: Sequence[Change]) -> list[str]:
     """The changes that do not set a flag: a flag that is removed, or another number of replicas."""
-    return [words(change) for change in changes if not _arguments(change)]
+    return [words(change) for change in changes if not arguments([change])]
 
 
 def title(recommendation: Recommendation) -> str:
     """All changes in one line. Without changes: the advice."""
     return ", ".join(map(words, recommendation.changes)) or recommendation.summary
-
-
-def _arguments(change: Change) -> list[str]:
-    """The command-line arguments that set a change's flag. Empty if the change sets no flag."""
-    if not change.flag.startswith("--") or change.after is None:
-        return []
-    if change.after is True:
-        return [shlex.quote(change.flag)]
-    if change.after is False:
-        return [shlex.quote(f"--no-{change.flag[2:]}")]
-    value = f"{change.after:g}" if isinstance(change.after, float) else str(change.after)
-    return [shlex.quote(change.flag), shlex.quote(value)]
 
 
 def words(change: Change) -> str:
@@ -67,9 +55,9 @@ def words(change: Change) -> str:
 
 def _current_flag(change: Change) -> str:
     """The flag with its current value, if the change replaces that value; else empty."""
-    if not _arguments(change) or change.before is None or isinstance(change.before, bool):
+    if not arguments([change]) or change.before is None or isinstance(change.before, bool):
         return ""
-    return " ".join(_arguments(Change(change.flag, None, change.before)))
+    return " ".join(arguments([Change(change.flag, None, change.before)]))
 
 
 def cost(recommendation: Recommendation) -> str:
@@ -79,8 +67,7 @@ def cost(recommendation: Recommendation) -> str:
         price = "price unknown"
     else:
         price = f"{usd_per_hour:+,.2f} USD/h" if usd_per_hour else "no change in price"
-    restarts = any(change.flag.startswith("--") for change in recommendation.changes)
-    return f"{price}; needs a restart, which empties the caches" if restarts else price
+    return "; ".join(filter(None, (price, restart_words(recommendation))))
 
 
 # --- An engine in full: evidence, vital signs and findings, each with its chart -------------------

@@ -51,6 +51,7 @@ RECOMMENDATION = {
     "unknown": [],
     "risk": "answers change slightly",
     "guide": ["7.4"],
+    "command": None,
     "checks": ["quality of answers"],
     "verify": ["kv_usage_ratio"],
 }

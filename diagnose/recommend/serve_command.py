@@ -1,0 +1,169 @@
+"""The whole `vllm serve` command after a change of flags. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_facts import SHOWN_FLAGS
+from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch
+from kneewatch.diagnose.recommend.recommendation import (
+    Change,
+    Recommendation,
+    ServeCommand,
+    Value,
+)
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+
+PRINTED = SHOWN_FLAGS.union(NUMBERS) | {
+    "--chat-template",
+    "--config",
+    "--distributed-executor-backend",
+    "--download-dir",
+    "--host",
+    "--load-format",
+    "--reasoning-parser",
+    "--revision",
+    "--tokenizer",
+    "--tool-call-parser",
+}
+"""Flags whose values are printed. Values of others may be secrets (--api-key)."""
+
+
+def serve_command(
+    launch: Launch, model: str, changes: Iterable[Change] = ()
+) -> ServeCommand | None:
+    """The command after the changes of flags; None if no flag changes, or the model is unknown.
+
+    `model` is for a launch that names none.
+    """
+    flags = [change for change in changes if change.flag.startswith("--")]
+    model = launch.model or model
+    if not flags or not model:
+        return None
+    after = _changed(launch.flags, flags)
+    new = {flag for flag, value in after.items() if launch.flags.get(flag) != value}
+    words = {flag: _words(flag, value, is_new=flag in new) for flag, value in after.items()}
+    return ServeCommand(
+        line=" ".join(["vllm serve", shlex.quote(model), *words.values()]),
+        changed=tuple(words[flag] for flag in after if flag in new),
+        removed=tuple(flag for flag in launch.flags if flag not in after),
+        unknown=tuple(_unknown(launch, after, new)),
+    )
+
+
+def with_command(
+    recommendation: Recommendation, stated: Stated, values: Mapping[str, float | None]
+) -> Recommendation:
+    """The recommendation with the whole command, if the present one is known.
+
+    `values` are the signals now: a restart ends the requests, and empties the prefix cache.
+    """
+    model = "" if stated.model is None else stated.model.id
+    command = stated.launch and serve_command(stated.launch, model, recommendation.changes)
+    if not command:
+        return recommendation
+    hit_ratio, start_s = values.get("prefix_hit_ratio"), stated.reported.start_s
+    running, waiting = values.get("running_avg"), values.get("waiting_avg")
+    command = replace(
+        command,
+        restart_at_least_s=None if start_s is None else round(start_s),
+        lost_requests=None if running is None else round(running + (waiting or 0.0)),
+        lost_prefix_hit_ratio=None if hit_ratio is None else round(hit_ratio, 2),
+    )
+    return replace(recommendation, command=command)
+
+
+def sized_command(setup: Setup) -> str:
+    """The command of a sized launch."""
+    parallel, adapters = setup.parallel, setup.adapters
+    values: Mapping[str, Value] = {
+        "--tensor-parallel-size": parallel.tensor if parallel.tensor > 1 else None,
+        "--pipeline-parallel-size": parallel.pipeline if parallel.pipeline > 1 else None,
+        "--data-parallel-size": parallel.data if parallel.data > 1 else None,
+        "--decode-context-parallel-size": setup.decode_context_parallel
+        if setup.decode_context_parallel > 1
+        else None,
+        "--enable-expert-parallel": parallel.experts or None,
+        "--quantization": setup.quantization,
+        "--kv-cache-dtype": None if setup.kv_cache_dtype == "auto" else setup.kv_cache_dtype,
+        "--gpu-memory-utilization": setup.gpu_memory_utilization,
+        "--max-model-len": setup.max_model_len,
+        "--max-num-seqs": setup.max_num_seqs,
+        "--max-num-batched-tokens": setup.max_num_batched_tokens,
+        "--enforce-eager": setup.enforce_eager or None,
+        "--enable-lora": None if adapters is None else True,
+        "--max-loras": None if adapters is None else adapters.slots,
+        "--max-lora-rank": None if adapters is None else adapters.rank,
+    }
+    flags = arguments(Change(flag, None, value) for flag, value in values.items())
+    return " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
+
+
+def arguments(changes: Iterable[Change]) -> list[str]:
+    """The arguments that set the changed flags, quoted for a shell; flags to drop are left out."""
+    flags = [change for change in changes if change.flag.startswith("--")]
+    return [_words(flag, value, is_new=True) for flag, value in _changed({}, flags).items()]
+
+
+def _changed(flags: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
+    """The flags after the changes, in their order; new flags come last."""
+    after = dict(flags)
+    for change in changes:
+        flag, value = change.flag, change.after
+        whole, _, key = flag.partition(".")
+        if key and whole in after:
+            flag, value = whole, _with_key(after[whole], key, value)
+        if value is None:
+            after.pop(flag, None)
+        elif isinstance(value, bool):
+            on, off = flag, f"--no-{flag[2:]}"
+            after.pop(off if value else on, None)
+            after[on if value else off] = ""
+        else:
+            after[flag] = f"{value:g}" if isinstance(value, float) else str(value)
+    return after
+
+
+def _with_key(text: str, key: str, value: Value) -> str:
+    """The JSON value of a flag with another value of this key; vLLM merges no two of them."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    return json.dumps({**document, key: value}) if isinstance(document, dict) else text
+
+
+def _words(flag: str, value: str, *, is_new: bool) -> str:
+    if not value:
+        return shlex.quote(flag)
+    if not is_new and _is_hidden(flag, value):
+        return f'{flag} "${_variable(flag)}"'
+    glue = "=" if value.startswith("-") else " "
+    return f"{shlex.quote(flag)}{glue}{shlex.quote(value)}"
+
+
+def _variable(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_").replace(".", "_").upper()
+
+
+def _is_hidden(flag: str, value: str) -> bool:
+    return flag not in PRINTED and not value.replace(".", "", 1).isdigit()
+
+
+def _unknown(launch: Launch, after: Mapping[str, str], new: set[str]) -> Iterator[str]:
+    if not launch.complete:
+        yield "flags that are set elsewhere, such as in a --config file or a shell variable"
+    for flag, value in after.items():
+        if flag in new:
+            continue
+        if _is_hidden(flag, value) and value:
+            yield f"the value of {flag}, which may be a secret: set {_variable(flag)} to it"
+        elif "$" in value:
+            yield f"the value of {flag}, which a variable sets"
+    for flag in launch.cut:
+        yield f"further values of {flag}"
