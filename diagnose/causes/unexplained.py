@@ -14,6 +14,7 @@ from kneewatch.diagnose.account_signals import (
     SPEED,
     STREAM,
 )
+from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST
 from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
@@ -88,7 +89,8 @@ UNEXPLAINED_LATENCY = CauseRecord(
     "minute, although requests/s, prompts and answers are as usual, and no other cause is found.",
     forms=(
         Form(
-            gate=Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S), stretch=False)
+            gate=~GPUS_WAIT_FOR_THE_HOST
+            & Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S), stretch=False)
             & (MEAN_IS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False),
             start=Number(0.2),
             terms=(
