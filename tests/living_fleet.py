@@ -172,7 +172,7 @@ class LivingFleet:
         self.pools: list[Pool] = []
         self.workers: list[tuple[Pool, Pod, Pod]] = []
         self.gaps: list[tuple[float, float]] = []
-        self.rare_until_s = 0.0
+        self.rare_until_s = -math.inf
         """Until then targets are scraped once in RARE_S: a past that costs little."""
         self.states: list[tuple[Series, Callable[[float], float | None]]] = []
         self._count = count(1)
