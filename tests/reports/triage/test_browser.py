@@ -193,7 +193,7 @@ def test_the_page_follows_its_target(browser: Browser) -> None:
 
 
 def test_an_update_disturbs_nothing(browser: Browser) -> None:
-    with looking(browser, cascade_at(57)) as (page, server, _):
+    with looking(browser, cascade_at(53)) as (page, server, _):
         expect(page.locator(".word")).to_have_text("CRITICAL")
         page.locator("#log-1 summary").click()
         page.locator("details.change summary").first.click()
@@ -202,7 +202,7 @@ def test_an_update_disturbs_nothing(browser: Browser) -> None:
         page.evaluate("document.querySelector('#log-1').dataset.mark = 'same'")
         page.evaluate("scrollTo(0, 700)")
         before = page.locator(".vitals").inner_text()
-        server.show(cascade_at(58))
+        server.show(cascade_at(54))
         expect(page.locator(".vitals")).not_to_have_text(before)
         assert page.evaluate("scrollY") == 700
         expect(page.locator("#at")).to_be_focused()
@@ -213,12 +213,12 @@ def test_an_update_disturbs_nothing(browser: Browser) -> None:
 
 def test_an_update_leaves_what_is_selected(browser: Browser) -> None:
     """To select a flag by hand and lose it at every scrape would be a torment."""
-    with looking(browser, cascade_at(57)) as (page, server, _):
+    with looking(browser, cascade_at(53)) as (page, server, _):
         page.evaluate(
             "getSelection().selectAllChildren(document.querySelector('article .command-line code'))"
         )
         before = page.locator(".vitals").inner_text()
-        server.show(cascade_at(58))
+        server.show(cascade_at(54))
         expect(page.locator(".vitals")).not_to_have_text(before)
         assert page.evaluate("getSelection().toString()") == "--num-gpu-blocks-override 288"
 
@@ -269,7 +269,7 @@ def test_the_readers_own_time_stands_beside_utc(browser: Browser) -> None:
 
 
 def test_the_page_can_be_held(browser: Browser) -> None:
-    with looking(browser, cascade_at(57)) as (page, server, _):
+    with looking(browser, cascade_at(53)) as (page, server, _):
         page.get_by_role("button", name="Pause").click()
         expect(page.locator("#connection")).to_contain_text("Paused")
         expect(page.get_by_role("button", name="Resume")).to_have_attribute("aria-pressed", "true")
