@@ -79,7 +79,8 @@ OUTLASTS_S = 60.0
 class Aftermath:
     """The time in which a backlog drains that a cause has left, which has ended.
 
-    Requests still wait then, and what waits looks like a new problem. The same holds while the
+    Requests still wait then, and what waits looks like a new problem. It ends once the queue has
+    not been shorter than before for a window: such a queue is a problem. The same holds while the
     engine makes no progress: requests pile up, and it is the stall that will be reported.
     """
 
@@ -104,8 +105,8 @@ class Aftermath:
             self._until_s = facts.now_s + facts.window_s
         elif self._left is not None:
             self._grown = self._grown + 1 if waiting > self._left + GROWS_BY else 0
-            self._left = min(self._left, waiting)
-            if waiting >= 1:
+            if waiting < self._left:
+                self._left = waiting
                 self._until_s = facts.now_s + facts.window_s
         if facts.now_s > self._until_s or self._grown >= GROWN_SCRAPES:
             self._left = None

@@ -50,6 +50,10 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     if needed <= now and REPLICAS not in context.held:
         return None
     total = context.steady(REPLICAS, max(now + 1, needed))
+    if demand.callers is None:  # the backlog is served once
+        at_once = _at_once(demand)
+        mean = min(demand.mean_requests, at_once)
+        context = replace(context, demand=replace(demand, requests=at_once, mean_requests=mean))
     numbers = predicted(context, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
@@ -127,16 +131,22 @@ def _load_ratio(context: LeverContext) -> float | None:
     By requests/s; if the KV cache is too small, also by the KV tokens of the requests that run.
     """
     demand, capacity = context.demand, context.server.capacity_tokens
-    ratio, drains = demand.load_ratio, _drains(demand)
     if not context.for_kv:
-        return ratio if ratio is None or drains else max(1.0, ratio)
+        ratio = demand.load_ratio
+        return ratio if ratio is None or _drains(demand) else max(1.0, ratio)
     if demand.held_tokens is None or not capacity:
         return None
-    at_once = demand.requests
-    if ratio is not None and demand.waiting >= 1:
-        # Requests run for as long as now. Those that wait are the backlog, or callers of a loop.
-        at_once = demand.running * (ratio if drains else max(1.0, ratio))
+    at_once = _at_once(demand)
     return max(at_once * demand.held_tokens, demand.peak_tokens(at_once) / PEAK_OVER) / capacity
+
+
+def _at_once(demand: Demand) -> float:
+    """The requests that run at once on each present replica at the rate of arrivals."""
+    ratio = demand.load_ratio
+    if ratio is None or demand.waiting < 1:
+        return demand.requests
+    # Requests run for as long as now. Those that wait are the backlog, or callers of a loop.
+    return demand.running * (ratio if _drains(demand) else max(1.0, ratio))
 
 
 def _drains(demand: Demand) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import CauseTracker
+from kneewatch.diagnose.engine.diagnosis import Aftermath, CauseTracker
 from kneewatch.diagnose.ranking import over
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
@@ -57,3 +57,19 @@ def test_stalls_are_not_over_while_the_itl_target_is_missed() -> None:
     none = CONCLUSIVE["prefill_interference"].but(itl_stall_per_s=0.0, itl_p99_s=0.2)
     assert over(none.facts()) == {"prefill_interference"}
     assert over(replace(none, targets=Targets(itl_p99_s=0.1)).facts()) == set()
+
+
+@pytest.mark.parametrize(("drained_per_s", "silent"), [(0.2, True), (0.0, False)])
+def test_a_queue_that_stays_after_its_cause_is_reported(
+    drained_per_s: float, *, silent: bool
+) -> None:
+    queued = CONCLUSIVE["queue_saturation"]
+    full = CONCLUSIVE["kv_pressure"].causes()["kv_pressure"]
+    aftermath = Aftermath()
+    aftermath.reported([full])
+    for at in range(25):
+        moment = queued.but(waiting=60.0 - drained_per_s * SCRAPE_S * at).facts()
+        now = replace(moment, now_s=NOW_S + SCRAPE_S * at)
+        causes = aftermath.without(now, [queued.causes()["queue_saturation"]])
+        aftermath.reported(causes)
+    assert (causes == []) == silent
