@@ -285,7 +285,7 @@ FAULTS = {
     "code": "engine_stalled",
     "big": "gpu_fault",
     "rag": "kv_pressure",
-    "late": "queue_saturation",
+    "late": "admission_limit",
     "chat": "target_down",
     "lost": "target_down",
 }

@@ -70,7 +70,7 @@ def test_a_replicas_cascade_begins_gets_worse_and_ends_once_for_its_pool(
     ledger: AlertState,
 ) -> None:
     worse = ill(preemption_per_s=2.0, preemption_ratio_per_s=0.25)
-    events = told(ledger, WELL, ill(), worse, *[WELL] * 5)
+    events = told(ledger, WELL, *[ill()] * 2, *[worse] * 2, *[WELL] * 5)
     assert words(events) == [
         (kind, "fleet/prod/m", "kv_pressure") for kind in ("began", "worse", "ended")
     ]
@@ -93,10 +93,10 @@ def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
 
 def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: AlertState) -> None:
     t_s = WELL.t_s
-    assert told(ledger, ill(**QUEUE))
+    assert told(ledger, *[ill(**QUEUE)] * 3)
     lost = [
         lost_state("http://p", "refused", t_s=t_s + STEP_S * at, interval_s=STEP_S)
-        for at in range(1, 8)
+        for at in range(3, 10)
     ]
     events = [event for state in lost for event in ledger.update(state)]
     assert words(events) == [("began", "fleet", SYSTEM_DOWN)]
@@ -104,7 +104,7 @@ def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ale
     assert "refused" in text(said)
     json.dumps(to_builtins(webhook(said)), allow_nan=False)
     assert ledger.sent(events[0])
-    back = [later(ill(**QUEUE), at) for at in range(8, 12)]
+    back = [later(ill(**QUEUE), at) for at in range(10, 14)]
     ended = [
         e for answer in back for s in states_of(answer, interval_s=1) for e in ledger.update(s)
     ]
