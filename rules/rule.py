@@ -298,7 +298,8 @@ class RuleState:
         if rule.stated:
             self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
         self._unjudged = self._finding(UNKNOWN, None)
-        self._last_ok, self._ok_value = self._finding("ok", None), None
+        self._last_ok = self._finding("ok", None)
+        self._ok_value: float | None = None
 
     def forget(self) -> None:
         """Drop the state: the process was replaced or the clock was set back."""

@@ -41,10 +41,12 @@ def api_examples() -> str:
     state = state_of(SICK_NAME, sick())
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     watch.state = replace(watch.state, verdict=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
+
+    def accepted(_asked: object) -> list[EngineAcceptance]:
+        return [ACCEPTED]
+
     with (
-        asking(
-            service_of(state, reader=reader(state), fleet=watch, accept=lambda _asked: [ACCEPTED])
-        ) as client,
+        asking(service_of(state, reader=reader(state), fleet=watch, accept=accepted)) as client,
         asking(service_of(names=[SICK_NAME])) as starting,
     ):
         triage = {form: client.get(TRIAGE, accept=form).text for form in (TEXT, MARKDOWN)}

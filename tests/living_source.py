@@ -1,3 +1,4 @@
+# pyright: basic
 """A metrics system in memory that has scraped a living fleet: what it answers at a moment.
 
 It answers the questions of the fleet daemon by their names, not their PromQL: hours of a fleet's

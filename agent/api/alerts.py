@@ -454,8 +454,10 @@ class _AlertDiagnoser:
             now = self._now[target].get((model, engine))
             start, why = self._history.verdict(target, (model, engine), alert.starts_s)
             if now is not None or start is not None:
-                told = [each and documented(linked(each, self._docs_url)) for each in (start, now)]
-                contexts.append(AlertContext(target, model, engine, *told, why))
+                then, at = (
+                    each and documented(linked(each, self._docs_url)) for each in (start, now)
+                )
+                contexts.append(AlertContext(target, model, engine, then, at, why))
         left_out = len(engines[self._left :])
         self._left -= len(engines) - left_out
         lines = self._lines(alert, alert_match, contexts, left_out)

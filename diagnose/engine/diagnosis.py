@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import Generic
+from typing import Generic, cast
 
 from msgspec.structs import replace
 
@@ -111,7 +111,7 @@ class Aftermath:
         if facts.now_s > self._until_s or self._grown >= GROWN_SCRAPES:
             self._left = None
         if self._left is not None:
-            facts.values[DRAINS] = 1.0
+            cast("dict[str, float | None]", facts.values)[DRAINS] = 1.0
         elif not facts.streaks_s.get("stalled"):
             return causes
         return [each for each in causes if each.id in self._reported or each.id not in OF_LATENCY]

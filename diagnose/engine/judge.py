@@ -264,7 +264,7 @@ class Judge:
         self._started_s: float | None = None
         self._drains = False
         self._serves: tuple[ServerFacts | None, Mapping[str, str]] = (None, {})
-        self._served_before = self._serves
+        self._served_before: tuple[ServerFacts | None, Mapping[str, str]] = self._serves
         """Facts and labels while the newest process, and the one before, generated tokens."""
         self._blind = 0
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
@@ -403,7 +403,8 @@ class Judge:
 
         `families`: only of these, if any are given. `dry_run`: nothing changes.
         """
-        values = {} if self._newest_read is None else self._newest_read.values
+        newest = self._newest_read
+        values: Mapping[str, float | None] = newest.values if newest is not None else {}
         kept_apart = self.learned.kept_apart
         deviations = kept_apart.deviations(values, families)
         if not dry_run:
@@ -542,7 +543,7 @@ class Judge:
             concluded.append(missing)
         ended = over(facts) | disproved(concluded)
         tracked = self._tracker.update(facts.now_s, concluded, ended)
-        tracked = self._aftermath.without(facts, tracked)
+        tracked = list(self._aftermath.without(facts, tracked))
         causes = ranked(self._explained.without(tracked, BY_ID, facts))
         self._aftermath.reported(causes)
         if causes:

@@ -147,7 +147,8 @@ class _Pool(Struct, frozen=True):
 def _pools(observed: Observed) -> list[_Pool]:
     """The pools that miss a replica, or have one that is loading or has restarted."""
     serving = {member.pool for member in observed.shape.members}
-    names = {row.pool for row in (*observed.gone, *observed.loading, *observed.restarted)}
+    names = {row.pool for row in observed.gone} | {row.pool for row in observed.loading}
+    names |= {row.pool for row in observed.restarted}
     zero = observed.scaled_to_zero
     counted = {(member.pool, member.replica) for member in observed.shape.members}
     counted |= {(row.pool, row.replica) for row in observed.gone if row.why is not Why.LEFT}

@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
+from kneewatch.diagnose.causes.tensor_parallel import split_case, weigh_live
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.absence import RESTARTED, absence_causes, absence_notes
@@ -49,6 +49,7 @@ from kneewatch.diagnose.ranking import (
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
+from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import OK, WARNING, Severity
 from kneewatch.rules.wire import rounded, to_ms

@@ -316,7 +316,8 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def by_place(self) -> dict[tuple[str, str | None], Verdict]:
         """The verdict on each pool and on each tier, as on a target: one cause for all of its
         replicas. A pool without a problem and one without replicas are included."""
-        places = dict.fromkeys([(tier.pool, None) for tier in self.tiers])
+        places: dict[tuple[str, str | None], None]
+        places = dict.fromkeys((tier.pool, None) for tier in self.tiers)
         places |= dict.fromkeys([(tier.pool, tier.tier) for tier in self.tiers])
         places |= dict.fromkeys([(cause.pool, cause.tier) for cause in self.causes])
         places |= dict.fromkeys([(replica.pool, None) for replica in self.gone])

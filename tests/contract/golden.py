@@ -59,7 +59,7 @@ class Judge:
 
 def tracked(record: CauseRecord, cause: Cause) -> list[int | None]:
     """Seconds after which a cause is reported while it is concluded, and gone once it is not."""
-    tracker = CauseTracker(scale=1.0, records={record.id: record})
+    tracker = CauseTracker[Cause](scale=1.0, records={record.id: record})
     shown_s = next((t for t in range(TRACKED_S) if tracker.update(t, [cause])), None)
     if shown_s is None:
         return [None, None]

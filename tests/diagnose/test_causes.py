@@ -453,7 +453,7 @@ def test_unexplained_latency_names_what_was_ruled_out_and_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("cause_id", "kept", "learned"),
-    [("past_knee", {TTFT, LOAD}, {ITL}), ("underused", set(), {TTFT, ITL, LOAD})],
+    [("past_knee", {TTFT, LOAD}, {ITL}), ("underused", set[str](), {TTFT, ITL, LOAD})],
 )
 def test_a_note_stops_learning_of_what_it_moves_only(
     cause_id: str, kept: set[str], learned: set[str]

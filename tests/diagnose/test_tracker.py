@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Aftermath, CauseTracker
 from kneewatch.diagnose.ranking import over
+from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 
@@ -17,7 +18,7 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
     full, queue = (
         CONCLUSIVE[cause_id].causes()[cause_id] for cause_id in ("kv_pressure", "queue_saturation")
     )
-    tracker = CauseTracker(scale=1.0)
+    tracker = CauseTracker[Cause](scale=1.0)
     tracker.update(NOW_S, [full, queue])
     kept = tracker.update(NOW_S + SCRAPE_S, [queue])
     assert [cause.id for cause in kept] == ["kv_pressure", "queue_saturation"]
@@ -30,7 +31,7 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
 @pytest.mark.parametrize("cause_id", ["queue_saturation", "prefill_interference"])
 def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: str) -> None:
     cause = CONCLUSIVE[cause_id].causes()[cause_id]
-    tracker = CauseTracker(scale=1.0)
+    tracker = CauseTracker[Cause](scale=1.0)
     shown: list[bool] = []
     for at in range(40):
         # Three scrapes of each nine for two minutes, then none.
@@ -43,7 +44,7 @@ def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: st
 
 def test_a_cause_that_is_surely_over_is_not_reported_for_its_clear_time() -> None:
     stalls = CONCLUSIVE["prefill_interference"]
-    tracker = CauseTracker(scale=1.0)
+    tracker = CauseTracker[Cause](scale=1.0)
     for at in range(3):
         tracker.update(NOW_S + SCRAPE_S * at, [stalls.causes()["prefill_interference"]])
     fewer = stalls.but(itl_stall_per_s=0.02, itl_stall_time_ratio=0.04)
@@ -65,11 +66,11 @@ def test_a_queue_that_stays_after_its_cause_is_reported(
 ) -> None:
     queued = CONCLUSIVE["queue_saturation"]
     full = CONCLUSIVE["kv_pressure"].causes()["kv_pressure"]
-    aftermath = Aftermath()
-    aftermath.reported([full])
+    aftermath, causes = Aftermath(), [full]
+    aftermath.reported(causes)
     for at in range(25):
         moment = queued.but(waiting=60.0 - drained_per_s * SCRAPE_S * at).facts()
         now = replace(moment, now_s=NOW_S + SCRAPE_S * at)
-        causes = aftermath.without(now, [queued.causes()["queue_saturation"]])
+        causes = [*aftermath.without(now, [queued.causes()["queue_saturation"]])]
         aftermath.reported(causes)
     assert (causes == []) == silent

@@ -151,7 +151,8 @@ def served(
             "max_num_batched_tokens": chunk_tokens(device),
             **launch,
         }
-        setting = Setting(hardware=device, launch=Launch(**flags), running=running)
+        started = Launch(**flags)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        setting = Setting(hardware=device, launch=started, running=running)
         if shape is not None:
             setting.shape, setting.rate_per_s = shape, rate_per_s
         server = Server(setting, Random(seed))

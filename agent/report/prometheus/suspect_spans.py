@@ -27,13 +27,13 @@ from kneewatch.agent.report.prometheus.queries import (
 )
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
+from kneewatch.rules.baseline import QUEUED_MIN
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 
 DOWN, PREEMPTING, STALLED, QUEUED, TOO_LATE = (

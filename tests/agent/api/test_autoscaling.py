@@ -78,7 +78,7 @@ def simulated(scene: Scene, hours: float, *, seed: int) -> tuple[list[float], li
     return values, runs
 
 
-def situation(seen: deque[tuple[float, float, float]]):  # noqa: ANN201
+def situation(seen: deque[tuple[float, float, float]]):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """The signals of a mean replica."""
     (first_s, was, _), (last_s, waiting, _) = seen[0], seen[-1]
     served = sum(each[2] for each in seen) / len(seen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import ceil
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -119,7 +120,7 @@ def test_random_loads(
     targets = Targets(itl_p99_s=target_s)
     stated = replace(LLAMA if is_known else Stated(version=(0, 32, 0)), replicas=replicas)
     levers = advised(
-        cause_id, situation=replace(situation, targets=targets), stated=stated, **fixed
+        cause_id, situation=replace(situation, targets=targets), stated=stated, **cast("Any", fixed)
     )
     assert [(each.id, what) for each in levers.values() for what in wrong(each, targets)] == []
     assert [*contradictions(levers)] == []

@@ -40,7 +40,9 @@ def intervals(recording: Sequence[Verdict]) -> list[Interval]:
     done: list[Interval] = []
     open_: dict[tuple[str, str], Interval] = {}
     for diagnosis in recording:
-        now = {("health", diagnosis.health): STATES[diagnosis.health]}
+        now: dict[tuple[str, str], Severity] = {
+            ("health", diagnosis.health): STATES[diagnosis.health]
+        }
         if diagnosis.stage.severity is not None:
             now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity
         now |= {("cause", cause.id): cause.severity for cause in diagnosis.causes}
