@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from threading import Lock
@@ -209,7 +209,7 @@ def _add_tiers(families: Families, verdict: FleetVerdict) -> None:
         labels = _labels(tier)
         healths = Counter(engine.health for engine in engines[labels])
         stages = Counter(engine.stage.number for engine in engines[labels] if engine.stage)
-        counts: Mapping[str, int] = healths
+        counts: dict[str, int] = dict(healths.items())
         for word in RANKS:
             families.add("fleet_engines", counts.get(word, 0), *labels, word)
         for stage in range(5):
