@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import Generic, cast
+from typing import Generic
 
 from msgspec.structs import replace
 
@@ -11,7 +11,6 @@ from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
-from kneewatch.diagnose.values import DRAINS
 from kneewatch.diagnose.verdict import SYMPTOMS, AnyCause, Cause
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
@@ -91,12 +90,17 @@ class Aftermath:
         self._grown = 0
         self._until_s = float("-inf")
 
+    @property
+    def drains(self) -> bool:
+        """Whether requests that an ended cause has left in the queue are served now."""
+        return self._left is not None
+
     def forget(self) -> None:
         """Reset after a restart: the requests are gone with the process."""
         self._reported = self._problems = frozenset()
         self._left = None
 
-    def without(self, facts: Facts, causes: Sequence[Cause]) -> Sequence[Cause]:
+    def without(self, facts: Facts, causes: list[Cause]) -> list[Cause]:
         """The causes, without those that only say that requests wait, if they follow from what has
         ended and were not reported before."""
         waiting = facts.values.get("waiting") or 0.0
@@ -110,9 +114,7 @@ class Aftermath:
                 self._until_s = facts.now_s + facts.window_s
         if facts.now_s > self._until_s or self._grown >= GROWN_SCRAPES:
             self._left = None
-        if self._left is not None:
-            cast("dict[str, float | None]", facts.values)[DRAINS] = 1.0
-        elif not facts.streaks_s.get("stalled"):
+        if not self.drains and not facts.streaks_s.get("stalled"):
             return causes
         return [each for each in causes if each.id in self._reported or each.id not in OF_LATENCY]
 

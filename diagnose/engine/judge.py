@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.diagnose.account_signals import SILENT
+from kneewatch.diagnose.account_signals import MOVED_FOR, SILENT
 from kneewatch.diagnose.capacity import Comparison
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
@@ -54,7 +54,7 @@ from kneewatch.diagnose.ranking import (
     ranked,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.values import PREFILL_SILENCE, STALL, Signals, Values
+from kneewatch.diagnose.values import DRAINS, PREFILL_SILENCE, STALL, Signals, Values
 from kneewatch.diagnose.verdict import (
     NO_STAGE,
     UNKNOWN_STAGE,
@@ -330,7 +330,8 @@ class Judge:
         stage = UNKNOWN_STAGE if missing else facts.stage
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
-        what = changed(facts.values, t_s, self._restarted())
+        moved = facts.values.get(MOVED_FOR) is not None
+        what = changed(facts.values, t_s, self._restarted() if moved else None)
         if what is not None and causes:
             causes[0] = _compared(causes[0], what)
         self._newest_read = Verdict(
@@ -344,7 +345,7 @@ class Judge:
             symptoms=symptoms(facts, causes),
             changed=what,
             findings=findings,
-            values=facts.values,
+            values={**facts.values, DRAINS: 1.0} if self._aftermath.drains else facts.values,
             unknown=[
                 *_without_stage(missing, values.scrapes),
                 *_canary_words(canary),
@@ -543,7 +544,7 @@ class Judge:
             concluded.append(missing)
         ended = over(facts) | disproved(concluded)
         tracked = self._tracker.update(facts.now_s, concluded, ended)
-        tracked = list(self._aftermath.without(facts, tracked))
+        tracked = self._aftermath.without(facts, tracked)
         causes = ranked(self._explained.without(tracked, BY_ID, facts))
         self._aftermath.reported(causes)
         if causes:

@@ -71,6 +71,6 @@ def test_a_queue_that_stays_after_its_cause_is_reported(
     for at in range(25):
         moment = queued.but(waiting=60.0 - drained_per_s * SCRAPE_S * at).facts()
         now = replace(moment, now_s=NOW_S + SCRAPE_S * at)
-        causes = [*aftermath.without(now, [queued.causes()["queue_saturation"]])]
+        causes = aftermath.without(now, [queued.causes()["queue_saturation"]])
         aftermath.reported(causes)
     assert (causes == []) == silent
