@@ -49,6 +49,12 @@ LEARNED_FROM = 0.85
 CHANGED_FROM = 1.25
 """A factor that moved by less than this ratio counts as unchanged."""
 
+
+def is_unchanged(ratio: float) -> bool:
+    """Whether a value over its usual value counts as the usual value."""
+    return 1 / CHANGED_FROM < ratio < CHANGED_FROM
+
+
 AT_THE_DOOR, CANCELLED, SILENT = "open_calls", "cancelled_ratio", "silent_s"
 OPEN_CALLS_SIGNALS: Mapping[str, str] = {
     AT_THE_DOOR: "connections to the API server beyond their level while tokens flowed and beyond "

@@ -30,10 +30,11 @@ PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
 COMMAND_LINE, UNSET = "model_path", "not set"
 NAMES = {"vllm_version": "vLLM"}
 ALIKE_RATIO = 0.05
+"""Largest relative difference of values that vLLM measures at each start, such as its blocks. The
+steps of a learned curve are further apart."""
+
 SAMPLE_S, AFTER_START_S = 20.0, 300.0
 """What is off within so much time after a restart is off since the restart."""
-
-UNCHANGED = (1 / account.CHANGED_FROM, account.CHANGED_FROM)
 
 
 class Speeds(Struct, frozen=True):
@@ -105,7 +106,7 @@ class Changed(Struct, frozen=True):
     def words(self) -> str:
         """The split in one line."""
         factors = {"requests/s": self.demand} | dict(self.work)
-        if (drafts := self.work.get("drafts")) is None or _is_usual(drafts):
+        if (drafts := self.work.get("drafts")) is None or account.is_unchanged(drafts):
             factors.pop("drafts", None)
         parts = [f"{name} {_times(ratio)}" for name, ratio in factors.items()]
         of = self.speed
@@ -113,7 +114,7 @@ class Changed(Struct, frozen=True):
         if of.ratio is not None and of.error is not None:
             speed = f"engine speed x{of.ratio:.2f} (+-{of.error:.2f})"
         parts.append(speed)
-        if of.prefill is not None and not _is_usual(of.prefill):
+        if of.prefill is not None and not account.is_unchanged(of.prefill):
             parts.append(f"prefill speed x{of.prefill:.2f}")
         if (streams := self.stream_words()) and self.since_s is not None:
             parts.append(streams)
@@ -126,7 +127,7 @@ class Changed(Struct, frozen=True):
     def stream_words(self) -> str:
         """How far the speed of one stream is off its usual value; empty if it is not."""
         now, usual = self.streams.now, self.streams.usual
-        if not now or not usual or _is_usual(now / usual):
+        if not now or not usual or account.is_unchanged(now / usual):
             return ""
         return f"{figure(now)} instead of {figure(usual)} tokens/s a stream"
 
@@ -166,22 +167,22 @@ def _since(restart: Restarted | None, since_s: float) -> bool:
 
 def launch_changes(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
     """How a launch differs from the one before, as texts, the version first."""
-    known = before.keys() & after.keys()
-    if COMMAND_LINE in known:  # then a flag that is missing was not set
-        known = before.keys() | after.keys()
+    names = before.keys() & after.keys()
+    if COMMAND_LINE in names:  # then a flag that is missing was not set
+        names = before.keys() | after.keys()
     return tuple(
         f"{NAMES.get(name, name)} {after.get(name, UNSET)} ({before.get(name, UNSET)} before)"
-        for name in sorted(known, key=lambda name: (name not in NAMES, name))
-        if not _nearly(before.get(name, UNSET), after.get(name, UNSET))
+        for name in sorted(names, key=lambda name: (name not in NAMES, name))
+        if not alike(str(before.get(name, UNSET)), str(after.get(name, UNSET)))
     )
 
 
-def _nearly(one: object, other: object) -> bool:
-    """Whether values are equal, or measured at each start and nearly equal."""
+def alike(text: str, other_text: str) -> bool:
+    """Whether texts are equal, or numbers that differ by at most `ALIKE_RATIO`."""
     try:
-        first, second = float(str(one)), float(str(other))
+        first, second = float(text), float(other_text)
     except ValueError:
-        return one == other
+        return text == other_text
     return abs(first - second) <= ALIKE_RATIO * min(abs(first), abs(second))
 
 
@@ -202,10 +203,6 @@ def _limits(values: Mapping[str, float | None]) -> tuple[Limit, ...]:
         return ("kv",)
     pinned = batch is not None and bool(most) and batch >= PINNED_RATIO * (most or 0.0)
     return ("seats",) if pinned and usage < KV_ROOM_RATIO else ()
-
-
-def _is_usual(ratio: float) -> bool:
-    return UNCHANGED[0] < ratio < UNCHANGED[1]
 
 
 def _times(ratio: float | None) -> str:

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from kneewatch.diagnose.account_signals import (
-    CHANGED_FROM,
     PREFILL_SPEED,
     SPEED,
     STREAM_RATE,
     STREAM_USUAL,
+    is_unchanged,
 )
 from kneewatch.diagnose.learned.account import Account, AccountState
 from kneewatch.diagnose.values import Signals
@@ -160,16 +160,16 @@ class KeptApart:
         self, now_s: float, values: Signals, why: str, families: Collection[str] = ()
     ) -> Acceptance | None:
         """Make present values the usual ones; None if nothing deviates."""
-        found = self.deviations(values, families)
-        if not found:
+        deviations = tuple(self.deviations(values, families))
+        if not deviations:
             return None
-        accepted = {each.family for each in found}
+        accepted = {each.family for each in deviations}
         if ENGINE_SPEED in accepted:
             self._account.accept()
         self._baseline.accept(values, accepted & set(FAMILIES))
         for family in accepted:
             self._since_s.pop(family, None)
-        self.acceptance, self._stored = Acceptance(to_ms(now_s), why, tuple(found)), None
+        self.acceptance, self._stored = Acceptance(to_ms(now_s), why, deviations), None
         return self.acceptance
 
     def _of_family(self, family: str, values: Signals) -> Iterable[Deviation]:
@@ -219,4 +219,4 @@ class KeptApart:
 def _is_near(now: float, usual: float) -> bool:
     if now <= 0 or usual <= 0:
         return now == usual
-    return 1 / CHANGED_FROM < now / usual < CHANGED_FROM
+    return is_unchanged(now / usual)

@@ -47,6 +47,7 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
     STREAM_RATE,
     STREAM_USUAL,
+    is_unchanged,
 )
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.formatting import clock
@@ -503,7 +504,7 @@ class Account:
         self.is_slow = False
         """Whether the engine is slower than in quiet times: nothing is to be learned of it."""
         self.values: Signals = NOTHING_KNOWN
-        """The account's signals; the same object until a sample ends."""
+        """The account's signals; the same object while no sample ends and no request queues."""
 
     def restarted(self) -> None:
         """Another process answers now, or the clock was set back."""
@@ -668,8 +669,8 @@ class Account:
         ratio = None if speed is None else speed.ratio
         of_prefill = None if prefill is None else prefill.ratio
         speeds = {SPEED: ratio, PREFILL_SPEED: of_prefill}
-        known = [each for each in speeds.values() if each is not None]
-        self.is_slow = min(known) <= 1 / CHANGED_FROM if known else self.is_slow
+        measured = [each for each in speeds.values() if each is not None]
+        self.is_slow = min(measured) <= 1 / CHANGED_FROM if measured else self.is_slow
         self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
         self._mark({**speeds, **{key: moved[key] for key in FACTORS}}, now_s)
         if not self.is_slow:
@@ -725,7 +726,7 @@ class Account:
         for name, ratio in factors.items():
             if ratio is None:
                 continue
-            if 1 / CHANGED_FROM < ratio < CHANGED_FROM:
+            if is_unchanged(ratio):
                 self._off_s.pop(name, None)
             else:
                 self._off_s.setdefault(name, self._recent[0].t_s if not self._off_s else now_s)

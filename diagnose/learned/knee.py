@@ -14,32 +14,19 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
+from kneewatch.diagnose.changed import alike
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
 """Configuration labels that vLLM measures at each start; nearly equal values count as equal."""
 
-ALIKE_RATIO = 0.05
-"""Largest relative difference of nearly equal values.
-
-The steps of a curve are further apart, so such a difference does not move a knee.
-"""
-
 
 def same_launch(config: Mapping[str, str], other_config: Mapping[str, str]) -> bool:
     """Whether two configurations are equal, apart from small differences in measured labels."""
     return config.keys() == other_config.keys() and all(
-        value == other_config[label] or (label in MEASURED and _alike(value, other_config[label]))
+        value == other_config[label] or (label in MEASURED and alike(value, other_config[label]))
         for label, value in config.items()
     )
-
-
-def _alike(text: str, other_text: str) -> bool:
-    try:
-        first, second = float(text), float(other_text)
-    except ValueError:
-        return False
-    return abs(first - second) <= ALIKE_RATIO * min(abs(first), abs(second))
 
 
 # The knee of a server's own latency-throughput curve, learned from the loads it has had. Pure.
