@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from kneewatch.diagnose.account_signals import SEATED
+from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
 from kneewatch.rules.baseline import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.rules.conditions import Condition, Number
@@ -64,6 +65,17 @@ DEFERRED_GROWS = Held(
 
 DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
 """Requests have been held back for some time although there is capacity."""
+
+EXPIRED = Signal("kv_expired_per_s")
+EXPIRED_PER_MIN = ("expired_per_min", 60.0 * EXPIRED)
+KV_EXPIRES = term(
+    EXPIRED,
+    None,
+    0.6,
+    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
+    when=EXPIRED > 0.0,
+)
+"""Evidence of a transfer whose receiver never came; its sentence needs `EXPIRED_PER_MIN`."""
 
 GIANT = Signal("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2

@@ -8,7 +8,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_AVG,
     DEFERRED_GROWS,
     DEFERRED_HELD,
+    EXPIRED_PER_MIN,
     FIRST_TOKENS_VERY_LATE,
+    KV_EXPIRES,
     KV_USAGE,
     QUEUES,
     TTFT_P99_S,
@@ -81,7 +83,6 @@ SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
 KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
-EXPIRED = Signal("kv_expired_per_s")
 GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
 
 RETRIEVED = Tested(
@@ -210,13 +211,7 @@ KV_TRANSFER_SLOW = CauseRecord(
                     "a decode pool: {value:%} of prompt tokens were computed elsewhere",
                     signal="kv_external_share_ratio",
                 ),
-                term(
-                    EXPIRED,
-                    None,
-                    0.6,
-                    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
-                    when=EXPIRED > 0.0,
-                ),
+                KV_EXPIRES,
             ),
             levels=(
                 Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),
@@ -227,7 +222,7 @@ KV_TRANSFER_SLOW = CauseRecord(
                 (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
                 (ALWAYS, "Requests wait for KV blocks from another node or cache tier."),
             ),
-            words=(("expired_per_min", 60.0 * EXPIRED), ("gb_per_s", GB_PER_S)),
+            words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
             summary="KV transfers from another node or cache tier are slow or fail",
             lever=_lever,
             guide=("6.5", "7.7"),

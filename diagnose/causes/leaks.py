@@ -5,7 +5,9 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_GROWS,
     EQUAL_LOAD,
+    EXPIRED_PER_MIN,
     FIRST_TOKENS_VERY_LATE,
+    KV_EXPIRES,
     KV_USAGE,
     RUNNING,
     SAME_WORK,
@@ -171,7 +173,6 @@ DEFERRED_SHARE = Minimum(
 """Most of the KV cache that deferred requests hold: each has the blocks of its prompt."""
 
 DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_avg"))
-EXPIRED = Signal("kv_expired_per_s")
 
 KV_HELD = CauseRecord(
     id="kv_held",
@@ -209,13 +210,7 @@ KV_HELD = CauseRecord(
                     when=DEFERRED >= 1.0,
                     signal="waiting_deferred",
                 ),
-                term(
-                    EXPIRED,
-                    None,
-                    0.6,
-                    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
-                    when=EXPIRED > 0.0,
-                ),
+                KV_EXPIRES,
             ),
             levels=(
                 Level(
@@ -242,7 +237,7 @@ KV_HELD = CauseRecord(
                 ("owned", OWNED),
                 ("held", KV_HELD_SHARE),
                 ("deferred", DEFERRED_SHARE),
-                ("expired_per_min", 60.0 * EXPIRED),
+                EXPIRED_PER_MIN,
             ),
             root=True,
             summary="KV blocks are held by what does not run",
