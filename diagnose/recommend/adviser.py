@@ -383,8 +383,8 @@ def recommend(
             curve=curve,
             held=incident.values,
         )
-        made = (LEVERS[name](context) for name in BY_ID[cause].levers)
-        checked = (checked_recommendation(each, context) for each in made if each is not None)
+        offered = (LEVERS[name](context) for name in BY_ID[cause].levers)
+        checked = (checked_recommendation(each, context) for each in offered if each is not None)
         incident.take([each for each in checked if each is not None], context.demand)
         others = [each for each in incident.recommendations if each.id not in chosen]
         chosen.update({each.id: each for each in ranked_recommendations(others, context)[:MOST]})
@@ -448,7 +448,7 @@ class Adviser:
             if self._causes:
                 self._forget()
             return ()
-        trend = self._queue.trend(facts.now_s, facts.values, facts.window_s)
+        self._queue.add(facts.now_s, facts.values, facts.window_s)
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
@@ -461,7 +461,7 @@ class Adviser:
             cause_ids,
             self._server,
             self._incidents,
-            trend=trend,
+            trend=self._queue.trend(facts.values, facts.window_s),
             weekly_peak_requests=self.weekly_peak_requests,
             curve=curve,
         )

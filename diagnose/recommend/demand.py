@@ -66,20 +66,21 @@ class QueueHistory:
         """Start anew with the next incident."""
         self._seen.clear()
 
-    def trend(
-        self, now_s: float, values: Mapping[str, float | None], window_s: float
-    ) -> QueueTrend:
-        """The trend up to `now_s`, including the present `values`.
-
-        Until the queue was seen for a window, growth is the slope of that window. It then counts as
-        no more than the served rate, because a burst looks the same.
-        """
+    def add(self, now_s: float, values: Mapping[str, float | None], window_s: float) -> None:
+        """Add the requests in flight of a scrape, and drop those that a trend leaves out."""
         waiting, seen = values.get("waiting") or 0.0, self._seen
         seen.append((now_s, (values.get("running") or 0.0) + waiting, waiting >= 1))
         while now_s - seen[0][0] > max(TREND_WINDOWS * window_s, TREND_S):
             seen.popleft()
+
+    def trend(self, values: Mapping[str, float | None], window_s: float) -> QueueTrend:
+        """The trend up to the scrape that was added last, whose values these are.
+
+        Until the queue was seen for a window, growth is the slope of that window. It then counts as
+        no more than the served rate, because a burst looks the same.
+        """
         served_per_s = _served_per_s(values)
-        if now_s - seen[0][0] < window_s:
+        if self._seen[-1][0] - self._seen[0][0] < window_s:
             slope = values.get("waiting_slope_per_s") or 0.0
             return QueueTrend(min(slope, served_per_s))
         return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))
