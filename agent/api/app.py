@@ -158,8 +158,8 @@ class Routes:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
         accepted = await run_in_threadpool(self._service.accept, asked)
         if not accepted:
-            known = clean(f"{asked.target!r:.80}")
-            raise Problem(HTTPStatus.NOT_FOUND, f"target {known} has no such engine")
+            target = clean(f"{asked.target!r:.80}")
+            raise Problem(HTTPStatus.NOT_FOUND, f"target {target} has no such engine")
         if not asked.dry_run:
             log.info(
                 "accepted usual values target=%s what=%s from=%s values=%s",

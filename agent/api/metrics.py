@@ -169,8 +169,8 @@ class OwnMetrics(Collector):
             names = (("target", labels[0]), ("model", labels[1]))
             other, _ = needs.get(names, (None, 1.0))
             count = recommended_replicas(diagnosis, present)
-            known = [each for each in (other, count) if each is not None]
-            needs[names] = max(known, default=None), float(present or 1)
+            counts = [each for each in (other, count) if each is not None]
+            needs[names] = max(counts, default=None), float(present or 1)
         if self._service.fleet is not None:
             from kneewatch.agent.api.fleet import fleet_replicas
 
@@ -180,15 +180,17 @@ class OwnMetrics(Collector):
 
     def _add_replicas(self, families: Families, needs: Mapping[Labels, Need], now_s: float) -> None:
         """Add the numbers of replicas, also for what has no answer now."""
-        told, most = self._service.replicas, self._service.settings["replicas_max"] or inf
+        exported, most = self._service.replicas, self._service.settings["replicas_max"] or inf
         configured = {clean(spec.name) for spec in self._service.targets()}
-        for names in needs.keys() | told.keys():
+        for names in needs.keys() | exported.keys():
             is_fleet = names[0][0] != "target"
             if names not in needs and not is_fleet and names[0][1] not in configured:
-                del told[names]
+                del exported[names]
                 continue
-            recommended = told.get(names, Recommended()).at(now_s, *needs.get(names, GONE), most)
-            told[names] = recommended
+            recommended = exported.get(names, Recommended()).at(
+                now_s, *needs.get(names, GONE), most
+            )
+            exported[names] = recommended
             if recommended.value is not None:
                 families.add_labelled("recommended_replicas", recommended.value, dict(names))
                 held = float(recommended.is_held)

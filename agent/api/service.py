@@ -60,15 +60,12 @@ class Recommended(Struct, frozen=True):
         need = min(need, 2 * present + 1, most)
         since = self.needed if present == self.present else ()
         needed = (*[each for each in since if now_s - each[0] <= DOWN_S], (now_s, need))
-        told = replace(self, is_held=False, present=present, needed=needed)
-        if self.value is None:
-            return replace(told, value=need)
+        value = self.value or need
         if now_s - needed[0][0] >= UP_S:
-            lasting = min(count for t_s, count in needed if now_s - t_s <= UP_S)
-            told = replace(told, value=max(self.value, lasting))
+            value = max(value, min(count for t_s, count in needed if now_s - t_s <= UP_S))
         if now_s - needed[0][0] >= DOWN_S:
-            told = replace(told, value=min(told.value or need, max(count for _, count in needed)))
-        return replace(told, value=min(told.value or need, most))
+            value = min(value, max(count for _, count in needed))
+        return Recommended(min(value, most), present=present, needed=needed)
 
 
 class Service(Struct, frozen=True, kw_only=True):

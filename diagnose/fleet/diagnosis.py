@@ -378,12 +378,12 @@ class Comparisons:
             for cause in concluded
             if explained.issuperset((name, cause.id) for name in cause.replicas)
         ]
-        known = {(_place(cause), cause.id) for cause in concluded}
+        concluded_now = {(_place(cause), cause.id) for cause in concluded}
         lasting = [
             cause
             for place, tracker in self._trackers.items()
             for cause in tracker.causes
-            if (place, cause.id) not in known
+            if (place, cause.id) not in concluded_now
             and cause.id in WAITS_FOR
             and not draining.isdisjoint(cause.replicas)
         ]

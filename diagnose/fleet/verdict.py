@@ -432,11 +432,17 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
     rows = [(value, name) for value, name in values if value is not None and isfinite(value)]
     if not rows:
         return None
-    known = [value for value, _ in rows]
+    numbers = [value for value, _ in rows]
     _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
-    mean = None if PERCENTILE.search(signal) else fmean(known)
+    mean = None if PERCENTILE.search(signal) else fmean(numbers)
     return Spread(
-        len(rows), len(engines) - len(rows), min(known), median(known), mean, max(known), worst
+        len(rows),
+        len(engines) - len(rows),
+        min(numbers),
+        median(numbers),
+        mean,
+        max(numbers),
+        worst,
     )
 
 

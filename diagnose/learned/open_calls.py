@@ -66,9 +66,10 @@ class Silence:
             return None
         silent_s = t_s - self._busy_s
         least_s = max(SILENT_FROM_S, LONGER * max(self._longest, self._longest_before))
-        known = self._busy_s - self._first_s >= BUSY_S and self._mean_rate > 0
+        is_busy_server = self._busy_s - self._first_s >= BUSY_S and self._mean_rate > 0
         cut_off = self._rate >= FULL_RATE * self._mean_rate
-        return silent_s if known and cut_off and least_s <= silent_s <= SILENT_TO_S else None
+        is_due = least_s <= silent_s <= SILENT_TO_S
+        return silent_s if is_busy_server and cut_off and is_due else None
 
     def _note_pause(self, t_s: float) -> None:
         if t_s - self._since_s >= RECENT_S:
