@@ -1,4 +1,3 @@
-# pyright: basic
 """A metrics system in memory that has scraped a living fleet: what it answers at a moment.
 
 It answers the questions of the fleet daemon by their names, not their PromQL: hours of a fleet's
@@ -9,10 +8,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import msgspec
@@ -230,13 +229,24 @@ def played(
 ) -> tuple[Player, list[Told]]:
     """What the daemon says and tells in these spans of a fleet's life."""
     scraped = Scraped(fleet, from_s=0, to_s=spans[-1][1])
+
+    def source(*_: object) -> SimulatedSource:
+        return SimulatedSource(scraped)
+
+    def engines(profile: Profile) -> SimulatedEngines:
+        return SimulatedEngines(profile, scraped)
+
+    def moment(_source: object, _log: object, at_s: float) -> SimulatedMoment:
+        return SimulatedMoment(scraped, at_s)
+
+    simulated: tuple[tuple[ModuleType, str, Callable[..., object]], ...] = (
+        (living_player, "PrometheusSource", source),
+        (living_player, "FleetEngines", engines),
+        (snapshot, "QueryMoment", moment),
+        (snapshot, "past_of", _past),
+    )
     with ExitStack() as stack:
-        for where, name, by in (
-            (living_player, "PrometheusSource", lambda *_: SimulatedSource(scraped)),
-            (living_player, "FleetEngines", lambda profile: SimulatedEngines(profile, scraped)),
-            (snapshot, "QueryMoment", lambda _source, _log, at_s: SimulatedMoment(scraped, at_s)),
-            (snapshot, "past_of", _past),
-        ):
+        for where, name, by in simulated:
             stack.enter_context(patch.object(where, name, by))
         server = SimpleNamespace(port=0)
         player = Player(fleet, server, folder, cycle_s=cycle_s, profile=profile)  # type: ignore[arg-type]

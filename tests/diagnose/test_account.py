@@ -214,8 +214,8 @@ def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:
                 t_s += SCRAPE_S
                 account.update(t_s, Values({}, totals=tuple(totals)))
             step_s, answer = SCRAPE_S / 100, 100.0
-            gained = (answer, (answer - 1) * step_s, answer - 1, 1.0, answer, 9e4, 9e4, 0.0)
-            gained += (prefill_s, 1.0, 9e4, 1.0, answer, 0.0, answer + 9e4, 1.0, 1.0)  # type: ignore[assignment]
+            gained = [answer, (answer - 1) * step_s, answer - 1, 1.0, answer, 9e4, 9e4, 0.0]
+            gained += [prefill_s, 1.0, 9e4, 1.0, answer, 0.0, answer + 9e4, 1.0, 1.0]
             totals[:] = [total + more for total, more in zip(totals, gained, strict=True)]
             t_s += SCRAPE_S
             account.update(t_s, Values({}, totals=tuple(totals)))

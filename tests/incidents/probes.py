@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -146,13 +147,12 @@ def served(
 
     def play(every_s: float) -> Iterator[Entry]:
         device = hardware_of("8B on H100")
-        flags = {
+        flags: dict[str, Any] = {
             "num_gpu_blocks": device.blocks(),
             "max_num_batched_tokens": chunk_tokens(device),
             **launch,
         }
-        started = Launch(**flags)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        setting = Setting(hardware=device, launch=started, running=running)
+        setting = Setting(hardware=device, launch=Launch(**flags), running=running)
         if shape is not None:
             setting.shape, setting.rate_per_s = shape, rate_per_s
         server = Server(setting, Random(seed))

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Recommended
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.recommend.adviser import Adviser
 from tests.diagnose.recommend.scenes import cause
@@ -78,7 +79,7 @@ def simulated(scene: Scene, hours: float, *, seed: int) -> tuple[list[float], li
     return values, runs
 
 
-def situation(seen: deque[tuple[float, float, float]]):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def situation(seen: deque[tuple[float, float, float]]) -> Facts:
     """The signals of a mean replica."""
     (first_s, was, _), (last_s, waiting, _) = seen[0], seen[-1]
     served = sum(each[2] for each in seen) / len(seen)

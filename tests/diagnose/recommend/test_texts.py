@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,7 @@ def contradictions(recommendations: dict[str, Recommendation]) -> Iterator[str]:
 def test_random_loads(
     cause_id: str, running: float, waiting: float, growth_per_s: float, usage: float,
     prompt: float, target_s: float | None, replicas: int | None, *, is_known: bool,
-    fixed: dict[str, str],
+    fixed: dict[str, Any],
 ) -> None:  # fmt: skip
     situation: Situation = FULL.but(
         running=running, running_avg=running, running_max=running, waiting=waiting,
@@ -120,7 +120,7 @@ def test_random_loads(
     targets = Targets(itl_p99_s=target_s)
     stated = replace(LLAMA if is_known else Stated(version=(0, 32, 0)), replicas=replicas)
     levers = advised(
-        cause_id, situation=replace(situation, targets=targets), stated=stated, **cast("Any", fixed)
+        cause_id, situation=replace(situation, targets=targets), stated=stated, **fixed
     )
     assert [(each.id, what) for each in levers.values() for what in wrong(each, targets)] == []
     assert [*contradictions(levers)] == []
