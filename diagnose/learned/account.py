@@ -96,8 +96,9 @@ SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
 
 STEP_NOISE, PREFILL_NOISE = 0.06, 0.12
 NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
-BEYOND_NOISE = 2.0
-"""Speeds within this many standard deviations of quiet times count as unchanged."""
+BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
+"""Speeds within this many standard deviations of quiet times count as unchanged; the share of the
+limits' range that counts as one."""
 
 KNOWN_UP_TO = 2.5
 """If the limits of a step's time are further apart than this ratio, and the time lies between
@@ -345,6 +346,14 @@ class Pace:
         """
         return max(self._quiet_noise.deviation, self._changes.deviation)
 
+    def _noise_of(self, samples: int, range_: float) -> float:
+        """Standard deviation of the mean of consecutive samples.
+
+        What changes from sample to sample becomes less; limits that are far apart stay unsure.
+        """
+        steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
+        return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
+
     def may_learn(self, speed_at_most: float) -> bool:
         """Whether a sample whose speed is at most this belongs to quiet times."""
         return speed_at_most >= LEARNED_FROM * exp(-self._noise)
@@ -390,7 +399,8 @@ class Pace:
         reference = self._references.get(key)
         if reference is None:
             if len(self._references) == REFERENCES_MAX:
-                del self._references[min(self._references, key=self._last_seen)]
+                oldest = min(self._references, key=lambda each: self._references[each].seen_s)
+                del self._references[oldest]
             self._references[key] = Reference(*step, 1.0, now_s)
             return
         self._quiet_noise.add(log(step.took_s / reference.took_s))
@@ -402,11 +412,8 @@ class Pace:
         self._unsettled.clear()
         self.samples, self.since_s = 0, inf
 
-    def _last_seen(self, key: tuple[int, int, int]) -> float:
-        return self._references[key].seen_s
-
-    def speed(self, most: float, least: float) -> Speed | None:
-        """The speed that lies between two limits; None if it is unknown.
+    def speed(self, most: float, least: float, samples: int = 1) -> Speed | None:
+        """The speed that lies between two limits, by so many samples; None if it is unknown.
 
         A speed of 1 that the limits allow is taken for 1. Otherwise the speed is at the nearer
         limit, or between them where even that is far off. Noise of quiet times is taken for 1.
@@ -420,10 +427,10 @@ class Pace:
             ratio = most * (least / most) ** (towards_middle / 2)
         else:
             ratio = least
-        apart, noise = abs(log(ratio)), BEYOND_NOISE * self._noise
-        kept = min(1.0, 2 * max(0.0, apart - noise) / noise)
-        ratio = ratio**kept
-        error = max((most - least) / 2, ratio * self._noise)
+        noise = self._noise_of(samples, most / least)
+        beyond = max(0.0, abs(log(ratio)) / noise - BEYOND_NOISE)
+        ratio **= min(1.0, 2 * beyond / BEYOND_NOISE)
+        error = max((most - least) / 2, ratio * noise)
         return Speed(ratio, min(error, ratio), self.samples)
 
 
@@ -480,6 +487,11 @@ class Sample(NamedTuple):
     work: Work
     step: Step
     limits_s: tuple[float, float] | None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the step took longer than the most that it may take."""
+        return self.limits_s is not None and self.step.took_s > self.limits_s[1]
 
 
 class Account:
@@ -621,16 +633,15 @@ class Account:
 
     def _speed(self) -> Speed | None:
         """The speed over the recent samples, each weighted by its tokens."""
-        took_s = least_s = most_s = 0.0
-        for _, work, step, limits_s in self._recent:
-            if work.preemptions:
-                return None
-            if limits_s is None:
-                continue
-            took_s += work.gaps * step.took_s
-            least_s += work.gaps * limits_s[0]
-            most_s += work.gaps * limits_s[1]
-        return self._steps.speed(most_s / took_s, least_s / took_s) if took_s else None
+        weighted = [
+            (work.gaps * step.took_s, work.gaps * limits_s[0], work.gaps * limits_s[1])
+            for _, work, step, limits_s in self._recent
+            if limits_s is not None
+        ]
+        if not weighted or any(sample.work.preemptions for sample in self._recent):
+            return None
+        took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
+        return self._steps.speed(most_s / took_s, least_s / took_s, len(weighted))
 
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""
@@ -666,9 +677,7 @@ class Account:
         moved = {key: self._usual[key].ratio(value) for key, value in present.items()}
         if (present[HITS] or 0.0) < HITS_MIN and self._usual[HITS].value < HITS_MIN:
             moved[HITS] = None if present[HITS] is None else 1.0
-        ratio = None if speed is None else speed.ratio
-        of_prefill = None if prefill is None else prefill.ratio
-        speeds = {SPEED: ratio, PREFILL_SPEED: of_prefill}
+        speeds = {SPEED: speed and speed.ratio, PREFILL_SPEED: prefill and prefill.ratio}
         measured = [each for each in speeds.values() if each is not None]
         self.is_slow = min(measured) <= 1 / CHANGED_FROM if measured else self.is_slow
         self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
@@ -680,10 +689,8 @@ class Account:
                     self._usual[key].add(value)
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
-        error = None if speed is None else speed.error
         self.values = {
-            **_rounded(speeds, 0.05),
-            **_rounded({SPEED_ERROR: error}, 0.05),
+            **_rounded({**speeds, SPEED_ERROR: speed and speed.error}, 0.05),
             **_rounded(moved, 0.1),
             STREAM_RATE: _two_digits(present[STREAM]),
             STREAM_USUAL: _two_digits(self._usual[STREAM].value or None),
@@ -723,13 +730,13 @@ class Account:
 
     def _mark(self, factors: Mapping[str, float | None], now_s: float) -> None:
         """Note since when each factor has been off its usual value. Unknown changes nothing."""
+        slow = next((sample for sample in self._recent if sample.is_slow), self._recent[0])
+        begun_s = now_s if self._off_s else slow.t_s - slow.work.seconds
         for name, ratio in factors.items():
-            if ratio is None:
-                continue
-            if is_unchanged(ratio):
+            if ratio is not None and is_unchanged(ratio):
                 self._off_s.pop(name, None)
-            else:
-                self._off_s.setdefault(name, self._recent[0].t_s if not self._off_s else now_s)
+            elif ratio is not None:
+                self._off_s.setdefault(name, begun_s)
 
 
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)

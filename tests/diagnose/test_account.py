@@ -316,6 +316,14 @@ def test_noise_of_quiet_times_is_not_a_change() -> None:
     assert all(speed is None or 0.8 <= speed <= 1.25 for speed in speeds)
 
 
+def test_a_loss_that_lasts_is_seen_though_single_samples_are_as_noisy() -> None:
+    callers = Load(callers=4.0)
+    served = Served(noise=0.25).under(callers, MACHINE, QUIET_S)
+    served.under(callers, slowed(1.4), 120.0)
+    assert served.speed is not None
+    assert served.speed == pytest.approx(1 / 1.4, abs=0.1)
+
+
 def test_the_split_is_one_line() -> None:
     served = Served().under(Load(), MACHINE, QUIET_S).under(Load(), slowed(3.0))
     split = changed(served.account.values, 1_795_000_000.0)
