@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
-from kneewatch.diagnose.speculation import break_even_acceptance_ratio, per_token_acceptance_ratio
+from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
@@ -53,6 +53,12 @@ In docs/explanation/lab.md an estimate of 1.01x without that cost really ran at 
 """
 
 LONGEST_DRAFT_TOKENS = 64
+RIDGE_TOKENS = 300.0
+"""From this number of tokens in a step on, compute is the limit instead of memory.
+
+FLOP/s divided by bytes/s of an H100 in 16 bits (990e12 / 3.35e12). Earlier and later GPUs have
+about the same ratio.
+"""
 
 
 class Drafts(Struct, frozen=True):
@@ -100,14 +106,16 @@ class Drafts(Struct, frozen=True):
 def drafts_of(
     values: Mapping[str, float | None],
     *,
+    newest: float | None = None,
     tokens: int | None = None,
     cost_ratio: float = DRAFT_COST_RATIO,
     verify: Sequence[float] = (),
 ) -> Drafts | None:
     """Drafts with vLLM's acceptance per position, or else with the same chance for every token.
 
-    `tokens` is the stated draft length; None uses the measured one. `verify` is 1 for every length
-    by default. None if nothing is drafted or the length is implausible.
+    `newest` is the acceptance at the end of the window; None uses that of the whole window.
+    `tokens` is the stated draft length; None uses the measured one. `verify` is by default what the
+    cause assumes for the batch. None if nothing is drafted or the length is implausible.
     """
     share = values.get("spec_acceptance_ratio")
     per_draft = values.get("spec_accepted_per_draft_tokens")
@@ -119,17 +127,23 @@ def drafts_of(
     counts = [values.get(f"spec_acceptance_pos{at}_ratio") for at in range(tokens)]
     accepted = [count for count in counts if count is not None]
     by_position = len(accepted) == tokens
-    if not by_position:
+    now = share if newest is None else newest
+    if by_position:
+        scale = now / share if share else 1.0
+        accepted = [min(1.0, scale * count) for count in accepted]
+    else:
         chance = per_token_acceptance_ratio(
-            accepted_share_ratio=min(1.0, max(0.0, share)), draft_tokens=tokens
+            accepted_share_ratio=min(1.0, max(0.0, now)), draft_tokens=tokens
         )
         accepted = [chance ** (at + 1) for at in range(tokens)]
     measured = len(verify) == tokens + 1
+    batch = values.get("running_avg") or 0.0
+    assumed = [max(1.0, batch * (1 + drafted) / RIDGE_TOKENS) for drafted in range(tokens + 1)]
     return Drafts(
         tokens,
         tuple(accumulate(accepted, initial=0.0)),
         cost_ratio,
-        verify if measured else (1.0,) * (tokens + 1),
+        verify if measured else assumed,
         by_position,
         WORTH_SPEEDUP if measured else WORTH_AT_BEST,
     )
@@ -176,18 +190,14 @@ def _poor(bound: Quantity | float) -> Condition:
 FALLEN = _surely_below(MEAN, RECENT, RECENT_SHARE).assume(unknown=False)
 """Acceptance fell within the window, so the window's mean still contains drafts from before."""
 
-RIDGE_TOKENS = 300.0
-"""From this number of tokens in a step on, compute is the limit instead of memory.
-
-FLOP/s divided by bytes/s of an H100 in 16 bits (990e12 / 3.35e12). Earlier and later GPUs have
-about the same ratio.
-"""
-
 DRAFT_TOKENS = PER_DRAFT / MEAN
+NEWEST = ACCEPTED * DRAFT_TOKENS
+"""Accepted tokens per draft at the newest acceptance."""
+
 CHECK_COST = (BATCH.otherwise(0.0) * (1.0 + DRAFT_TOKENS) / RIDGE_TOKENS).at_least(1.0)
 """Time of a step that verifies the batch's drafts, divided by a plain step."""
 
-SPEEDUP = (1.0 + ACCEPTED * DRAFT_TOKENS) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
+SPEEDUP = (1.0 + NEWEST) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
 """Estimated speed divided by the speed without speculation, at this batch and newest acceptance."""
 
 SURE_SPEEDUP = 1.2
@@ -202,28 +212,27 @@ PAYS_LITTLE = ((SPEEDUP >= WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
 PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
 
 
-def _settled(facts: Facts) -> Drafts | None:
+def _settled(facts: Facts, newest: float | None = None) -> Drafts | None:
     """The window's drafts; None if acceptance fell within the window, or is not below the aim."""
-    drafts = drafts_of(facts.values)
+    drafts = drafts_of(facts.values, newest=newest)
     aim = SPEC_AIM if _loaded(facts) else PAYS_FROM
     low = drafts is not None and drafts.share(drafts.tokens) < aim
-    return drafts if low and not _FALLEN(facts) else None
+    return drafts if low and not has_fallen(facts) else None
 
 
-_FALLEN = FALLEN.python()
+has_fallen, _NEWEST = FALLEN.python(), NEWEST.read()
+
+
+def newest_acceptance(facts: Facts) -> float | None:
+    """The acceptance at the end of the window; None if unknown."""
+    return facts.recent.get("spec_acceptance_ratio")
 
 
 def _per_draft(facts: Facts) -> str:
-    drafts = _settled(facts)
+    drafts = _settled(facts, newest_acceptance(facts))
     if drafts is None:
-        return f"{facts.get('spec_accepted_per_draft_tokens'):.2f} draft tokens accepted per step"
-    even = break_even_acceptance_ratio(
-        draft_tokens=drafts.tokens, draft_cost_ratio=drafts.cost_ratio
-    )
-    needs = (
-        "" if even is None else f"; a small draft model breaks even at {percent(even)} per token"
-    )
-    return f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted{needs}"
+        return f"{_NEWEST(facts) or 0.0:.2f} draft tokens accepted per step"
+    return f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted"
 
 
 def _by_position(facts: Facts) -> str:
@@ -241,7 +250,7 @@ def _first_position(facts: Facts) -> float | None:
 
 def _lever(facts: Facts) -> str:
     """Whether to keep, shorten, retune or disable speculation."""
-    drafts = _settled(facts)
+    drafts = _settled(facts, newest_acceptance(facts))
     shorter = drafts.shorter if drafts is not None else None
     if drafts is not None and shorter is not None:
         return f"Draft {shorter} token{'s' if shorter > 1 else ''} at a time, not {drafts.tokens}."
@@ -274,22 +283,22 @@ SPEC_DECODE_POOR = CauseRecord(
                     below=True,
                     signal="spec_acceptance_ratio",
                 ),
-                term(
-                    PER_DRAFT,
-                    1.0,
-                    0.6,
-                    _per_draft,
-                    when=~FALLEN & (PER_DRAFT < 1.0) & ~PAYS,
-                    below=True,
+                *(
+                    term(
+                        NEWEST.otherwise(0.0),
+                        1.0 if below else None,
+                        weight,
+                        _per_draft,
+                        when=when,
+                        below=below,
+                        signal="spec_accepted_per_draft_tokens",
+                    )
+                    for weight, when, below in (
+                        (0.6, ~FALLEN & (NEWEST < 1.0) & ~PAYS, True),
+                        (0.0, ~FALLEN & (NEWEST >= 1.0) & ~PAYS, False),
+                        (-0.8, PAYS, False),
+                    )
                 ),
-                term(
-                    PER_DRAFT,
-                    None,
-                    0.0,
-                    _per_draft,
-                    when=~FALLEN & (PER_DRAFT >= 1.0) & ~PAYS,
-                ),
-                term(PER_DRAFT, None, -0.8, _per_draft, when=PAYS),
                 term(
                     Computed(
                         _first_position,

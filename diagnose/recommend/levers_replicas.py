@@ -46,10 +46,14 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     if ratio is None or ratio > MOST_TIMES:
         return None
     now = server.replicas
-    needed = ceil(round(now * ratio * SAFETY_DEFAULT, 6))
+    needed, drains = ceil(round(now * ratio * SAFETY_DEFAULT, 6)), _drains(demand)
+    if needed <= now and drains:
+        return None if context.for_kv else _wait(context, ratio)
     if needed <= now and REPLICAS not in context.held:
         return None
-    total = context.steady(REPLICAS, max(now + 1, needed))
+    # What is held is for the load that may return. It has not while a backlog drains.
+    total = max(now + 1, needed)
+    total = total if drains else context.steady(REPLICAS, total)
     if demand.callers is None:  # the backlog is served once
         at_once = _at_once(demand)
         mean = min(demand.mean_requests, at_once)
@@ -94,11 +98,30 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _load_words(context: LeverContext, ratio: float, total: int) -> str:
-    """The load over what the present replicas carry, and the number that it needs."""
+def _wait(context: LeverContext, ratio: float) -> Recommendation:
+    """No change: the present replicas serve more than arrives, and drain the backlog."""
+    words, backlog = backlog_of(context, context.server.replicas)
+    return advice(
+        context,
+        "backlog-drains",
+        [],
+        f"Requests arrive at {ratio:.2g}x the rate that {_have(context)} can serve.{words}",
+        before={**present(context), "load_ratio": ratio},
+        predicted={**backlog, "load_ratio": ratio},
+        verify=[f"waiting_by_capacity falls {SETTLE_WORDS}"],
+        guide=("8.3",),
+    )
+
+
+def _have(context: LeverContext) -> str:
     server, now = context.server, context.server.replicas
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
-    have = f"{now} replica{'s' if now > 1 else ''}{assumed}"
+    return f"{now} replica{'s' if now > 1 else ''}{assumed}"
+
+
+def _load_words(context: LeverContext, ratio: float, total: int) -> str:
+    """The load over what the present replicas carry, and the number that it needs."""
+    now, have = context.server.replicas, _have(context)
     least, needed = ceil(round(now * ratio, 6)), ceil(round(now * ratio * SAFETY_DEFAULT, 6))
     bare = f"{least}, or " if now < least < needed else ""
     held = f" The {total} recommended before stay: the load may return." if total > needed else ""
@@ -133,11 +156,16 @@ def _load_ratio(context: LeverContext) -> float | None:
     demand, capacity = context.demand, context.server.capacity_tokens
     if not context.for_kv:
         ratio = demand.load_ratio
-        return ratio if ratio is None or _drains(demand) else max(1.0, ratio)
-    if demand.held_tokens is None or not capacity:
+        if ratio is not None and not _drains(demand):
+            ratio = max(1.0, ratio)
+    elif demand.held_tokens is None or not capacity:
         return None
-    at_once = _at_once(demand)
-    return max(at_once * demand.held_tokens, demand.peak_tokens(at_once) / PEAK_OVER) / capacity
+    else:
+        at_once = _at_once(demand)
+        ratio = max(at_once * demand.held_tokens, demand.peak_tokens(at_once) / PEAK_OVER)
+        ratio /= capacity
+    # The number of replicas follows from the ratio as the document has it.
+    return None if ratio is None else float(f"{ratio:.4g}")
 
 
 def _at_once(demand: Demand) -> float:

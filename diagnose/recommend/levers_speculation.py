@@ -13,13 +13,14 @@ from kneewatch.diagnose.causes.optional_features import (
     WORTH_SPEEDUP,
     Drafts,
     drafts_of,
+    has_fallen,
+    newest_acceptance,
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
-from kneewatch.diagnose.speculation import break_even_acceptance_ratio
 from kneewatch.rules.formatting import percent
 
 
@@ -34,15 +35,16 @@ def _config(context: LeverContext) -> tuple[str | None, dict[str, object]]:
 
 
 def _drafts(context: LeverContext) -> Drafts | None:
-    values, (_, config) = context.facts.values, _config(context)
+    facts, (_, config) = context.facts, _config(context)
+    values, newest = facts.values, newest_acceptance(facts)
     given = config.get("num_speculative_tokens")
     cost = NGRAM_COST_RATIO if config.get("method") == "ngram" else DRAFT_COST_RATIO
     stated = given if isinstance(given, int) else None
-    plain = drafts_of(values, tokens=stated, cost_ratio=cost)
+    plain = drafts_of(values, newest=newest, tokens=stated, cost_ratio=cost)
     if plain is None:
         return None
     verify = _verify_ratios(context, plain.tokens)
-    return drafts_of(values, tokens=plain.tokens, cost_ratio=cost, verify=verify)
+    return drafts_of(values, newest=newest, tokens=plain.tokens, cost_ratio=cost, verify=verify)
 
 
 def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
@@ -78,7 +80,7 @@ def _batch_words(context: LeverContext, drafts: Drafts) -> str:
     more = 100 * (drafts.verify[-1] - 1)
     if more < 1 and bound is not None and bound.kind == "compute":
         return f" at best, and less here, because the GPU is {bound.text}"
-    if _verify_ratios(context, drafts.tokens):
+    if more >= 1 or _verify_ratios(context, drafts.tokens):
         return f" at the present batch of {batch:.0f}, where verification takes {more:.0f}% longer"
     return " at small batches"
 
@@ -117,7 +119,7 @@ def speculation(context: LeverContext) -> Recommendation | None:
 def shorter_draft(context: LeverContext) -> Recommendation | None:
     """Fewer draft tokens, if the measured acceptance favours a shorter draft."""
     drafts = _drafts(context)
-    if drafts is None:
+    if drafts is None or has_fallen(context.facts):
         return None
     tokens, best = drafts.tokens, drafts.shorter
     if best is None:
@@ -159,6 +161,8 @@ def _draft_numbers(drafts: Drafts, tokens: int) -> dict[str, float]:
 
 def no_speculation(context: LeverContext) -> Recommendation | None:
     """Turn speculation off, if the accepted tokens do not pay for drafting."""
+    if has_fallen(context.facts):  # the window's mean is that of another acceptance
+        return None
     drafts, (text, _) = _drafts(context), _config(context)
     before: dict[str, float] = {}
     why = "Almost no draft token is accepted: verifying the drafts only costs time."
@@ -171,16 +175,8 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
             retuned = shorter_draft(context) is not None
             return None if retuned else _watched_speculation(context, drafts)
         before = _draft_numbers(drafts, drafts.tokens)
-        even = break_even_acceptance_ratio(
-            draft_tokens=drafts.tokens,
-            draft_cost_ratio=drafts.cost_ratio,
-            verify_cost_ratio=drafts.verify[-1],
-        )
-        needed = (
-            "; even a draft that is always right would not pay"
-            if even is None
-            else f"; it breaks even at {percent(even)} acceptance per token"
-        )
+        never = 1 + drafts.tokens < drafts.verify[-1] + drafts.tokens * drafts.cost_ratio
+        needed = "; even a draft that is always right would not pay" if never else ""
         why = (
             f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted: estimated "
             f"{drafts.speedup(drafts.tokens):.2f}x the speed without speculation"

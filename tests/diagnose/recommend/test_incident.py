@@ -211,3 +211,21 @@ def test_what_comes_first_suffices() -> None:
         advice for advice in enough if advice.cost_usd_per_hour == 0 and "down" not in advice.id
     ]
     assert not free or next(iter(levers.values())) in free
+
+
+def test_replicas_follow_the_rates_while_a_backlog_drains() -> None:
+    """600 wait and fewer arrive than are served: nothing has to be bought for them."""
+    adviser, overload = Adviser(Stated(replicas=1)), [cause("queue_saturation")]
+    advised_now: tuple[Recommendation, ...] = ()
+    replicas: list[object] = []
+    for at_s in range(0, 900, 15):
+        waiting = 2.7 * at_s if at_s < 450 else 1200.0 - 4 / 3 * (at_s - 450)
+        busy = FULL.but(waiting=waiting, waiting_avg=waiting, waiting_by_capacity=waiting,
+                        completed_per_s=4.0)  # fmt: skip
+        advised_now = adviser.advise(replace(busy.facts(), now_s=NOW_S + at_s), overload)
+        replicas.append(sizes(advised_now).get("replicas"))
+    assert set(replicas[10:30]) == {3}
+    assert set(replicas[45:]) == {None}
+    wait = next(iter(advised_now))
+    assert wait.id == "backlog-drains"
+    assert "requests wait: drained in about" in wait.summary

@@ -36,7 +36,7 @@ def number(text: str) -> float:
 def wrong(advice: Recommendation, targets: Targets) -> Iterator[str]:
     """What a recommendation's sentences say that its numbers do not."""
     words, before, then = advice.summary, advice.before, advice.predicted
-    if said := NEEDS.search(words):
+    if (said := NEEDS.search(words)) and advice.changes:
         ratio = before["load_ratio"]
         (now, total) = changes(advice)["replicas"]
         assert isinstance(now, int)
@@ -44,7 +44,7 @@ def wrong(advice: Recommendation, targets: Targets) -> Iterator[str]:
         if number(said[1] or said[2]) != pytest.approx(ratio, rel=0.06):
             yield "the ratio"
         needed = TOTAL.search(words)
-        if needed is None or int(needed[1]) != ceil(round(now * ratio * SAFETY_DEFAULT, 3) - 2e-3):
+        if needed is None or int(needed[1]) != ceil(round(now * ratio * SAFETY_DEFAULT, 6)):
             yield "the number that it needs"
         elif int(needed[1]) != total and "recommended before" not in words:
             yield "the change"
