@@ -646,8 +646,7 @@ class Account:
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""
         covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
-        judged = all(sample.limits_s is not None for sample in self._recent)
-        return judged and covered_s >= KEPT_S - HALF_MS_S
+        return covered_s >= KEPT_S - HALF_MS_S and all(each.limits_s for each in self._recent)
 
     def _prefill_speed(self, total: Work, quiet: bool, now_s: float) -> Speed | None:
         """The speed of the prefills of the recent samples. It is learned in quiet times."""
@@ -677,7 +676,10 @@ class Account:
         moved = {key: self._usual[key].ratio(value) for key, value in present.items()}
         if (present[HITS] or 0.0) < HITS_MIN and self._usual[HITS].value < HITS_MIN:
             moved[HITS] = None if present[HITS] is None else 1.0
-        speeds = {SPEED: speed and speed.ratio, PREFILL_SPEED: prefill and prefill.ratio}
+        speeds = {
+            SPEED: None if speed is None else speed.ratio,
+            PREFILL_SPEED: None if prefill is None else prefill.ratio,
+        }
         measured = [each for each in speeds.values() if each is not None]
         self.is_slow = min(measured) <= 1 / CHANGED_FROM if measured else self.is_slow
         self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
@@ -690,7 +692,7 @@ class Account:
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
         self.values = {
-            **_rounded({**speeds, SPEED_ERROR: speed and speed.error}, 0.05),
+            **_rounded({**speeds, SPEED_ERROR: None if speed is None else speed.error}, 0.05),
             **_rounded(moved, 0.1),
             STREAM_RATE: _two_digits(present[STREAM]),
             STREAM_USUAL: _two_digits(self._usual[STREAM].value or None),
@@ -701,13 +703,12 @@ class Account:
 
     def accept(self) -> None:
         """Take the present speed and work as the usual ones."""
-        now_s = self._recent[-1].t_s if self._recent else 0.0
         self._steps.forget()
         self._prefills.forget()
         self._usual = {key: Usual() for key in self._usual}
         for sample in self._recent:
             self._steps.learn(sample.step, sample.t_s)
-        self._steps.settle(now_s)
+        self._steps.settle(inf)
         self._off_s.clear()
         self.slow_since_s, self.is_slow = inf, False
 
