@@ -217,8 +217,8 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
     A TARGET is a server's URL, host:port, or a capture, which is played as if it were live.
     [[targets]] tables and file_sd files in the settings add more. SIGHUP reloads the settings.
 
-    With --prometheus: also monitor the fleet that a metrics system scrapes, at /api/v1/fleet;
-    TARGETs are optional then.
+    With --prometheus: also monitor the fleet that a metrics system scrapes, at /triage and
+    /api/v1/fleet; TARGETs are optional then.
     """
     from kneewatch.agent.daemon import command as daemon
 

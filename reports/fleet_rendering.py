@@ -177,6 +177,11 @@ def worst_engines(fleet: FleetVerdict) -> list[EngineVerdict]:
 
 def engine_words(engine: EngineVerdict) -> str:
     """An engine in one line: health, causes, stage, findings, and the main numbers."""
+    return f"{engine.health.upper()} {engine.name}: {engine_facts(engine)}"
+
+
+def engine_facts(engine: EngineVerdict) -> str:
+    """An engine's causes, stage, findings and main numbers."""
     rules = ", ".join(f"{finding.rule} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
@@ -186,8 +191,7 @@ def engine_words(engine: EngineVerdict) -> str:
     stage = "stage unknown"
     if engine.stage is not None:
         stage = f"stage {engine.stage.number} ({engine.stage.name})" if engine.stage.level else ""
-    parts = [part for part in (", ".join(engine.causes), stage, rules, numbers) if part]
-    return f"{engine.health.upper()} {engine.name}: {'; '.join(parts)}"
+    return "; ".join(part for part in (", ".join(engine.causes), stage, rules, numbers) if part)
 
 
 def _advice(advice: FleetAdvice, style: Style) -> list[str]:

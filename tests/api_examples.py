@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.learned.acceptance import Deviation, EngineAcceptance
 from tests.agent.api.memory_history import reader
@@ -40,7 +41,9 @@ def api_examples() -> str:
     """The examples as a part of the OpenAPI document: under its paths, with its keys."""
     state = state_of(SICK_NAME, sick())
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    watch.state = replace(watch.state, verdict=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
+    watch.state = replace(
+        watch.state, moment=FleetMoment(verdict(*fleet(3)), {}), seen_s=NOW_S - 10, cycles=1
+    )
 
     def accepted(_asked: object) -> list[EngineAcceptance]:
         return [ACCEPTED]

@@ -11,6 +11,7 @@ import msgspec
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -49,14 +50,18 @@ from kneewatch.agent.api.responses import (
 from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
-from kneewatch.agent.api.triage_page import Views, page_request
+from kneewatch.agent.api.triage_page import PageRequest, Views, page_request
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
+from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.diagnose.learned.acceptance import AcceptRequest
 
 if TYPE_CHECKING:
     from fastapi.params import Param
+
+    from kneewatch.agent.api.fleet import FleetPast
+    from kneewatch.agent.fleet.moment import FleetMoment
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +69,16 @@ PAGES_AT_ONCE = 2
 """Triage pages rendered at the same time; more would take CPU time from the scrape cycles."""
 
 
+PAGE_WAIT_S = 15.0
+"""Maximum seconds that a page waits for the metrics system."""
+
+
 class Routes:
     """The endpoints of one service. Their docstrings are the descriptions in the OpenAPI document.
     Answers are not validated against their schemas."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, fleet_past: FleetPast | None) -> None:
+        self._service, self._fleet_past = service, fleet_past
         self._triage, self._views = Triage(service), Views(service)
         self._pages = CapacityLimiter(PAGES_AT_ONCE)
         self._scrapes, self._sizes = CapacityLimiter(1), CapacityLimiter(1)
@@ -183,19 +192,33 @@ class Routes:
         at: PageAt = None,
         since: PageSince = None,
     ) -> Response:
-        """The triage page. If only a fleet is watched: a redirect to the fleet's diagnosis."""
-        if self._service.only_fleet:
-            return _to_fleet(request, "")
+        """The triage page: all targets and the pools of a fleet, or one of them, or a replica."""
         parameters = page_request(self._service.clock(), target=target, at=at, since=since)
+        fleet, parameters = await self._fleet(parameters)
 
         def render() -> str:
             # Lazy, as below: jinja2 stays out of the daemon until somebody opens the page.
             from kneewatch.reports.triage import page
 
-            return page.render(self._views.view(parameters))
+            return page.render(self._views.view(parameters, fleet))
 
         html = await to_thread.run_sync(render, limiter=self._pages)
         return Response(clean(html), media_type=MEDIA_TYPES[HTML])
+
+    async def _fleet(self, asked: PageRequest) -> tuple[FleetMoment | None, PageRequest]:
+        """The watched fleet at the moment of a page, and the request with a notice if it cannot be
+        known. The metrics system is asked only for a pool or replica."""
+        if self._service.fleet is None or self._fleet_past is None:
+            return None, asked
+        if asked.at_s is None:
+            return self._service.fleet.state.moment_at(self._service.clock()), asked
+        if not asked.target.startswith(f"{FLEET}/"):
+            return None, asked
+        try:
+            return await self._fleet_past.at(asked.at_s, answer_s=PAGE_WAIT_S), asked
+        except Problem as problem:
+            notice = f"The replicas at that moment are unknown: {problem.detail}."
+            return None, replace(asked, notices=(*asked.notices, notice))
 
     async def page_target(self, request: Request, target: TargetPath) -> Response:
         """A file of the triage page, or a redirect to the triage page of a target."""
@@ -362,10 +385,11 @@ PAGE: Documented = {
     200: _answer("The page for people; it works without JavaScript.", HTML),
     404: "No such target.",
 }
-FLEET: Documented = {
+FLEET_ANSWERS: Documented = {
     200: _answer(
         "The newest diagnosis, or that of the moment.", JSON, TEXT, MARKDOWN, schema="Fleet"
     ),
+    307: {"description": "Redirect to the HTML page."},
     404: "No data at that moment.",
     406: NO_FORMAT,
     422: "A parameter is invalid; `since` is not available for a fleet.",
@@ -393,7 +417,15 @@ def make_app(service: Service) -> FastAPI:
         middleware=[Middleware(Guard, policy=Policy.of(service.settings))],
         exception_handlers={Problem: _problem, HTTPException: _unrouted},
     )
-    routes = Routes(service)
+    fleet_past = None
+    if service.fleet is not None:
+        from kneewatch.agent.api.fleet import FleetAnswers, FleetPast  # here: few daemons watch one
+
+        docs_url = service.settings.docs_url or OWN_DOCS
+        fleet_past = FleetPast(service.fleet.at)
+        fleet = FleetAnswers(service.fleet, fleet_past, service.clock, docs_url)
+        app.serve("/api/v1/fleet", fleet.answer, FLEET_ANSWERS)
+    routes = Routes(service, fleet_past)
     known_target: Documented = {404: "No data is stored for that moment, or no such target."}
     healthy: Documented = {200: _answer("The process answers.", TEXT)}
     app.serve("/healthz", routes.healthz, healthy, any_parameter=True)
@@ -407,12 +439,6 @@ def make_app(service: Service) -> FastAPI:
     app.serve("/api/v1/alerts", routes.alerts, ALERTS, post="Alertmanager")
     app.serve("/api/v1/accept", routes.accept, ACCEPT, post="Accept")
     app.serve("/triage", routes.page, PAGE, any_parameter=True)
-    if service.fleet is not None:
-        from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one
-
-        docs_url = service.settings.docs_url or OWN_DOCS
-        fleet = FleetAnswers(service.fleet, service.clock, docs_url)
-        app.serve("/api/v1/fleet", fleet.answer, FLEET)
     for path, endpoint in (("/", routes.home), ("/triage/{target:path}", routes.page_target)):
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
     add_docs(app)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from kneewatch.agent.api.metrics import Described, Families
 from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable, moment
 from kneewatch.agent.api.responses import (
+    HTML,
     JSON,
     MARKDOWN,
     MEDIA_TYPES,
@@ -29,6 +30,7 @@ from kneewatch.agent.api.responses import (
     form_of,
 )
 from kneewatch.agent.api.service import Labels, Need
+from kneewatch.agent.api.triage import to_page
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.absence import OF_A_POOL
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES
@@ -39,6 +41,7 @@ from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:
+    from kneewatch.agent.fleet.moment import FleetMoment
     from kneewatch.agent.fleet.watch import FleetState, FleetWatch
 
 
@@ -62,7 +65,7 @@ class PastQuery(Struct):
     """A query for a past moment. `ended_s` is when the answer came; None while the query runs."""
 
     at_s: float
-    answer: Future[FleetVerdict]
+    answer: Future[FleetMoment]
     ended_s: float | None = None
 
 
@@ -72,18 +75,17 @@ class FleetPast:
 
     def __init__(
         self,
-        ask: Callable[[float], FleetVerdict],
+        ask: Callable[[float], FleetMoment],
         *,
-        answer_s: float = ANSWER_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask, self._answer_s, self._monotonic = ask, answer_s, monotonic
+        self._ask, self._monotonic = ask, monotonic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fleet-past")
         self._query: PastQuery | None = None
 
-    async def at(self, at_s: float) -> FleetVerdict:
-        """The diagnosis at a past moment; fractions of a second are dropped. Must be called from a
-        single event loop.
+    async def at(self, at_s: float, *, answer_s: float = ANSWER_S) -> FleetMoment:
+        """The fleet at a past moment; fractions of a second are dropped. Waits for at most
+        `answer_s` seconds. Must be called from a single event loop.
 
         Raises:
             Problem: another query runs, there is no data of that moment, or the metrics system
@@ -91,13 +93,11 @@ class FleetPast:
         """
         answer = self._answer(float(int(at_s)))
         try:
-            return await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(answer)), self._answer_s
-            )
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(answer)), answer_s)
         except TimeoutError as exc:
             raise Problem(
                 HTTPStatus.GATEWAY_TIMEOUT,
-                f"no answer from the metrics system within {duration(self._answer_s)}; the query "
+                f"no answer from the metrics system within {duration(answer_s)}; the query "
                 f"still runs: send at={at_s:.0f} again later",
                 {"Retry-After": str(RETRY_AFTER_S)},
             ) from exc
@@ -107,7 +107,7 @@ class FleetPast:
                 status, why = HTTPStatus.NOT_FOUND, "no data of that moment"
             raise Problem(status, clean(f"{why}: {exc}")) from exc
 
-    def _answer(self, at_s: float) -> Future[FleetVerdict]:
+    def _answer(self, at_s: float) -> Future[FleetMoment]:
         query = self._query
         if query is not None:
             if not query.answer.done() and query.at_s != at_s:
@@ -231,11 +231,13 @@ def _labels(of: TierVerdict | EngineVerdict) -> tuple[str, str, str]:
 
 
 class FleetAnswers:
-    """The newest verdict in every format. The rendered answers are cached until the next one."""
+    """The newest verdict as text, JSON and Markdown; browsers are sent to the triage page. The
+    rendered answers are cached until the next one."""
 
-    def __init__(self, watch: FleetWatch, now_s: Callable[[], float], docs_url: str) -> None:
-        self._watch, self._now_s, self._docs_url = watch, now_s, docs_url
-        self._past = FleetPast(watch.at)
+    def __init__(
+        self, watch: FleetWatch, past: FleetPast, now_s: Callable[[], float], docs_url: str
+    ) -> None:
+        self._watch, self._past, self._now_s, self._docs_url = watch, past, now_s, docs_url
         self._lock = Lock()
         self._cache: dict[str, tuple[FleetState, str | None, bytes]] = {}
 
@@ -250,9 +252,11 @@ class FleetAnswers:
         form = form_of(format, request.headers.get("accept"), FLEET_FORMS)
         if since:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
+        if form == HTML:
+            return to_page(request, "")
         state = self._watch.state
         if at:
-            past = await self._past.at(moment("at", at, now_s=now_s))
+            past = (await self._past.at(moment("at", at, now_s=now_s))).verdict
             body = await run_in_threadpool(_rendered, form, state, past, self._docs_url, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])
         verdict = state.current(now_s)

@@ -20,7 +20,7 @@ from kneewatch.agent.api.sizing import BOOLEANS
 from kneewatch.agent.settings.table import UNITS_S
 
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
-FLEET_FORMS = (TEXT, JSON, MARKDOWN)
+FLEET_FORMS = TRIAGE_FORMS
 TARGET_EXAMPLE = "http://gpu-7:8000"
 AT_EXAMPLES = ("03:07", "2026-11-21T03:07:00Z", "1795219620", "-2h")
 

@@ -96,6 +96,21 @@ class Service(Struct, frozen=True, kw_only=True):
         """Whether a fleet is watched through a metrics system, and no target directly."""
         return self.fleet is not None and not self.targets()
 
+    def states(self) -> list[TargetState]:
+        """The newest states of all targets and of the fleet's pools, worst first."""
+        states = self.board.states()
+        if self.fleet is not None:
+            states += self.fleet.board.states()
+        return sorted(states, key=lambda state: -state.severity)
+
+    def state(self, target: str) -> TargetState | None:
+        """The newest state of a target, of a pool of the fleet, or of a replica. None if there is
+        none."""
+        state = self.board.get(target)
+        if state is not None or self.fleet is None:
+            return state
+        return self.fleet.target(target)
+
 
 # --- Freshness ------------------------------------------------------------------------------------
 

@@ -112,11 +112,11 @@ class Triage:
         self._cache.only(specs)
         configured = {spec.name: spec.pending_text for spec in specs}
         if not request.target:
-            states = service.board.states()
+            states = service.states()
             names = {state.name for state in states if state.diagnoses}
             pending = {name: configured[name] for name in sorted(configured.keys() - names)}
             return Moment.of(states, request.now_s), pending
-        state = service.board.get(request.target)
+        state = service.state(request.target)
         if state is None and request.target not in configured:
             raise no_such_target(list(configured))
         states = [] if state is None else [state]
@@ -127,7 +127,7 @@ class Triage:
 
     def _then(self, request: TriageRequest) -> Response:
         engines = self._history.engines(request.target or None)
-        if request.target and not engines and self._service.board.get(request.target) is None:
+        if request.target and not engines and self._service.state(request.target) is None:
             configured = [spec.name for spec in self._service.targets()]
             if request.target not in configured:
                 raise no_such_target(configured)

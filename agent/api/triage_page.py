@@ -12,10 +12,12 @@ from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.past import History, history_reach
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
+from kneewatch.agent.fleet.moment import IN_FLEET, FleetMoment, Replica
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.triage.pools import pool_facts, replica_rows
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
@@ -85,12 +87,14 @@ class Views:
         self._service = service
         self._history = History(service.reader, service.store)
 
-    def view(self, request: PageRequest) -> TriageView:
-        """The view for a request.
+    def view(self, request: PageRequest, fleet: FleetMoment | None = None) -> TriageView:
+        """The view for a request. `fleet` is the watched fleet at its moment, if known.
 
         Raises:
             Problem: the requested target does not exist.
         """
+        pool = None if fleet is None else fleet.target(request.target, REFRESH_S)
+        request = request if pool is None else replace(request, target=pool.name)
         notices, engines = list(request.notices), self._engines(request.target)
         only = self._only(request, engines or [])
         request = replace(request, target=request.target or only)
@@ -99,9 +103,14 @@ class Views:
         notices += map(sentence, self._history.notices(request.now_s))
         past = _Past(self._history, engines or [], request)
         targets = (
-            self._then(request, past) if request.at_s is not None else self._now(request, past)
+            self._then(request, past, pool)
+            if request.at_s is not None
+            else self._now(request, past)
         )
-        intervals = [state.interval_s for state in self._service.board.states()]
+        if fleet is not None:
+            notices += [sentence(notice) for notice in (fleet.verdict.lost,) if notice]
+            targets = [_with_replicas(target, fleet) for target in targets]
+        intervals = [state.interval_s for state in self._service.states()]
         return TriageView(
             now_s=request.now_s,
             at_s=request.at_s,
@@ -119,7 +128,7 @@ class Views:
 
     def _only(self, request: PageRequest, engines: Sequence[StoredEngine]) -> str:
         """The name of the target if there is only one; else ""."""
-        names = {state.name for state in self._service.board.states()}
+        names = {state.name for state in self._service.states()}
         names.update(spec.name for spec in self._service.targets())
         if request.at_s is not None:
             names.update(engine.target for engine in engines)
@@ -132,11 +141,10 @@ class Views:
             return None
 
     def _now(self, request: PageRequest, past: _Past) -> list[TargetView]:
-        board = self._service.board
         configured = {spec.name: spec.pending_text for spec in self._service.targets()}
         views: list[TargetView] = []
         for name in self._names(request, past):
-            state = board.get(name)
+            state = self._service.state(name)
             if state is None:
                 why = f"{NOT_YET}: {configured[name]}" if name in configured else NO_MORE
                 views.append(self._without(name, why))
@@ -145,16 +153,22 @@ class Views:
                 views.append(_target(state, engines, state.t_s, sources=True))
         return views
 
-    def _then(self, request: PageRequest, past: _Past) -> list[TargetView]:
+    def _then(
+        self, request: PageRequest, past: _Past, of_fleet: TargetState | None
+    ) -> list[TargetView]:
         diagnoses = past.diagnoses()
         views: list[TargetView] = []
         for name in self._names(request, past):
             then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
+            if not then and of_fleet is not None:
+                found = [EngineView(verdict) for verdict in of_fleet.diagnoses]
+                views.append(_target(of_fleet, found, of_fleet.t_s, sources=False))
+                continue
             if not then:
                 why = DAMAGED if name in past.damaged else past.nothing_then(name)
                 views.append(self._without(name, NO_PAST if diagnoses is None else why))
                 continue
-            state, last_s = self._service.board.get(name), max(diagnosis.t_s for diagnosis in then)
+            state, last_s = self._service.state(name), max(diagnosis.t_s for diagnosis in then)
             engines = [past.engine(diagnosis) for diagnosis in then]
             if state is None:
                 without = self._without(name, "")
@@ -167,12 +181,13 @@ class Views:
 
     def _names(self, request: PageRequest, past: _Past) -> list[str]:
         configured = [spec.name for spec in self._service.targets()]
-        watched = [state.name for state in self._service.board.states()]
+        watched = [state.name for state in self._service.states()]
         stored = [] if request.at_s is None and not request.target else past.targets
         names = list(dict.fromkeys((*watched, *configured, *stored)))
         if not request.target:
             return names
-        if request.target not in names:
+        in_fleet = request.target.startswith(IN_FLEET) and self._service.fleet is not None
+        if request.target not in names and not in_fleet:
             raise no_such_target(configured)
         return [request.target]
 
@@ -240,6 +255,17 @@ class _Past:
                 ):
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])
+
+
+def _with_replicas(target: TargetView, fleet: FleetMoment) -> TargetView:
+    """The view of a pool with its replicas, or that of a replica with its pool."""
+    pool = target.labels.get("pool")
+    if pool is None or not target.engines or not target.name.startswith(Replica(pool).target):
+        return target
+    if target.name != Replica(pool).target:
+        return replace(target, pool=Replica(pool).target)
+    rows = replica_rows(fleet.verdict, pool, lambda name: Replica(pool, name).target)
+    return replace(target, replicas=rows, facts=pool_facts(target.engines[0].diagnosis, rows))
 
 
 def _target(

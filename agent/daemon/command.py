@@ -166,6 +166,7 @@ class Daemon:
             parts.callback(lambda: self._gpus.close(self._left_s(0.3)))
             if fleet_watch is not None:
                 fleet_watch.notify_through(self._notifier, self._report_watched)
+                fleet_watch.store_through(self._store.put)
             self._scheduler, self._cycles = Scheduler(), DueQueue()
             parts.callback(self._end_cycles)
             self._reload = Reload(

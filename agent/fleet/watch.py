@@ -14,13 +14,20 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.fleet.engines import FleetEngines
+from kneewatch.agent.fleet.moment import FleetMoment, stored
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
+from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.target_state import (
+    FAILURES_BEFORE_BACKOFF,
+    Board,
+    TargetState,
+    backoff_s,
+)
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
+from kneewatch.diagnose.fleet.diagnosis import Comparisons
 from kneewatch.diagnose.fleet.inventory import Past
 from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
@@ -45,14 +52,14 @@ PAST_S = 3600.0
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
-    `verdict` is the newest one, None before the first; `seen_s` is its Unix time. `past` has the
+    `moment` is the newest one, None before the first; `seen_s` is its Unix time. `past` has the
     past values that it used; they were complete at `past_s`. `error` is the reason why the newest
     cycle failed, else "". `queries` and `retried` are totals since the start.
     """
 
     url: str
     interval_s: float
-    verdict: FleetVerdict | None = None
+    moment: FleetMoment | None = None
     seen_s: float = 0.0
     past: Past | None = None
     past_s: float = 0.0
@@ -63,6 +70,11 @@ class FleetState(Struct, frozen=True):
     queries: int = 0
     retried: int = 0
 
+    @property
+    def verdict(self) -> FleetVerdict | None:
+        """The newest verdict. None before the first."""
+        return None if self.moment is None else self.moment.verdict
+
     def current(self, now_s: float) -> FleetVerdict | None:
         """The newest verdict; marked as lost if it is old or a later cycle failed."""
         if self.verdict is None:
@@ -72,6 +84,13 @@ class FleetState(Struct, frozen=True):
             return self.verdict
         since = f"no answer since {date(self.seen_s)} {clock(self.seen_s)} UTC"
         return self.verdict.lost_since(f"{since}: {self.error}" if self.error else since)
+
+    def moment_at(self, now_s: float) -> FleetMoment | None:
+        """The newest moment, with the verdict marked as lost like that of `current`."""
+        current = self.current(now_s)
+        if self.moment is None or current is None:
+            return None
+        return replace(self.moment, verdict=current)
 
     @property
     def watching(self) -> Watching:
@@ -114,9 +133,16 @@ class FleetWatch(Job):
         self.learned: LearnedStates | None = None
         """Keeps what was learned about engines across restarts of the daemon."""
         self._on_names: Callable[[], None] = lambda: None
+        self.board = Board()
+        """The newest states of the pools."""
+        self._store: Callable[[Cycle], None] = lambda _cycle: None
         self._config = fleet_config(settings, selector)
         self._engines = FleetEngines(self._config.profile)
         self._comparisons = Comparisons(scale=self._config.profile.scale)
+
+    def store_through(self, store: Callable[[Cycle], None]) -> None:
+        """Keep the history of the pools through `store` from now on."""
+        self._store = store
 
     def notify_through(self, notifier: Notifier, on_names: Callable[[], None]) -> None:
         """Notify the receivers of `notifier` from now on. `on_names` is called when `names`
@@ -162,7 +188,7 @@ class FleetWatch(Job):
                 if self.learned is not None:
                     for target, engine in self._engines.monitored():
                         self.learned.exchange(target, engine, observed.t_s)
-            verdict = diagnose(observed, self._config.profile, self._comparisons)
+            now = FleetMoment.of(observed, self._config.profile, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
@@ -170,35 +196,55 @@ class FleetWatch(Job):
         if before.verdict is None:
             log.info(
                 "watching the fleet engines=%s queries=%s interval_s=%g",
-                len(verdict.engines),
+                len(now.verdict.engines),
                 observed.load.queries,
                 before.interval_s,
             )
         is_past_complete = past is None and not observed.past.missing
         self.state = replace(
             self._with_counts(),
-            verdict=verdict,
+            moment=now,
             past=observed.past,
             seen_s=time.time(),
             past_s=now_s if is_past_complete else before.past_s,
             failing=0,
             error="",
         )
+        self.show(now)
         return None
+
+    def show(self, moment: FleetMoment) -> None:
+        """Put the pools on the board and into the history."""
+        pools = moment.pools(self.state.interval_s)
+        names = {pool.name for pool in pools}
+        for gone in [state.name for state in self.board.states() if state.name not in names]:
+            self.board.drop(gone)
+        for pool in pools:
+            self.board.put(pool)
+            self._store(stored(pool))
+
+    def target(self, name: str) -> TargetState | None:
+        """The newest state of the pool or replica with this name as a target. None if the fleet
+        does not have it. The name of a tier, as in notifications, means its pool."""
+        state = self.board.get(name)
+        if state is None and self.state.moment is not None:
+            state = self.state.moment.target(name, self.state.interval_s)
+        return state
 
     def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
         """Make the present values of a replica's engines the usual ones. Thread-safe."""
         with self._judging:
             return self._engines.accept(time.time(), request)
 
-    def at(self, at_s: float) -> FleetVerdict:
-        """The verdict on a past moment under the present settings. Its queries count towards the
+    def at(self, at_s: float) -> FleetMoment:
+        """A past moment as judged under the present settings. Its queries count towards the
         same limits as the cycles. `state` does not change.
 
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM then.
         """
-        return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._config.profile)
+        observed = observe(self._past, replace(self._config, at_s=at_s))
+        return FleetMoment.of(observed, self._config.profile)
 
     def close(self) -> None:
         """Close the connections."""

@@ -72,12 +72,12 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:
-    """The URL of a target's triage page, now or at `at_s`. For a fleet: the URL of its diagnosis,
-    which exists only for now. "" without a base URL."""
+    """The URL of a target's triage page, now or at `at_s`; of all pools for a fleet as a whole. ""
+    without a base URL."""
     if not base:
         return ""
-    if target.split("/")[0] == FLEET:
-        return f"{base}/api/v1/fleet"
+    if target == FLEET:
+        return f"{base}/triage"
     at = f"&at={date(at_s)}T{clock(at_s)}Z" if at_s is not None else ""
     return f"{base}/triage?target={quote(target, safe='')}{at}"
 

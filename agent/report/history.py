@@ -38,6 +38,7 @@ from kneewatch.agent.store.stored_series import (
 )
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS
@@ -89,6 +90,12 @@ class History(Reader):
     def name(self) -> str:
         """The source of the data, as the report names it."""
         return f"kneewatch's own history ({self.path.name})"
+
+    def engines(self, target: str | None = None) -> list[StoredEngine]:
+        """The stored engines of a target, or of all targets, without the pools of a fleet: their
+        engines are reported from the metrics system."""
+        engines = super().engines(target)
+        return [engine for engine in engines if not engine.target.startswith(f"{FLEET}/")]
 
     def members(self, request: ReportRequest) -> list[Member]:
         """The requested engines of both periods.

@@ -441,7 +441,7 @@ def diagnose(
         *(
             cause
             for tier in tiers
-            for cause in engine_causes(tier)
+            for cause in engine_causes(tier, observed.t_s)
             if (cause.id, cause.pool, cause.tier) not in together
             and cause.id != RESTARTED  # judged for the pool, with those that are down
         ),

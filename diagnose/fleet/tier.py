@@ -98,14 +98,17 @@ class Tier(Struct, frozen=True):
         return counts.pop() if len(counts) == 1 else None
 
 
-def engine_causes(tier: Tier) -> list[FleetCause]:
-    """The causes that single engines of the tier have, one per cause id.
+def engine_causes(tier: Tier, t_s: float) -> list[FleetCause]:
+    """The causes that single engines of the tier have at `t_s`, one per cause id.
 
     Each has the worst engine's text and the number of engines that show it.
     """
     by_id: dict[str, list[tuple[Cause, str]]] = {}
     for engine in tier.engines:
         for cause in engine.causes:
+            # Detected at the newest scrape is detected now.
+            if engine.verdict is not None and cause.seen_s == engine.verdict.t_s:
+                cause = replace(cause, seen_s=t_s)
             by_id.setdefault(cause.id, []).append((cause, engine.member.name))
     return [_counted(tier, rows) for rows in by_id.values()]
 

@@ -7,8 +7,8 @@ role, node) is null.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import fsum, isfinite
 from statistics import fmean, median
 from typing import Literal
 
@@ -21,7 +21,7 @@ from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Load, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.verdict import WORDS_OF, Server, Verdict, told
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, WORDS_OF, Server, Verdict, told
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
 from kneewatch.rules.wire import (
@@ -73,6 +73,16 @@ class Spread(Struct, frozen=True):
         """The value of the worst engine."""
         return self.least if signal in LESS_IS_WORSE else self.most
 
+
+POOL_SIGNALS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "kv_usage_ratio": max,
+    "running": fsum,
+    "waiting": fsum,
+    "preemption_ratio_per_s": max,
+    "ttft_p99_s": max,
+    "itl_p99_s": max,
+}
+"""A pool's signals: the sum over its engines, or the value of the worst engine."""
 
 PERCENTILE = re.compile(r"_p\d+_")
 LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
@@ -337,6 +347,38 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
             recommendations=[row for row in self.advice if (row.pool, row.tier) == (pool, tier)],
         )
 
+    def by_pool(self) -> dict[str, Verdict]:
+        """The verdict on each pool with the causes of all its tiers, by the pool's name. Signals
+        are those of POOL_SIGNALS."""
+        pools = [tier.pool for tier in self.tiers]
+        pools += [cause.pool for cause in self.causes] + [replica.pool for replica in self.gone]
+        return {pool: self._on_pool(pool) for pool in dict.fromkeys(pools)}
+
+    def _on_pool(self, pool: str) -> Verdict:
+        causes = [cause for cause in self.causes if cause.pool == pool]
+        engines = [engine for engine in self.engines if engine.pool == pool]
+        stages = [engine.stage for engine in engines if engine.stage is not None]
+        stage = max(
+            stages,
+            key=lambda stage: (stage.severity or OK, stage.level),
+            default=UNKNOWN_STAGE,
+        )
+        severity = max([stage.severity or OK, *(cause.severity for cause in causes)])
+        unseen = self.partial or not engines or all(each.health == "unknown" for each in engines)
+        return replace(
+            self.as_target(f"{FLEET}/{pool}"),
+            model=engines[0].model if engines else "",
+            health="unknown" if unseen and severity < WARNING else severity.word,
+            stage=stage,
+            causes=causes,
+            recommendations=[row for row in self.advice if row.pool == pool],
+            values={
+                signal: fold(known) if (known := _known(engines, signal)) else None
+                for signal, fold in POOL_SIGNALS.items()
+            },
+            unknown=self.warnings,
+        )
+
     def as_target(self, name: str) -> Verdict:
         """A verdict without a problem on the target `name` of this fleet."""
         return Verdict(
@@ -424,6 +466,10 @@ def tier_verdict(
         },
         server=server,
     )
+
+
+def _known(engines: Iterable[EngineVerdict], signal: str) -> list[float]:
+    return [engine.values[signal] for engine in engines if signal in engine.values]
 
 
 def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:

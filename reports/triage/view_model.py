@@ -51,12 +51,23 @@ class EngineView(Struct, frozen=True):
     series: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
 
+class ReplicaRow(Struct, frozen=True):
+    """A replica of a pool. `target` is its name as a target of the page; empty if it has no page,
+    because it does not serve."""
+
+    name: str
+    target: str
+    health: str
+    words: str
+
+
 class TargetView(Struct, frozen=True):
     """One target. `last_s` is the time of its newest scrape; None if it was never scraped.
 
     `error` is the reason why the target cannot be shown: it was never scraped, it was not watched
     at that moment, or the store cannot be read. Failed scrapes are not included, because the
-    engines' diagnoses report them.
+    engines' diagnoses report them. `replicas` and `facts` describe a pool of a
+    fleet; `pool` is the target of a replica's pool.
     """
 
     name: str
@@ -67,6 +78,9 @@ class TargetView(Struct, frozen=True):
     last_s: float | None
     error: str = ""
     sources: Sequence[SourceState] = ()
+    replicas: Sequence[ReplicaRow] = ()
+    facts: Sequence[str] = ()
+    pool: str = ""
 
 
 class TriageView(Struct, frozen=True):
@@ -190,9 +204,10 @@ class Standing(Struct, frozen=True):
     def who(self) -> str:
         """The model and engine. Empty if both are unknown."""
         diagnosis = self.diagnosis
-        if diagnosis is None or not (diagnosis.model or diagnosis.engine):
+        if diagnosis is None:
             return ""
-        return f"model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'}"
+        known = {"model": diagnosis.model, "engine": diagnosis.engine}
+        return ", ".join(f"{name} {value}" for name, value in known.items() if value)
 
     @property
     def headline(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Service
+from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict
@@ -19,7 +20,12 @@ def fleet_watch(**changes: object) -> FleetWatch:
     return watch
 
 
-DOWN = {"verdict": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "error": "refused"}
+DOWN = {
+    "moment": FleetMoment(verdict(*fleet(3)), {}),
+    "seen_s": NOW_S - 900,
+    "failing": 5,
+    "error": "refused",
+}
 
 
 @pytest.mark.parametrize(

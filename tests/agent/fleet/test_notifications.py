@@ -76,7 +76,7 @@ def test_a_replicas_cascade_begins_gets_worse_and_ends_once_for_its_pool(
     ]
     said = text(message(events[:1], receiver="hook", base="https://k.example"))
     assert "1 of 4 engines, worst hot: KV cache full" in said
-    assert "https://k.example/api/v1/fleet" in said
+    assert "https://k.example/triage?target=fleet%2Fprod%2Fm" in said
 
 
 def test_a_cause_across_replicas_is_told_once(ledger: AlertState) -> None:

@@ -1,0 +1,54 @@
+"""The pools of a fleet on the triage page: their replicas, and facts about them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.fleet_rendering import engine_facts
+from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST, ReplicaRow
+from kneewatch.rules.formatting import plural, quantity
+
+SHOWN: Mapping[str, str] = {
+    "kv_usage_ratio": "KV up to {}",
+    "running": "{} running",
+    "waiting": "{} waiting",
+    "ttft_p99_s": "TTFT P99 up to {}",
+    "itl_p99_s": "ITL P99 up to {}",
+}
+"""Words for a pool's signals: sums over its replicas, or the worst replica's value."""
+
+
+def replica_rows(
+    fleet: FleetVerdict, pool: str, target_of: Callable[[str], str]
+) -> list[ReplicaRow]:
+    """The replicas of a pool, worst first. `target_of` gives the target's name of a replica."""
+    worst: dict[str, EngineVerdict] = {}
+    for engine in fleet.engines:
+        if engine.pool == pool:
+            other = worst.get(engine.replica)
+            if other is None or RANKS[engine.health] > RANKS[other.health]:
+                worst[engine.replica] = engine
+    rows = [
+        ReplicaRow(name, target_of(name), engine.health, engine_facts(engine))
+        for name, engine in worst.items()
+    ]
+    rows += [
+        ReplicaRow(gone.replica, "", "unknown", "does not answer" if gone.down else "has no series")
+        for gone in fleet.gone
+        if gone.pool == pool and gone.replica not in worst
+    ]
+    return sorted(rows, key=lambda row: -RANKS[row.health])
+
+
+def pool_facts(verdict: Verdict, rows: list[ReplicaRow]) -> list[str]:
+    """Facts about a pool: its replicas by health, and its signals."""
+    counts = Counter(row.health for row in rows)
+    tally = ", ".join(f"{counts[word]} {word}" for word in WORST_FIRST if counts[word])
+    known = ((words, key, verdict.values.get(key)) for key, words in SHOWN.items())
+    return [
+        f"{plural(len(rows), 'replica')}: {tally}",
+        *(words.format(quantity(key, value)) for words, key, value in known if value is not None),
+    ]
