@@ -83,11 +83,14 @@ class Track(Struct, frozen=True):
     points: Sequence[tuple[float, float]]
 
 
-class RawSeries(Struct):
-    """One series of a matrix. Its labels are decoded by the reader, and only when they are new."""
+class RawSeries(Struct, gc=False):
+    """One series of a matrix, still encoded: its reader decodes labels only when they are new.
+
+    Python's garbage collector would walk through hundreds of thousands of decoded rows.
+    """
 
     metric: Raw
-    values: list[tuple[float, str]]
+    values: Raw
 
 
 class _Matrix(Struct):

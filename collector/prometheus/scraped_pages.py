@@ -7,6 +7,7 @@ time are the page that was scraped then.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from weakref import WeakValueDictionary
@@ -58,7 +59,7 @@ class _TargetPages:
 
     def __init__(self) -> None:
         self.series: list[Series] = []
-        self.scrapes: dict[float, dict[int, float]] = {}
+        self.scrapes: defaultdict[float, dict[int, float]] = defaultdict(dict)
         self.failures_s: set[float] = set()
         self.last_s = float("-inf")
         self._scraped: frozenset[tuple[str, str]] = frozenset()
@@ -72,7 +73,7 @@ class _TargetPages:
         Some systems show the samples of a scrape one after the other. So the newest page waits for
         the next call, once, if it has fewer series than the page before it.
         """
-        scrapes, self.scrapes = self.scrapes, {}
+        scrapes, self.scrapes = self.scrapes, defaultdict(dict)
         failures_s, self.failures_s = self.failures_s, set()
         times = sorted(scrapes.keys() | failures_s)
         for t_s in times:
@@ -188,16 +189,13 @@ class ScrapedPages:
             last_s = pages.last_s
             if number == FAILED:
                 pages.failures_s.update(
-                    t_s for t_s, value in row.values if t_s > last_s and value == "0"
+                    t_s for t_s, value in _values_of(row) if t_s > last_s and value == 0
                 )
                 continue
             scrapes = pages.scrapes
-            for t_s, value in row.values:
+            for t_s, value in _values_of(row):
                 if t_s > last_s:
-                    scrape = scrapes.get(t_s)
-                    if scrape is None:
-                        scrape = scrapes[t_s] = {}
-                    scrape[number] = float(value)
+                    scrapes[t_s][number] = value
 
     def pages(self, target: Target) -> Iterator[tuple[float, Page | None]]:
         """Yields the target's scrapes that were not yielded before, oldest first.
@@ -224,6 +222,18 @@ class ScrapedPages:
         own = (pair for pair in labels.items() if pair[0] not in TARGET_LABELS)
         pages.series.append(Series(name, tuple(sorted(own))))
         return start + len(pages.series) - 1
+
+
+_read_numbers = msgspec.json.Decoder(list[tuple[float, float]], strict=False).decode
+_read_texts = msgspec.json.Decoder(list[tuple[float, str]]).decode
+
+
+def _values_of(row: RawSeries) -> list[tuple[float, float]]:
+    """The times and values of a series."""
+    try:
+        return _read_numbers(row.values)
+    except msgspec.ValidationError:  # "+Inf", which msgspec does not read as a number
+        return [(t_s, float(value)) for t_s, value in _read_texts(row.values)]
 
 
 _read_labels = msgspec.json.Decoder(dict[str, str]).decode

@@ -60,7 +60,7 @@ def raw(tracks: Sequence[Track]) -> list[RawSeries]:
     return [
         RawSeries(
             Raw(json.dumps(dict(track.labels)).encode()),
-            [(t_s, "0" if value == 0 else repr(value)) for t_s, value in track.points],
+            Raw(json.dumps([(t_s, repr(value)) for t_s, value in track.points]).encode()),
         )
         for track in tracks
     ]
