@@ -20,10 +20,10 @@ from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
 from kneewatch.diagnose.causes.availability import stalled_from_s
-from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
+from kneewatch.diagnose.deployment.server_facts import LOG
 from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.values import STALL
-from kneewatch.diagnose.verdict import LogFact, Verdict
+from kneewatch.diagnose.verdict import LogFact, Server, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
 
 GPU_INTERVAL_S = 10.0
@@ -106,7 +106,8 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
 def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
     """The facts of the log. Empty if the log was not used for this server; the reason is then
     printed to stderr."""
-    server = stream.monitor.server or ServerFacts()
+    known = stream.monitor.server
+    server = Server() if known is None else known.at(time.time())
     if not log.facts or any(fact.source == LOG for fact in server.facts):
         return log.facts
     for note in server.notes:

@@ -15,11 +15,11 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.samples import Layout, Page
-from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
-from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import Compare, TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
@@ -38,12 +38,25 @@ class GpuSource(Protocol):
         ...
 
 
-def new_adviser(stated: Stated) -> Adviser:
-    """The adviser of one engine."""
+def target_monitor(
+    name: str, profile: Profile, catalogue: Catalogue | None = None
+) -> TargetMonitor:
+    """A monitor that recommends changes and compares the engines of a page."""
+    return TargetMonitor(name, profile, catalogue, _new_adviser, _new_comparison)
+
+
+def _new_adviser(stated: StatedServer) -> Adviser:
     # Imported here: most servers need no advice, and this import is slow.
     from kneewatch.diagnose.recommend.adviser import Adviser
 
     return Adviser(stated)
+
+
+def _new_comparison(scale: float) -> Compare:
+    # Imported here: most pages have one engine, and this import is slow.
+    from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
+
+    return DataParallelEngines(scale=scale).compared
 
 
 class TargetStream:
@@ -52,7 +65,7 @@ class TargetStream:
     def __init__(
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
-        self.monitor = TargetMonitor(name, profile, catalogue, new_adviser)
+        self.monitor = target_monitor(name, profile, catalogue)
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -65,9 +78,7 @@ class TargetStream:
 
     def reset(self) -> None:
         """Start with a new monitor, because the next scrapes come from another process."""
-        self.monitor = TargetMonitor(
-            self.monitor.name, self.monitor.profile, self._catalogue, new_adviser
-        )
+        self.monitor = target_monitor(self.monitor.name, self.monitor.profile, self._catalogue)
         self._recorded_gpus = None
 
     def take(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
+
+from kneewatch.diagnose.lengths import Point, StatedWorkload
+from kneewatch.rules.facts import Targets
 
 FAR_BELOW = 0.75
 """Throughput per GPU, divided by that of the smaller degree: below this, too much is lost.
@@ -93,6 +97,44 @@ class Comparison(Struct, frozen=True):
     def far_below(self) -> bool:
         """Whether the wider split certainly loses more than the guide expects on PCIe."""
         return self.most_ratio is not None and self.most_ratio < FAR_BELOW
+
+
+class StatedServer(Struct, frozen=True, kw_only=True):
+    """What a judge reads of the settings of a server; None if unknown. `Stated` has the rest."""
+
+    tensor_parallel: int | None = None
+    replicas: int | None = None
+    gpus: int | None = None
+    workload: StatedWorkload | None = None
+
+    @property
+    def degree(self) -> int | None:
+        """The tensor-parallel size."""
+        return self.tensor_parallel
+
+    @property
+    def engines(self) -> int:
+        """Data-parallel engines of the server; 1 if not stated."""
+        return 1
+
+    @property
+    def server_gpus(self) -> int | None:
+        """GPUs of the server."""
+        return self.gpus
+
+    @property
+    def seats(self) -> float | None:
+        """Most requests that run at once."""
+        return None
+
+    @property
+    def points(self) -> Mapping[str, tuple[Point, ...]]:
+        """The stated request lengths of the server, by side."""
+        return {} if self.workload is None else self.workload.lengths(None, None)
+
+    def split(self, targets: Targets) -> Comparison | None:
+        """The tensor-parallel degree compared with smaller ones; None without sweeps."""
+        return None
 
 
 def alike(tokens: float | None, other_tokens: float | None) -> bool:

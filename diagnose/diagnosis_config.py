@@ -9,12 +9,10 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.capacity import Comparison
-from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
-from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule, with_thresholds
@@ -32,7 +30,7 @@ class Profile(Struct, frozen=True):
     peak_bytes_per_s: float | None = None
     benchmark_ttft_p99_s: float | None = None
     benchmark_gpu_ratio: float | None = None
-    stated: Stated = NOTHING
+    stated: StatedServer = StatedServer()
     thresholds: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict[str, Mapping[str, float]]
     )
@@ -65,17 +63,9 @@ class Profile(Struct, frozen=True):
         )
 
     def split(self) -> Comparison | None:
-        """The stated tensor-parallel degree, compared using the stated sweeps; None if either is
-        missing."""
-        stated = self.stated
-        if not stated.sweeps or stated.degree is None:
-            return None
-        return self.split_at(stated.degree)
-
-    def split_at(self, tensor_parallel: int) -> Comparison:
-        """A degree compared with smaller degrees, by the stated sweeps and within the targets."""
-        unit, degrees = degrees_of(self.stated.sweeps, self.targets)
-        return compared(unit, degrees, tensor_parallel)
+        """The stated tensor-parallel degree, compared using the stated sweeps; None without
+        sweeps."""
+        return self.stated.split(self.targets)
 
     def unstated(self) -> dict[str, str]:
         """Signals that need a setting which is missing, and why: {signal: reason}."""
@@ -86,15 +76,10 @@ class Profile(Struct, frozen=True):
             "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (peak.bytes_per_s)"),
         }
         lacking = {key: why for key, (stated, why) in reasons.items() if stated is None}
-        return lacking | self._unsplit() | unwatched(self.stated)
-
-    def _unsplit(self) -> dict[str, str]:
-        """Why the stated sweeps cannot be used, by the cause that needs them."""
-        if not self.stated.sweeps:
-            return {}
         split = self.split()
-        why = "degree not stated (tensor_parallel)" if split is None else split.why
-        return {"tp_overhead": why} if why else {}
+        if split is not None and split.why:
+            lacking["tp_overhead"] = split.why
+        return lacking | unwatched(self.stated)
 
     def rules(self) -> tuple[Rule, ...]:
         """All rules with the user's thresholds.

@@ -7,6 +7,7 @@ from itertools import compress
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.cause import AnyCause, Cause
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes import (
     bottleneck,
@@ -28,7 +29,6 @@ from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.verdict import AnyCause, Cause
 from kneewatch.rules.conditions import Number, each_holds, nodes
 from kneewatch.rules.quantities import Held
 

@@ -35,7 +35,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.account_signals import SILENT
-from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
+from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
@@ -248,7 +248,7 @@ class TargetWatch:
         self._retired = False
         self._next_spec: TargetSpec | None = None
         self._diagnoses: tuple[Verdict, ...] = ()
-        self._claimed_by: ServerFacts | None = None
+        self._claimed_by: object = None
         self.cycles = self._failures = self._failing = 0
 
     def adopt(self, spec: TargetSpec) -> None:

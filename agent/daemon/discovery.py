@@ -28,6 +28,7 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -519,7 +520,7 @@ def target_profile(settings: Settings) -> TargetProfile:
 def with_tier(diagnosis: Verdict, spec: TargetSpec, profile: TargetProfile) -> Verdict:
     """A copy of the diagnosis with its tier. The tier is the target's label `tier`; without that
     label it is model@GPU, if the GPU is set."""
-    gpu = profile.profile.stated.gpu
+    gpu = stated_of(profile.profile.stated).gpu
     tier = spec.labels.get("tier")
     if tier is None and gpu is not None and diagnosis.model:
         tier = f"{diagnosis.model}@{gpu.id}"

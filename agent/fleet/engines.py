@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from kneewatch.agent.fleet.queries import AnswerLog, QueryScope
-from kneewatch.agent.stream import new_adviser
+from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import RawSeries
@@ -144,7 +144,7 @@ class FleetEngines:
         if goal not in self._catalogues:
             profile = self._profile.for_throughput() if goal else self._profile
             self._catalogues[goal] = profile, Catalogue.of(profile)
-        return TargetMonitor(members[0].replica, *self._catalogues[goal], new_adviser)
+        return target_monitor(members[0].replica, *self._catalogues[goal])
 
     def _judge(
         self, target: Target, gpus: GpuReading, usual: Mapping[str, float], at_s: float

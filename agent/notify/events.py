@@ -19,9 +19,10 @@ from kneewatch.agent.notify.message import (
     link,
 )
 from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
-from kneewatch.diagnose.verdict import Cause, Verdict, told
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
 from kneewatch.rules.cascade import NAMES, Stage

@@ -21,7 +21,8 @@ from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import CaptureError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.deployment import stated_of
+from kneewatch.diagnose.verdict import Server
 from kneewatch.rules.formatting import printable, span, wrapped
 
 SCHEMA = "kneewatch.server/1"
@@ -39,17 +40,18 @@ def inspect(target: str, settings: Settings, *, form: str) -> int:
     name = capture_name(target) if played else target_name(target)
     stream = TargetStream(name, settings.profile(stated=stated(settings)), settings.limits())
     now_s = _read_capture(target, stream, settings) if played else _read(target, stream, settings)
-    facts = stream.monitor.server or ServerFacts()
+    facts = stream.monitor.server
+    server = Server() if facts is None else facts.at(now_s)
     if form == "json":
         document = {
             "schema": SCHEMA,
             "t": round(now_s, 3),
             "target": name,
-            **msgspec.to_builtins(facts.at(now_s)),
+            **msgspec.to_builtins(server),
         }
         click.echo(msgspec.json.encode(document).decode())
     else:
-        click.echo("\n".join(_lines(name, facts, now_s)))
+        click.echo("\n".join(_lines(name, server)))
     return OK
 
 
@@ -64,7 +66,8 @@ def _read(target: str, stream: TargetStream, settings: Settings) -> float:
     now_s = time.time()
     if error is not None and log is not None:
         say(f"{error}: only the settings and {log.path} are used")
-        stream.monitor.set_server(*facts_of_log(stream.monitor.profile.stated, log.log, now_s))
+        known = stated_of(stream.monitor.profile.stated)
+        stream.monitor.set_server(*facts_of_log(known, log.log, now_s))
     return now_s
 
 
@@ -80,20 +83,20 @@ def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:
     return last_s
 
 
-def _lines(name: str, facts: ServerFacts, now_s: float) -> list[str]:
-    names_width = max((len(fact.name) for fact in facts.facts), default=0)
-    sources_width = max((len(fact.source) for fact in facts.facts), default=0)
+def _lines(name: str, server: Server) -> list[str]:
+    names_width = max((len(fact.name) for fact in server.facts), default=0)
+    sources_width = max((len(fact.source) for fact in server.facts), default=0)
     width = style().width
     lines = [printable(name), ""]
-    for fact in facts.facts:
-        age = span(max(now_s - fact.read_s, 0.0))
+    for fact in server.facts:
+        age = span(fact.age_s or 0.0)
         left = f"{fact.name:<{names_width}}  {fact.source:<{sources_width}}  {age:>6}  "
         lines += wrapped(
             printable(left + str(fact.value)), width=max(width, len(left) + 20), more=len(left)
         )
     for heading, rows in (
-        ("notes:", facts.notes),
-        ("unknown:", tuple(f"{missing}: {supply}" for missing, supply in facts.unknown)),
+        ("notes:", server.notes),
+        ("unknown:", [f"{fact.name}: {fact.supply}" for fact in server.unknown]),
     ):
         if rows:
             lines += ["", heading]

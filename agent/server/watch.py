@@ -15,7 +15,7 @@ from kneewatch.agent.server.log import Journal, LogFollower, failure_of, reading
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.server_facts import (
     LOG,
@@ -141,7 +141,7 @@ class ServerWatch:
             self._log_error = str(error)
         if self.log.log.failure is not self._log_failure:
             self._log_failure = self.log.log.failure
-            failure = failure_of(self.log.log, monitor.profile.stated, t_s)
+            failure = failure_of(self.log.log, stated_of(monitor.profile.stated), t_s)
             monitor.set_log_failure(failure, past=self._log_is_new)
         self._log_is_new = self._log_is_new and not is_all
 
@@ -191,7 +191,6 @@ class ServerWatch:
         self._read_log_facts(t_s, restarted=restarted)
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})
-        stated: Stated = monitor.profile.stated
         if gpus.models != self._gpu_models:
             self._gpu_models = gpus.models
             self._gpu_reading = models_reading(gpus.models, t_s)
@@ -204,7 +203,7 @@ class ServerWatch:
         # The GPUs of the exporter's page, unless the driver reported which ones the server uses.
         by_driver = any(SERVER_GPUS in reading.values for reading in self._readings)
         facts, completed = merge(
-            stated,
+            stated_of(monitor.profile.stated),
             [*self._readings, self._log_reading, *(() if by_driver else (self._gpu_reading,))],
             config=config,
             model_names=names,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
+from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.changed import Changed, changed
 from kneewatch.diagnose.intervals import Conditions, conditions_of
 from kneewatch.diagnose.recommend.recommendation import (
@@ -22,7 +23,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     in_document,
     with_current_values,
 )
-from kneewatch.diagnose.verdict import Cause, Verdict, decode, told
+from kneewatch.diagnose.verdict import Verdict, decode
 from kneewatch.rules.cascade import EVICTS, forecast_s
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN

@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.account_signals import ALL_CANCELLED, AT_THE_DOOR, CANCELLED
+from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.common_conditions import QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.values import PREFILL_SILENCE
-from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
+from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.lengths import Departure, Drift, LiveWorkload
 from kneewatch.diagnose.values import AdapterUse, GpuState
-from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
 from kneewatch.diagnose.values import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal

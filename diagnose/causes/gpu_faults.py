@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.values import GpuState
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 
 # --- XID errors -----------------------------------------------------------------------------------

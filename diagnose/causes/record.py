@@ -14,8 +14,8 @@ from string import Formatter
 
 from msgspec import Struct, field
 
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Facts, chance, strength
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.conditions import (
     ALWAYS,
     Condition,

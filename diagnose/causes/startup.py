@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.rule import Severity
 

@@ -4,9 +4,9 @@ Pure."""
 from __future__ import annotations
 
 from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import duration, figure, percent
 from kneewatch.rules.rule import Severity

@@ -14,6 +14,7 @@ from kneewatch.diagnose.account_signals import (
     SPEED,
     STREAM,
 )
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST
 from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
@@ -23,7 +24,6 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import quantity

@@ -10,6 +10,7 @@ from math import copysign
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     SERVED,
@@ -42,7 +43,6 @@ from kneewatch.diagnose.lengths import (
     more_than_chance,
 )
 from kneewatch.diagnose.slow_quantities import HOUR_S, SPEC_ACCEPTED, STEPS
-from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent, span

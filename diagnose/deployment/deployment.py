@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
@@ -19,7 +19,8 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     oldest_version,
     supports_flag,
 )
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
+from kneewatch.diagnose.lengths import Point
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch_setup import (
@@ -29,9 +30,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     defaults,
 )
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
-
-if TYPE_CHECKING:  # a size needs no live workload, nor the windows that it is measured in
-    from kneewatch.diagnose.lengths import StatedWorkload
+from kneewatch.rules.facts import Targets
 
 KV_SIZE_LABEL = "kv_cache_size_tokens"
 _UNSET_LABELS = ("", "None", "none", "null")
@@ -111,7 +110,7 @@ class Reported(Struct, frozen=True):
 NOT_REPORTED = Reported()
 
 
-class Stated(Struct, frozen=True):
+class Stated(StatedServer, frozen=True, kw_only=True):
     """What the user set, or kneewatch found out, about the server; None if unknown.
 
     `usd_per_gpu_hour` defaults to the GPU's price in the catalogue. `sweeps` are benchmarks of this
@@ -120,13 +119,9 @@ class Stated(Struct, frozen=True):
 
     model: Model | None = None
     gpu: Gpu | None = None
-    tensor_parallel: int | None = None
     version: Version | None = None
     launch: Launch | None = None
-    replicas: int | None = None
     usd_per_gpu_hour: float | None = None
-    gpus: int | None = None
-    workload: StatedWorkload | None = None
     sweeps: tuple[Sweep, ...] = ()
     reported: Reported = NOT_REPORTED
 
@@ -137,6 +132,11 @@ class Stated(Struct, frozen=True):
         return self.tensor_parallel or given
 
     @property
+    def engines(self) -> int:
+        """Data-parallel engines of the server; 1 if not stated."""
+        return (self.launch and self.launch.count("--data-parallel-size")) or 1
+
+    @property
     def server_gpus(self) -> int | None:
         """GPUs of the server: GPUs per engine times the number of engines; None if not stated."""
         launch = self.launch or Launch()
@@ -145,15 +145,41 @@ class Stated(Struct, frozen=True):
             engine_gpus = self.degree * (launch.count("--pipeline-parallel-size") or 1)
         if engine_gpus is None:
             return None
-        return engine_gpus * (launch.count("--data-parallel-size") or 1)
+        return engine_gpus * self.engines
 
     @property
     def seats(self) -> float | None:
         """`--max-num-seqs` of the command line; None if not given."""
         return None if self.launch is None else self.launch.count("--max-num-seqs")
 
+    @property
+    def points(self) -> Mapping[str, tuple[Point, ...]]:
+        """The stated request lengths of this model on this GPU, by side."""
+        if self.workload is None:
+            return {}
+        model, gpu = self.model, self.gpu
+        return self.workload.lengths(model.id if model else None, gpu.id if gpu else None)
+
+    def split(self, targets: Targets) -> Comparison | None:
+        """The degree compared with smaller ones by the sweeps, within the targets."""
+        if not self.sweeps:
+            return None
+        if self.degree is None:
+            return Comparison("tokens", why="degree not stated (tensor_parallel)")
+        return self.split_at(self.degree, targets)
+
+    def split_at(self, tensor_parallel: int, targets: Targets) -> Comparison:
+        """A degree compared with smaller ones by the sweeps, within the targets."""
+        unit, degrees = degrees_of(self.sweeps, targets)
+        return compared(unit, degrees, tensor_parallel)
+
 
 NOTHING = Stated()
+
+
+def stated_of(server: StatedServer) -> Stated:
+    """All settings of a server, where a judge reads some of them."""
+    return server if isinstance(server, Stated) else NOTHING
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
@@ -260,13 +286,14 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         block, blocks, override, size = None, None, None, None
     tensor = stated.degree
     pipeline = launch.count("--pipeline-parallel-size") or 1
-    data = launch.count("--data-parallel-size") or 1
     gpus = tensor * pipeline if tensor else stated.gpus
     price = stated.usd_per_gpu_hour
     if price is None and stated.gpu is not None:
         price = stated.gpu.usd_per_hour
     dtype = config.get("cache_dtype") or launch.text("--kv-cache-dtype") or "auto"
-    parallel = Parallel(tensor or 1, pipeline, data, "--enable-expert-parallel" in launch.flags)
+    parallel = Parallel(
+        tensor or 1, pipeline, stated.engines, "--enable-expert-parallel" in launch.flags
+    )
     usable = Deployment(
         stated=stated,
         config=config,
@@ -287,7 +314,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         max_num_seqs=_taken(stated, "--max-num-seqs"),
         max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
         tensor_parallel=tensor,
-        data_parallel=data,
+        data_parallel=stated.engines,
         gpus=gpus,
         usd_per_gpu_hour=price,
     )

@@ -130,6 +130,11 @@ class ServerFacts(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def launch(self) -> Mapping[str, Value]:
+        """The facts that only another launch changes, by name."""
+        return {fact.name: fact.value for fact in self.facts if fact.name in LAUNCH_FACTS}
+
     def value(self, name: str) -> Value | None:
         """A fact's value; None if unknown."""
         return next((fact.value for fact in self.facts if fact.name == name), None)

@@ -7,11 +7,12 @@ from typing import Generic
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.cause import AnyCause, Cause
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
-from kneewatch.diagnose.verdict import SYMPTOMS, AnyCause, Cause
+from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import WARNING, Severity, State

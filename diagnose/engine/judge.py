@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.diagnose.account_signals import MOVED_FOR, SILENT
-from kneewatch.diagnose.capacity import Comparison
+from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.kv_and_queue import KV_PRESSURE
 from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY, Explained
 from kneewatch.diagnose.changed import Changed, Restarted, changed, launch_changes
-from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import LAUNCH_FACTS, ServerFacts
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
@@ -62,6 +60,8 @@ from kneewatch.diagnose.verdict import (
     Counterfactual,
     Evidence,
     LogFailure,
+    Server,
+    Value,
     Verdict,
     worst_of,
 )
@@ -185,12 +185,29 @@ LAST_PAGE = (
 """Signals of a process's last page that are kept after the process was replaced."""
 
 
+class ServerFacts(Protocol):
+    """The known facts about a server."""
+
+    @property
+    def launch(self) -> Mapping[str, object]:
+        """Those that only another launch changes, by name."""
+        ...
+
+    def value(self, name: str) -> Value | None:
+        """A fact's value; None if unknown."""
+        ...
+
+    def at(self, t_s: float) -> Server:
+        """The facts as a verdict at `t_s` contains them."""
+        ...
+
+
 class Adviser(Protocol):
     """Recommends changes against the causes of one engine."""
 
     weekly_peak_requests: float | None
 
-    def set_stated(self, stated: Stated) -> None:
+    def set_stated(self, stated: StatedServer) -> None:
         """Set what is known about the server; used from the next scrape on."""
         ...
 
@@ -205,7 +222,7 @@ class Adviser(Protocol):
         ...
 
 
-NewAdviser = Callable[[Stated], Adviser]
+NewAdviser = Callable[[StatedServer], Adviser]
 """Makes the adviser of one engine. The first cause of an engine calls it."""
 
 
@@ -256,7 +273,7 @@ class Judge:
         self._explained, self._aftermath = Explained(), Aftermath()
         self._adviser: Adviser | None = None
         self._new_adviser = new_adviser
-        self._stated: Stated = profile.stated
+        self._stated = profile.stated
         self._weekly_peak_requests: float | None = None
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
         self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
@@ -281,7 +298,7 @@ class Judge:
         unknown."""
         self._weekly_peak_requests = peak_requests
 
-    def set_server(self, facts: ServerFacts, stated: Stated) -> None:
+    def set_server(self, facts: ServerFacts, stated: StatedServer) -> None:
         """Set the facts about the server; used from the next page on."""
         self._server = facts
         self._stated = stated
@@ -657,8 +674,7 @@ def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> Re
 
 def launch_of(server: ServerFacts | None, labels: Mapping[str, str]) -> Mapping[str, object]:
     """Version, flags and the page's labels of a process, as far as they are known."""
-    facts = () if server is None else server.facts
-    return {**labels, **{fact.name: fact.value for fact in facts if fact.name in LAUNCH_FACTS}}
+    return {**labels, **(server.launch if server is not None else {})}
 
 
 def _compared(cause: Cause, what: Changed) -> Cause:

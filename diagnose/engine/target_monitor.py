@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -12,22 +11,17 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
 from kneewatch.collector.samples import Page
+from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
-from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
+from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser, ServerFacts
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import LogFailure, Verdict
 from kneewatch.rules.formatting import duration
-
-if TYPE_CHECKING:
-    from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
-
 
 SLOW_PAGE_S = 2.0
 """Pages that take longer to fetch are reported, because scraping them costs the server time."""
@@ -75,10 +69,15 @@ class EngineLimit:
         )
 
 
+Compare = Callable[[float, Sequence[Verdict]], list[Verdict]]
+"""Adds to the diagnoses of the engines of a page, at a time, the causes found by comparing them."""
+
+
 class TargetMonitor:
     """Monitors one target over time: its engines and its failed scrapes.
 
-    Without `new_adviser`, diagnoses have no recommendations.
+    Without `new_adviser`, diagnoses have no recommendations. `new_comparison` takes the profile's
+    scale; without it, the engines of a page are not compared.
     """
 
     def __init__(
@@ -87,16 +86,17 @@ class TargetMonitor:
         profile: Profile,
         catalogue: Catalogue | None = None,
         new_adviser: NewAdviser | None = None,
+        new_comparison: Callable[[float], Compare] | None = None,
     ) -> None:
         self.name, self.profile = name, profile
-        self._new_adviser = new_adviser
+        self._new_adviser, self._new_comparison = new_adviser, new_comparison
         self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
         self._longest_start_s = 0.0
         self._limit = EngineLimit(self._engines)
-        self._data_parallel: DataParallelEngines | None = None
-        self._server: tuple[ServerFacts, Stated] | None = None
+        self._compare: Compare | None = None
+        self._server: tuple[ServerFacts, StatedServer] | None = None
         self._host: Mapping[str, float] = {}
         self._usual: Mapping[str, float] = {}
         self._log_failure: LogFailure | None = None
@@ -108,7 +108,7 @@ class TargetMonitor:
         """The engines on the newest page and engines that left the page recently."""
         return self._engines.values()
 
-    def set_server(self, facts: ServerFacts, stated: Stated) -> None:
+    def set_server(self, facts: ServerFacts, stated: StatedServer) -> None:
         """Set the facts about the server and, in `stated`, the input of the recommendations.
 
         Both are used from the next page on.
@@ -216,18 +216,17 @@ class TargetMonitor:
     ) -> list[Verdict]:
         """The diagnoses of engines that share a page, with causes found by comparing these
         engines."""
-        if self._data_parallel is None:
-            # Imported here: most pages have one engine, and this import is slow.
-            from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
-
-            self._data_parallel = DataParallelEngines(scale=self.profile.scale)
         replicas = Counter((engine.key.model, engine.key.replica) for engine in engines)
         for engine in engines:
             engine.judge.learned.workload.set_engines(
                 replicas[engine.key.model, engine.key.replica]
             )
+        if self._new_comparison is None:
+            return diagnoses
+        if self._compare is None:
+            self._compare = self._new_comparison(self.profile.scale)
         by_newest = {id(engine.newest): engine for engine in engines}
-        compared = self._data_parallel.compared(t_s, diagnoses)
+        compared = self._compare(t_s, diagnoses)
         for before, after in zip(diagnoses, compared, strict=True):
             by_newest[id(before)].newest = after
         return compared

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import split_case, weigh_live
+from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.absence import RESTARTED, absence_causes, absence_notes
@@ -96,11 +97,12 @@ def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
         compared.add((_kind(wide.tier), wide.gpus))
         if (cause := _by_peers(wide, best)) is not None:
             causes.append(cause)
-    if profile.stated.sweeps and not several_kinds(tiers):
+    stated = stated_of(profile.stated)
+    if stated.sweeps and not several_kinds(tiers):
         causes += [
             cause
             for tier in tiers
-            for degree, engines in degrees_of(tier, profile.stated.degree).items()
+            for degree, engines in degrees_of(tier, stated.degree).items()
             if (_kind(tier), degree) not in compared
             and (cause := _by_sweeps(tier, degree, engines, profile)) is not None
         ]
@@ -109,17 +111,18 @@ def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
 
 def split_notes(tiers: Sequence[Tier], profile: Profile) -> list[str]:
     """A line for each server to which the stated sweeps cannot be applied, with the reason."""
-    if not profile.stated.sweeps:
+    stated = stated_of(profile.stated)
+    if not stated.sweeps:
         return []
     if several_kinds(tiers):
         return [
             "benchmark.by_tensor_parallel: several models or GPU types are served; select one "
             "(--selector)"
         ]
-    degrees = {d for tier in tiers for d in degrees_of(tier, profile.stated.degree)}
+    degrees = {d for tier in tiers for d in degrees_of(tier, stated.degree)}
     if not degrees:
         return ["benchmark.by_tensor_parallel: number of GPUs unknown (set --tensor-parallel)"]
-    whys = [profile.split_at(degree).why for degree in sorted(degrees)]
+    whys = [stated.split_at(degree, profile.targets).why for degree in sorted(degrees)]
     return [f"tp_overhead: {why}" for why in whys if why]
 
 
@@ -147,7 +150,7 @@ def degrees_of(tier: Tier, stated: int | None) -> dict[int, list[Engine]]:
 def _by_sweeps(
     tier: Tier, degree: int, engines: Sequence[Engine], profile: Profile
 ) -> FleetCause | None:
-    split = profile.split_at(degree)
+    split = stated_of(profile.stated).split_at(degree, profile.targets)
     case = split_case(split)
     if case is None:
         return None
@@ -261,7 +264,7 @@ def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> Flee
 
 def _routing(tier: Tier, profile: Profile, usual: Usual | None) -> FleetAdvice | None:
     """Prefix-aware routing, with the hit ratio that it would reach; None if it would not help."""
-    server = server_of(tier, profile.stated)
+    server = server_of(tier, stated_of(profile.stated))
     context = average_engine(tier, server, profile.targets, "routing_dilution", peak=None)
     sticky = sticky_routing(context)
     possible = middle(reuse_possible(engine, usual) for engine in tier.engines)
@@ -451,8 +454,8 @@ def diagnose(
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines)
     notes += split_notes(tiers, profile)
-    notes += unprofiled(tiers, profile.stated)
-    stated, targets = profile.stated, profile.targets
+    stated, targets = stated_of(profile.stated), profile.targets
+    notes += unprofiled(tiers, stated)
     servers = [tier_facts(tier, stated, t_s=observed.t_s)[0] for tier in tiers]
     notes += [
         f"{tier.name}: {note}"
@@ -510,7 +513,7 @@ def _compared(
         routing_dilution(tier, observed.past, profile.targets),
         *(examine(tier) for examine in (replica_imbalance, cold_replicas, underused)),
         *bad_nodes(tier),
-        workload_drift(tier, observed.past, profile.stated, tiers),
+        workload_drift(tier, observed.past, stated_of(profile.stated), tiers),
     ]
     return [cause for cause in causes if cause is not None]
 

@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Load, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.verdict import UNKNOWN_STAGE, WORDS_OF, Server, Verdict, told
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, WORDS_OF, Server, Verdict
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
 from kneewatch.rules.wire import (

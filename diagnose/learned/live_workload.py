@@ -7,13 +7,12 @@ since the engine was first seen, from snapshots of its counters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from operator import sub
 
 from kneewatch.collector.window import Buckets
-from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.learned.length_drift import departure
-from kneewatch.diagnose.lengths import RATE, SHIFTS, WORDS, Departure, LiveWorkload, Point
+from kneewatch.diagnose.lengths import RATE, SHIFTS, WORDS, Departure, LiveWorkload
 from kneewatch.diagnose.values import RequestCounts
 
 STEP_WINDOWS = 5.0
@@ -27,13 +26,13 @@ QUANTILES = (0.5, 0.95, 0.99)
 class WorkloadWatch:
     """Compares one engine's requests over an hour; does nothing without a stated workload."""
 
-    def __init__(self, stated: Stated, *, window_s: float) -> None:
+    def __init__(self, stated: StatedServer, *, window_s: float) -> None:
         workload = stated.workload
         self._origin = workload.origin if workload else ""
         self._grown = workload is not None and workload.grown
-        self.points = points_of(stated)
+        self.points = stated.points
         self._peak_per_s = _peak_per_s(stated)
-        self._engines = _stated_engines(stated)
+        self._engines = stated.engines
         self._step_s = STEP_WINDOWS * window_s
         self._kept: deque[tuple[float, RequestCounts]] = deque(maxlen=STEPS + 1)
 
@@ -78,23 +77,14 @@ class WorkloadWatch:
         )
 
 
-def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
-    """The stated request lengths of the server, by side."""
-    if stated.workload is None:
-        return {}
-    model, gpu = stated.model, stated.gpu
-    return stated.workload.lengths(model.id if model else None, gpu.id if gpu else None)
-
-
-def unwatched(stated: Stated) -> dict[str, str]:
+def unwatched(stated: StatedServer) -> dict[str, str]:
     """Derived signals that the stated profile is not enough for, on this server: {signal:
     reason}."""
     workload, reasons = stated.workload, dict[str, str]()
     if workload is None:
         return reasons
-    points = points_of(stated)
     for side in WORDS:
-        if side not in points:
+        if side not in stated.points:
             reasons[SHIFTS[side]] = f"{workload.origin} has several tiers: set model or gpu"
     if workload.peak_requests_per_s is None:
         reasons[RATE] = (
@@ -113,16 +103,12 @@ def _quantile(
     return None if value is None or value == bounds[-2] else value
 
 
-def _peak_per_s(stated: Stated) -> float | None:
+def _peak_per_s(stated: StatedServer) -> float | None:
     """One replica's share of the stated peak in requests/s; None if unknown."""
     workload = stated.workload
     if workload is None or workload.peak_requests_per_s is None or stated.replicas is None:
         return None
     return workload.peak_requests_per_s / stated.replicas
-
-
-def _stated_engines(stated: Stated) -> int:
-    return (stated.launch and stated.launch.count("--data-parallel-size")) or 1
 
 
 def _follows(counts: RequestCounts, before: RequestCounts) -> bool:

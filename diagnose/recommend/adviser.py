@@ -7,9 +7,10 @@ from itertools import combinations
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.deployment.deployment import NOTHING, Deployment, Stated, deployment
+from kneewatch.diagnose.deployment.deployment import NOTHING, Deployment, deployment, stated_of
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.ranking import BY_ID
@@ -400,12 +401,12 @@ class Adviser:
     waited on this engine at once. Without it, fewer replicas are never recommended.
     """
 
-    def __init__(self, stated: Stated = NOTHING) -> None:
+    def __init__(self, stated: StatedServer = NOTHING) -> None:
         self.weekly_peak_requests: float | None = None
-        self._stated = stated
+        self._stated = stated_of(stated)
         self._tracker = RecommendationTracker()
         self._config: Mapping[str, str] | None = None
-        self._server = Deployment(stated=stated)
+        self._server = Deployment(stated=self._stated)
         self._causes: tuple[str, ...] = ()
         self._computed_s = float("-inf")
         self._recommendations: tuple[Recommendation, ...] = ()
@@ -413,11 +414,11 @@ class Adviser:
         self._queue = QueueHistory()
         self._restarted = False
 
-    def set_stated(self, stated: Stated) -> None:
+    def set_stated(self, stated: StatedServer) -> None:
         """From the next scrape on, make recommendations for this deployment."""
         if stated != self._stated:
-            self._stated = stated
-            self._server = deployment(self._config or {}, stated)
+            self._stated = stated_of(stated)
+            self._server = deployment(self._config or {}, self._stated)
             self._forget()
 
     def restarted(self) -> None:

@@ -31,7 +31,7 @@ from kneewatch.agent.report.request import ReportProgress, ReportRequest
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import EngineCycle, engine_cycle
-from kneewatch.agent.stream import new_adviser
+from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import TARGET_LABELS, ScrapedPages, target_of
@@ -237,7 +237,7 @@ class IncidentSearch:
         cycles: Iterable[EngineCycle] = ()
         if samples is not None:
             profile, catalogue = self._profile_of(engine)
-            monitor = TargetMonitor(engine.target, profile, catalogue, new_adviser)
+            monitor = target_monitor(engine.target, profile, catalogue)
             scrapes = self._now.scrapes_of(engine.member.labels)
             lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
             cycles = replay_samples(samples, engine.member, monitor, lived)
