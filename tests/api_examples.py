@@ -60,6 +60,8 @@ def api_examples() -> str:
         size["steps"] = size["steps"][:2]
         paths: dict[str, Any] = {
             "/healthz": {"get": _answers({TEXT: client.get("/healthz").text})},
+            "/probe": {"get": _answers({TEXT: client.get("/probe").text})},
+            "/probe/{target}": {"get": _answers({TEXT: client.get(f"/probe/{SICK_NAME}").text})},
             "/readyz": {
                 "get": _answers(
                     {JSON: client.get("/readyz").json()}, {JSON: starting.get("/readyz").json()}

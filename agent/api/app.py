@@ -32,6 +32,7 @@ from kneewatch.agent.api.parameters import (
     TargetPath,
     TriageFormat,
 )
+from kneewatch.agent.api.probe import probe
 from kneewatch.agent.api.responses import (
     API,
     COMPONENTS,
@@ -100,6 +101,16 @@ class Routes:
             body["reasons"] = problems
             body["restart_needed"] = list(self._service.restart_needed())
         return Response(dumped(body) + b"\n", status, media_type=MEDIA_TYPES[JSON])
+
+    async def probe(self) -> Response:
+        """503 while an engine of any target is hung, for vLLM's livenessProbe; 200 whenever
+        kneewatch cannot know."""
+        return probe(self._service, "")
+
+    async def probe_target(self, target: TargetPath) -> Response:
+        """503 while an engine of the target is hung, for vLLM's livenessProbe; 200 whenever
+        kneewatch cannot know."""
+        return probe(self._service, target)
 
     async def metrics(self) -> Response:
         """kneewatch's own metrics in Prometheus's text format."""
@@ -430,6 +441,12 @@ def make_app(service: Service) -> FastAPI:
     healthy: Documented = {200: _answer("The process answers.", TEXT)}
     app.serve("/healthz", routes.healthz, healthy, any_parameter=True)
     app.serve("/readyz", routes.readyz, READY)
+    hung: Documented = {
+        200: _answer("Not hung, or not known.", TEXT),
+        503: _answer("An engine is hung.", TEXT),
+    }
+    app.serve("/probe", routes.probe, hung, any_parameter=True)
+    app.serve("/probe/{target:path}", routes.probe_target, hung, any_parameter=True)
     exposition: Documented = {200: _answer("The metrics.", TEXT)}
     app.serve("/metrics", routes.metrics, exposition, any_parameter=True)
     app.serve("/api/v1/triage", routes.triage, TRIAGE)

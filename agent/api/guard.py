@@ -108,8 +108,9 @@ def network(address: str) -> str:
 log = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
-OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz", "/docs/glossary", "/docs/reference.css"})
-OPEN_FOLDERS = ("/docs/causes/", "/docs/rules/")
+PROBE = "/probe"
+OPEN_PATHS = frozenset({HEALTH_PATH, PROBE, "/readyz", "/docs/glossary", "/docs/reference.css"})
+OPEN_FOLDERS = (f"{PROBE}/", "/docs/causes/", "/docs/rules/")
 """Paths that need no token. Health probes of systemd and Kubernetes send none, and the manual is
 public because alerts link to it."""
 
@@ -225,7 +226,8 @@ class Guard:
             )
         path, method = scope["path"], scope["method"]
         self._check_host(headers)
-        if path != HEALTH_PATH:
+        # A 429 would make Kubernetes restart the server that is probed.
+        if path not in (HEALTH_PATH, PROBE) and not path.startswith(f"{PROBE}/"):
             self._check_rate(scope, headers)
         _check_origin(method, headers)
         self._check_length(headers)
