@@ -1,5 +1,6 @@
 """`make release`: builds wheel and sdist, checks that a second build gives the same bytes, and
-writes checksums, an SBOM, release notes, and what the wheel generates: rules and JSON schemas.
+writes checksums, an SBOM, release notes, the Kubernetes files, and what the wheel generates: rules
+and JSON schemas.
 
 Needs the tools of the dependency group `release`. All files in the archives have the time of the
 last commit, so that everyone who builds from this commit gets the same bytes.
@@ -25,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "dist"
 NOTES = "RELEASE_NOTES.md"
+KUBERNETES = ("packaging/kubernetes", "dashboards/generated/grafana")
+"""The Kustomize files and what they refer to."""
 
 
 def main() -> None:
@@ -49,11 +52,19 @@ def main() -> None:
         write_sbom(python, OUT / f"kneewatch-{version}.cdx.json")
         generated = tarred(exports(python, Path(folder) / "generated"), epoch_s)
         (OUT / f"kneewatch-{version}-generated.tar.gz").write_bytes(generated)
+    kubernetes = tarred(checked_in(*KUBERNETES), epoch_s)
+    (OUT / f"kneewatch-{version}-kubernetes.tar.gz").write_bytes(kubernetes)
     (OUT / NOTES).write_text(notes)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files()]
     (OUT / "SHA256SUMS").write_text("".join(sums))
     for file in files():
         print(f"{file.stat().st_size:>10,} {file.relative_to(ROOT)}")
+
+
+def checked_in(*folders: str) -> dict[str, bytes]:
+    """The files of folders in the repository, by path."""
+    paths = output("git", "ls-files", *folders).splitlines()
+    return {path: (ROOT / path).read_bytes() for path in paths}
 
 
 def files() -> list[Path]:

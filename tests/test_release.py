@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
+import subprocess
 import tarfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -73,3 +75,21 @@ def test_archives_of_the_same_files_are_alike(release: ModuleType) -> None:
     assert packed == release.tarred({"a": b"y", "b/c": b"x"}, 500)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert [(member.name, member.mtime) for member in tar] == [("a", 500), ("b/c", 500)]
+
+
+def test_the_kubernetes_archive_stands_alone(release: ModuleType, tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    packed = release.tarred(release.checked_in(*release.KUBERNETES), 500)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    example = "packaging/kubernetes/example"
+    here, there = (
+        subprocess.run(
+            [kubectl, "kustomize", str(folder / example)], capture_output=True, check=True
+        ).stdout
+        for folder in (ROOT, tmp_path)
+    )
+    assert here == there
+    assert b"kind: ConfigMap" in here
