@@ -77,7 +77,7 @@ WORDS = {severity: severity.word for severity in SEVERITIES}
 BY_WORD: Mapping[str, Severity] = {severity.word: severity for severity in SEVERITIES}
 
 
-class Bound(Struct, frozen=True):
+class Bound(Struct, frozen=True, forbid_unknown_fields=True):
     """From this value upwards (downwards with Rule.below) the state is `severity`.
 
     `source` says who set the bound.
@@ -88,7 +88,7 @@ class Bound(Struct, frozen=True):
     source: str
 
 
-class Guard(Struct, frozen=True):
+class Guard(Struct, frozen=True, forbid_unknown_fields=True):
     """A rule is judged only while this signal is at least the value; with `below`, at most.
 
     If the signal is unknown, the rule is not judged: without traffic there is nothing to judge.
@@ -109,7 +109,7 @@ class Guard(Struct, frozen=True):
         return value <= self.value if self.below else value >= self.value
 
 
-class Rule(Struct, frozen=True):
+class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """Defines when a signal's value is bad.
 
     A state begins after its bound has been crossed for `for_s`. It ends after the value has been

@@ -10,7 +10,13 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.learned.derived_signals import DERIVED
-from kneewatch.rules.library import RULES, slo_rules
+from kneewatch.rules.cascade import (
+    EVICT_CRITICAL_PER_S,
+    EVICT_WARNING_PER_S,
+    FILLING_FROM_RATIO,
+    PREEMPTIONS_MIN,
+)
+from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules
 from kneewatch.rules.rule import Bound, Rule, Severity, with_thresholds
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 
@@ -42,6 +48,14 @@ def test_what_the_user_does_not_state_makes_no_rule() -> None:
     (bench,) = slo_rules(ttft_p99_s=None, itl_p99_s=None, benchmark_ttft_p99_s=2.0)
     assert bench.id == "BENCH-TTFT"
     assert bench.bounds[0].threshold == pytest.approx(2.6)
+
+
+def test_rules_and_cascade_agree_on_full_and_evicting() -> None:
+    evicts, full = RULES_BY_ID["KV-EVICT"], RULES_BY_ID["KV-FULL"]
+    assert evicts.threshold(Severity.WARNING) == EVICT_WARNING_PER_S
+    assert evicts.threshold(Severity.CRITICAL) == EVICT_CRITICAL_PER_S
+    assert PREEMPTIONS_MIN in {guard.value for guard in evicts.guards}
+    assert full.threshold(Severity.INFO) == FILLING_FROM_RATIO
 
 
 @BY_ID

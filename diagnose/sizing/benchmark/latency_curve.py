@@ -110,7 +110,7 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
 TAIL_RATIO = 2.0
 """At the knee, the P99/P50 of TTFT has grown to this multiple of its lowest value.
 
-The same as in rules.library.
+The same as in rules/rules.toml.
 """
 
 
