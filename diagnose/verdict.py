@@ -6,7 +6,7 @@ verdict that was encoded and decoded again is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.changed import Changed
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
+    changes_words,
     in_document,
     with_current_values,
 )
@@ -37,13 +38,14 @@ SCHEMA: Literal["kneewatch.diagnosis/1"] = "kneewatch.diagnosis/1"
 
 
 class Symptom(NamedTuple):
-    """A row of the guide's list of symptoms: what users see, and what to do first."""
+    """A row of the guide's list of symptoms: what users see, and what to do first.
+
+    It shows while one of `causes` lasts; without any, in a situation (engine/diagnosis.py).
+    """
 
     words: str
     action: str
-
-    def __str__(self) -> str:
-        return f"{self.words} ({self.action})"
+    causes: tuple[str, ...] = ()
 
 
 SYMPTOMS = {
@@ -51,18 +53,23 @@ SYMPTOMS = {
         "TTFT too high at low concurrency",
         "check the prefix hit ratio first, then the tensor-parallel degree",
     ),
-    "S2": Symptom("ITL spikes under mixed load", "chunked prefill first"),
+    "S2": Symptom(
+        "ITL spikes under mixed load", "chunked prefill first", ("prefill_interference",)
+    ),
     "S3": Symptom(
         "throughput plateau too low",
         "raise a limit that binds, then quantize weights and KV cache, before adding hardware",
+        ("queue_saturation",),
     ),
     "S4": Symptom(
         "TTFT and ITL targets cannot both be met",
         "P/D disaggregation, after what helps without new servers",
+        ("slo_conflict",),
     ),
     "S5": Symptom(
         "throughput per GPU falls as tensor parallelism grows",
         "lower the tensor-parallel degree and add replicas",
+        ("tp_overhead",),
     ),
     "S6": Symptom(
         "ITL too high at low concurrency while the GPU has spare compute",
@@ -71,10 +78,12 @@ SYMPTOMS = {
     "S7": Symptom(
         "TTFT spikes for some tenants, unrelated to prompt length",
         "check how often LoRA adapters are swapped",
+        ("adapter_thrash",),
     ),
     "S8": Symptom(
         "P99 latency good at low load, too high at peak load",
         "add replicas or quantize before the next peak",
+        ("past_knee",),
     ),
 }
 
@@ -82,9 +91,16 @@ SYMPTOMS = {
 SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
 
 
-def symptom_actions(symptoms: Iterable[str]) -> dict[str, str]:
-    """The action that the guide recommends for each symptom."""
-    return {symptom: SYMPTOMS[symptom].action for symptom in symptoms if symptom in SYMPTOMS}
+def symptom_actions(verdict: Verdict) -> dict[str, str]:
+    """What to do first about each symptom: the first change that is recommended against its causes,
+    else the verdict's first change; without recommendations, what the guide says."""
+    changes = [advice for advice in verdict.recommendations if advice.changes]
+    actions: dict[str, str] = {}
+    for each in verdict.symptoms:
+        if (symptom := SYMPTOMS.get(each)) is not None:
+            own = [advice for advice in changes if advice.cause in symptom.causes] or changes
+            actions[each] = changes_words(own[0]) if own else symptom.action
+    return actions
 
 
 Value = str | int | float | bool
@@ -182,7 +198,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `changed`: what changed since quiet times; null while no factor is known.
     - `causes`: the causes by rank, empty if there are none. A cause that ended is not listed.
     - `symptoms`: ids of the symptoms that show, S1 to S8.
-    - `symptom_actions`: what to do first about each symptom that shows, by its id.
+    - `symptom_actions`: what to do first about each symptom that shows, by its id: a recommended
+      change, or else what the guide says.
     - `findings`: the state of every rule, in the order of the rules; empty if the page cannot be
       read.
     - `recommendations`: recommended changes, at most five for a cause, the best first.
@@ -283,7 +300,7 @@ def documented(verdict: Verdict) -> Verdict:
     return replace(
         verdict,
         causes=[told(cause) for cause in verdict.causes],
-        symptom_actions=symptom_actions(verdict.symptoms),
+        symptom_actions=symptom_actions(verdict),
         recommendations=[
             in_document(with_current_values(advice, verdict.values))
             for advice in verdict.recommendations

@@ -21,7 +21,15 @@ from kneewatch.diagnose.deployment.server_facts import (
 )
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.verdict import LOG_BASIS, SYMPTOMS, Cause, Counterfactual, Server, Verdict
+from kneewatch.diagnose.verdict import (
+    LOG_BASIS,
+    SYMPTOMS,
+    Cause,
+    Counterfactual,
+    Server,
+    Verdict,
+    symptom_actions,
+)
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.rules.formatting import (
@@ -239,8 +247,9 @@ def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
 
 
 def symptom_lines(diagnosis: Verdict) -> list[tuple[str, str]]:
-    """The symptoms that show and that this version knows: each id, and its words."""
-    return [(s, str(SYMPTOMS[s])) for s in diagnosis.symptoms if s in SYMPTOMS]
+    """The symptoms that show and that this version knows: each id, its words and what to do."""
+    actions = symptom_actions(diagnosis)
+    return [(each, f"{SYMPTOMS[each].words} ({action})") for each, action in actions.items()]
 
 
 def latency_basis(diagnosis: Verdict) -> str:

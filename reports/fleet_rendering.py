@@ -15,8 +15,9 @@ from kneewatch.diagnose.fleet.verdict import (
     TierSize,
     TierVerdict,
 )
+from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
-from kneewatch.reports.recommendation_text import changes_words, numbers_words
+from kneewatch.reports.recommendation_text import numbers_words
 from kneewatch.rules.formatting import (
     clock,
     date,

@@ -8,11 +8,9 @@ from functools import cache
 from importlib.resources import files
 
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import (
-    Change,
     Recommendation,
-    Value,
+    changes_words,
     with_current_values,
 )
 from kneewatch.diagnose.verdict import Cause, Verdict
@@ -75,21 +73,6 @@ def stop_gap(cause_id: str) -> tuple[str, ...]:
     return tuple(MARKUP.sub(r"\1\2", " ".join(step.split())) for step in steps)
 
 
-def change_words(change: Change) -> str:
-    """A change as a flag with the old and the new value, such as "--max-num-seqs 256 -> 128"."""
-    if change.after is None or change.flag.startswith("--no-"):
-        return f"drop {change.flag}"
-    if change.after is True and change.flag.startswith("--"):
-        return f"add {change.flag}"
-    before = "" if change.before is None else f" {_value(change.before)}"
-    return f"{change.flag}{before} -> {_value(change.after)}"
-
-
-def changes_words(recommendation: Recommendation) -> str:
-    """All changes of a recommendation in one line."""
-    return ", ".join(change_words(change) for change in recommendation.changes)
-
-
 def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
     """The numbers that change: the label, the value before ("" if unknown) and after, in the order
     of NUMBERS."""
@@ -105,8 +88,7 @@ def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
 
 def doubt(recommendation: Recommendation) -> str:
     """A remark if the change alone is not enough; else empty."""
-    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
-    return "not enough alone" if demand > KV_TARGET_RATIO else ""
+    return "not enough alone" if recommendation.suffices is False else ""
 
 
 def numbers_words(recommendation: Recommendation) -> str:
@@ -200,11 +182,3 @@ def _short(recommendation: Recommendation) -> str:
     if recommendation.cost_usd_per_hour:
         remarks.append(f"{recommendation.cost_usd_per_hour:+,.4g} USD/h")
     return changes_words(recommendation) + (f" ({', '.join(remarks)})" if remarks else "")
-
-
-def _value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)

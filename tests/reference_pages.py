@@ -313,7 +313,7 @@ def facts_list(record: CauseRecord) -> list[str]:
             if record.id == "bad_node"
             else [],
         ),
-        ("Symptoms", [SYMPTOMS[symptom].words for symptom in record.symptoms]),
+        ("Symptoms", [each.words for each in SYMPTOMS.values() if record.id in each.causes]),
         ("Levers, best first", [f"`{lever}`" for lever in record.levers]),
     )
     lines += [f"- {name}: {', '.join(values)}." for name, values in rows if values]

@@ -19,6 +19,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
+from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import Verdict, documented
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import who
@@ -317,7 +318,7 @@ def _first_change(diagnosis: Verdict) -> list[Line]:
     do_first = advice.do_first_label(cause, diagnosis.t_s)
     if not recommendations:
         return [Line(do_first, cause.lever)]
-    return [Line(do_first, recommendations[0].summary, advice.changes_words(recommendations[0]))]
+    return [Line(do_first, recommendations[0].summary, changes_words(recommendations[0]))]
 
 
 # The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,

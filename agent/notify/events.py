@@ -21,7 +21,7 @@ from kneewatch.agent.notify.message import (
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
+from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words, in_document
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
@@ -252,9 +252,7 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
     do_first = advice.do_first_label(cause, diagnosis.t_s)
     if not recommendations:
         return [*lines, Line(do_first, cause.lever)]
-    lines.append(
-        Line(do_first, recommendations[0].summary, advice.changes_words(recommendations[0]))
-    )
+    lines.append(Line(do_first, recommendations[0].summary, changes_words(recommendations[0])))
     if numbers := advice.numbers_words(recommendations[0]):
         lines.append(Line("expected", numbers))
     return lines

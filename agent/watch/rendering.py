@@ -14,7 +14,8 @@ from msgspec import Struct
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
 from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.verdict import SYMPTOMS, UNKNOWN_STAGE, Cause, Verdict
+from kneewatch.diagnose.recommend.recommendation import changes_words
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
@@ -23,6 +24,7 @@ from kneewatch.reports.diagnosis_text import (
     latency_basis,
     notable,
     summary_words,
+    symptom_lines,
     who,
 )
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
@@ -439,7 +441,7 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[L
     summary += lasting(cause.since_s or diagnosis.t_s, diagnosis.t_s)
     evidence, against = evidence_lines(cause)
     recommendations = advice.advised(diagnosis, cause)
-    flags = advice.changes_words(recommendations[0]) if recommendations else ""
+    flags = changes_words(recommendations[0]) if recommendations else ""
     do_first = advice.do_first_label(cause, diagnosis.t_s)
     rows: Sequence[str] = advice.rows(recommendations, do_first)
     first = recommendations[0].summary if recommendations else cause.lever
@@ -474,7 +476,7 @@ def _rest(diagnosis: Verdict, frame: Frame) -> list[Line]:
                 frame, f"{finding_words(finding, diagnosis)}. {rule_of(finding).advice}", indent=3
             )
     if diagnosis.symptoms:
-        symptoms = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
+        symptoms = "; ".join(f"{each} {words}" for each, words in symptom_lines(diagnosis))
         lines += [(), *_fold(frame, f"symptoms: {symptoms}")]
     window = f"window {span(diagnosis.window_s)}; "
     lines += [(), *_fold(frame, window + latency_basis(diagnosis))]

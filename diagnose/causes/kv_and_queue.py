@@ -498,7 +498,6 @@ QUEUE_SATURATION = CauseRecord(
     ),
     covers=QUEUE_RULES,
     moves=(TTFT, ITL, LOAD),
-    symptoms=("S3",),
     levers=("more_seqs", "larger_budget", "quantized_weights", "more_replicas", "queue_limit"),
     enough="waiting",
     onset_s=Number(0.0),
@@ -522,6 +521,4 @@ ADMISSION_LIMIT = replace(
         ),
     ),
     explains=(*QUEUE_SATURATION.explains, "queue_saturation"),
-    # A flag holds the throughput down: the guide's advice for a plateau would contradict the lever.
-    symptoms=(),
 )

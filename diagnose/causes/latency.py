@@ -177,7 +177,6 @@ PREFILL_INTERFERENCE = CauseRecord(
     moves=(ITL, TTFT),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
     unusual=STALLS,
-    symptoms=("S2",),
     levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
     enough="itl_stall_per_s",
     clear_s=Number(45.0),
@@ -229,7 +228,6 @@ SLO_CONFLICT = CauseRecord(
         ),
     ),
     explains=("prefill_bound", "decode_bound", "past_knee"),
-    symptoms=("S4",),
     levers=("quantized_weights", "more_replicas", "disaggregation"),
 )
 
@@ -458,7 +456,6 @@ PAST_KNEE = CauseRecord(
         ),
     ),
     moves=(TTFT, LOAD),
-    symptoms=("S8",),
     levers=("quantized_weights", "more_replicas"),
     enough="waiting",
     capacity=True,

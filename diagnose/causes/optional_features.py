@@ -436,7 +436,6 @@ ADAPTER_THRASH = CauseRecord(
     explains=QUEUES,
     covers=("LORA-WAIT", "LORA-CHANGE", *QUEUE_RULES),
     moves=(TTFT, LOAD),
-    symptoms=("S7",),
     levers=("more_adapter_slots", "adapter_routing"),
     enough="waiting_deferred",
     onset_s=Number(0.0),

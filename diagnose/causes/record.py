@@ -155,7 +155,6 @@ class CauseRecord(Struct, frozen=True, dict=True):
     - `covers`: rules whose findings add nothing to this cause.
     - `moves`: families of signals that are not normal while the cause lasts and `unusual` is true.
       Their baselines are not learned then.
-    - `symptoms`: symptoms of the guide's list that show while the cause lasts.
     - `levers`: ids of changes (diagnose/recommend), best first.
     - `enough`: a change must be predicted to bring this signal to 0.
     """
@@ -171,7 +170,6 @@ class CauseRecord(Struct, frozen=True, dict=True):
     covers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     unusual: Condition = ALWAYS
-    symptoms: tuple[str, ...] = ()
     levers: tuple[str, ...] = ()
     enough: str = ""
     onset_s: Number = field(default=Number(ONSET_S))

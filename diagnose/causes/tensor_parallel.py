@@ -115,6 +115,5 @@ TP_OVERHEAD = CauseRecord(
     means="Throughput per GPU is far lower at this tensor-parallel degree than at a smaller one.",
     judge=tp_overhead,
     fleet=True,
-    symptoms=("S5",),
     levers=("lower_tensor_parallel",),
 )

@@ -31,7 +31,7 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
     slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
     slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
     queued = any(BY_ID[cause].queues for cause in present)
-    shown = {symptom for cause in present for symptom in BY_ID[cause].symptoms}
+    shown = {each for each, symptom in SYMPTOMS.items() if present.intersection(symptom.causes)}
     if few and slow_first and not queued and "S7" not in shown:
         shown.add("S1")
     if slow_steps and has_spare_compute(facts):

@@ -49,7 +49,12 @@ from kneewatch.diagnose.ranking import (
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
+from kneewatch.diagnose.recommend.recommendation import (
+    Change,
+    Recommendation,
+    in_document,
+    order,
+)
 from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import OK, WARNING, Severity
@@ -240,13 +245,12 @@ def advice_of(
     profile: Profile,
     past: Past,
 ) -> list[FleetAdvice]:
-    """All recommended changes: the most urgent first, those that save money last."""
+    """All recommended changes in the ledger's order: free ones first, fewer replicas last."""
     resizes = [
         _advice(size.advice, tier.pool, tier.tier)
         for tier, size in zip(tiers, sizes, strict=True)
         if size.advice is not None
     ]
-    more = [advice for advice in resizes if advice.id != "fewer-replicas"]
     diluted = {(cause.id, cause.pool, cause.tier) for cause in causes}
     routing = [
         advice
@@ -255,7 +259,7 @@ def advice_of(
         and (advice := _routing(tier, profile, past.usual.get(tier.group))) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
-    return [*more, *routing, *splitting, *(advice for advice in resizes if advice not in more)]
+    return sorted([*resizes, *routing, *splitting], key=order)
 
 
 def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> FleetAdvice:

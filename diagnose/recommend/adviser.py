@@ -31,7 +31,15 @@ from kneewatch.diagnose.recommend.demand import (
 )
 from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.recommendation import (
+    BUDGET,
+    QUEUE_LIMIT,
+    REPLICAS,
+    Recommendation,
+    is_free,
+    order,
+    subject,
+)
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, percent
@@ -127,21 +135,22 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
         recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
     else:
         left = ""
-    summary = " ".join(
-        filter(None, (recommendation.summary, left, _missed(recommendation, context)))
-    )
-    risk = " ".join(filter(None, (recommendation.risk, _worse(recommendation))))
-    return replace(recommendation, summary=summary, risk=risk)
-
-
-def _missed(recommendation: Recommendation, context: LeverContext) -> str:
-    """The targets that stay missed after the change; "" if none does, or if that is unknown."""
-    names = [
+    unmet = tuple(
         f"{name} P99 target of {duration(target_s)}"
         for name, target_s, then_s in _tails(recommendation, context)
         if then_s > target_s
-    ]
-    return f"It does not mend the {' and the '.join(names)}: still missed." if names else ""
+    )
+    missed = f"It does not mend the {' and the '.join(unmet)}: still missed." if unmet else ""
+    worsens = tuple(_worse(recommendation))
+    worse = f"Mean {' and '.join(worsens)}." if worsens else ""
+    return replace(
+        recommendation,
+        summary=" ".join(filter(None, (recommendation.summary, left, missed))),
+        risk=" ".join(filter(None, (recommendation.risk, worse))),
+        suffices=suffices(recommendation, context),
+        unmet=unmet,
+        worsens=worsens,
+    )
 
 
 def _tails(
@@ -162,38 +171,24 @@ def _tails(
             yield name, target_s, max(then_s, tail_s * then_s / now_s)
 
 
-def _worse(recommendation: Recommendation) -> str:
-    """The latencies that the change makes clearly worse; "" if it makes none worse."""
+def _worse(recommendation: Recommendation) -> Iterator[str]:
+    """The latencies that the change makes clearly worse."""
     before, then = recommendation.before, recommendation.predicted
-    words = [
-        f"{name} rises from {duration(before[key])} to {duration(then[key])}"
-        for name, key in (("ITL", "itl_s"), ("TTFT", "ttft_s"))
-        if before.get(key) and then.get(key, 0.0) >= WORSE_RATIO * before[key]
-    ]
-    return f"Mean {' and '.join(words)}." if words else ""
+    for name, key in (("ITL", "itl_s"), ("TTFT", "ttft_s")):
+        if before.get(key) and then.get(key, 0.0) >= WORSE_RATIO * before[key]:
+            yield f"{name} rises from {duration(before[key])} to {duration(then[key])}"
 
 
-# --- Ranking: sufficient and free first -----------------------------------------------------------
+# --- Ranking: what suffices -----------------------------------------------------------------------
 
 
-RAISED_LIMITS = ("max-num-seqs-up", "max-num-batched-tokens-up", "max-loras")
-"""Limits of the launch that bind: hardware behind one of them would be as little used."""
-
-QUEUE_LIMIT = "queue-limit"
-"""This lever rejects user requests, so it is ranked last and never recommended alone."""
-
-BUDGET = "max-num-batched-tokens"
 FEWER_SEATS = "max-num-seqs-down"
-BINDING = ("max-num-seqs-up", "kv-blocks", "kv-memory-bytes")
-"""A flag that binds is raised before hardware is added, even where that is not enough alone."""
-
-QUANTIZED = ("fp8-weights", "int8-weights", "awq-weights")
 
 
 def suffices(recommendation: Recommendation, context: LeverContext) -> bool | None:
     """Whether the change alone removes its cause at the present load; None if unknown."""
     key, predicted_numbers = BY_ID[recommendation.cause].enough, recommendation.predicted
-    if not key:
+    if not key or (recommendation.id == BUDGET and not context.server.launch_known):
         return None
     if key == "waiting" and "load_ratio" in predicted_numbers:
         return predicted_numbers["load_ratio"] <= 1
@@ -204,39 +199,21 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
     return predicted_numbers.get(key) == 0
 
 
-def is_free(recommendation: Recommendation) -> bool:
-    """Whether the change needs no more GPUs; if the cost is unknown, it counts as needing some."""
-    return recommendation.cost_usd_per_hour is not None and recommendation.cost_usd_per_hour <= 0
-
-
 def ranked_recommendations(
     recommendations: Sequence[Recommendation], context: LeverContext
 ) -> list[Recommendation]:
-    """One cause's recommendations in order: sufficient and free, then sufficient, then the rest.
+    """One cause's recommendations in the ledger's order, of each subject the first.
 
     If no single change is sufficient, a sufficient pair comes first. The sort is stable.
     """
     ranked = list(recommendations)
-    if context.for_kv and not any(suffices(recommendation, context) for recommendation in ranked):
+    if context.for_kv and not any(each.suffices for each in ranked):
         ranked[:0] = _sufficient_pair(ranked, context)
-    ranked.sort(key=lambda recommendation: _rank(recommendation, context))
+    by_subject: dict[frozenset[str], Recommendation] = {}
+    for each in sorted(ranked, key=order):
+        by_subject.setdefault(subject(each), each)
+    ranked = list(by_subject.values())
     return [] if ranked and ranked[0].id == QUEUE_LIMIT else ranked
-
-
-def _rank(recommendation: Recommendation, context: LeverContext) -> int:
-    if recommendation.id == QUEUE_LIMIT:
-        return 5
-    if recommendation.id == BUDGET and not context.server.launch_known:
-        # vLLM may refuse to start with it because of flags that are not known.
-        return 4
-    if recommendation.id in RAISED_LIMITS:
-        return 0
-    if recommendation.id in QUANTIZED and context.server.setup is not None:
-        # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
-        return 0
-    if suffices(recommendation, context):
-        return 0 if is_free(recommendation) else 2
-    return 1 if recommendation.id in BINDING else 3
 
 
 def _sufficient_pair(
@@ -262,7 +239,7 @@ def _sufficient_pair(
         )
         both = _joined(first, second, predicted(context, after))
         if suffices(both, context):
-            return [both]
+            return [replace(both, suffices=True)]
     return []
 
 
@@ -372,7 +349,7 @@ def recommend(
         }
         facts = replace(facts, values=plain)
     demand_now = demand(facts.values, server, trend)
-    chosen: dict[str, Recommendation] = {}
+    chosen: dict[frozenset[str], Recommendation] = {}
     for cause in causes:
         incident = incidents.setdefault(cause, Incident())
         context = LeverContext(
@@ -387,8 +364,9 @@ def recommend(
         offered = (LEVERS[name](context) for name in BY_ID[cause].levers)
         checked = (checked_recommendation(each, context) for each in offered if each is not None)
         incident.take([each for each in checked if each is not None], context.demand)
-        others = [each for each in incident.recommendations if each.id not in chosen]
-        chosen.update({each.id: each for each in ranked_recommendations(others, context)[:MOST]})
+        others = [each for each in incident.recommendations if subject(each) not in chosen]
+        ranked = ranked_recommendations(others, context)[:MOST]
+        chosen.update({subject(each): each for each in ranked})
     return [with_command(each, server.stated, facts.values) for each in chosen.values()]
 
 

@@ -108,6 +108,7 @@ def _wait(context: LeverContext, ratio: float) -> Recommendation:
         f"Requests arrive at {ratio:.2g}x the rate that {_have(context)} can serve.{words}",
         before={**present(context), "load_ratio": ratio},
         predicted={**backlog, "load_ratio": ratio},
+        checks=["confirm that users accept the wait until then"],
         verify=[f"waiting_by_capacity falls {SETTLE_WORDS}"],
         guide=("8.3",),
     )

@@ -78,6 +78,9 @@ class Recommendation(Struct, frozen=True, kw_only=True):
       left out. If `kv_demand_ratio` is above 1, the load still exceeds the KV cache.
       `max_concurrency` counts requests of the present size; `kv_capacity_tokens` excludes the block
       that vLLM keeps.
+    - `suffices`: whether the change alone removes its cause at the present load; null if unknown.
+    - `unmet`: latency targets that the predicted P99 misses all the same.
+    - `worsens`: latencies that the change makes clearly worse.
     - `cost_usd_per_hour`: the extra cost in US dollars, negative for a saving; null without a
       price.
     - `unknown`: what could not be computed, and which input is missing.
@@ -95,6 +98,9 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])
     predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
+    suffices: bool | None = None
+    unmet: tuple[str, ...] = ()
+    worsens: tuple[str, ...] = ()
     cost_usd_per_hour: Figure | None = None
     unknown: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -105,6 +111,79 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     def __hash__(self) -> int:
         return hash((self.id, self.cause, self.summary))  # mappings have none
+
+
+# --- The ledger: the one order of changes, and which of them exclude each other -------------------
+
+
+RAISED_LIMITS = ("max-num-seqs-up", "max-num-batched-tokens-up", "max-loras")
+"""Limits of the launch that bind: hardware behind one of them would be as little used."""
+
+BINDING = ("kv-blocks", "kv-memory-bytes")
+"""A flag that fixes the cache is raised before hardware is added, even where it is not enough."""
+
+QUANTIZED = ("fp8-weights", "int8-weights", "awq-weights")
+
+BUDGET = "max-num-batched-tokens"
+QUEUE_LIMIT, FEWER_REPLICAS = "queue-limit", "fewer-replicas"
+"""The first rejects user requests; the second is for quiet times."""
+
+
+def is_free(recommendation: Recommendation) -> bool:
+    """Whether the change needs no more GPUs; if the cost is unknown, it counts as needing some."""
+    return recommendation.cost_usd_per_hour is not None and recommendation.cost_usd_per_hour <= 0
+
+
+def order(recommendation: Recommendation) -> int:
+    """The place of a change in the ledger, from 0 on.
+
+    A limit that binds and what is free and sufficient, then flags that fix the cache, what is
+    sufficient at a price, what is free, and the rest.
+    """
+    name, free = recommendation.id, is_free(recommendation)
+    if name in (QUEUE_LIMIT, FEWER_REPLICAS):
+        return 5
+    # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
+    is_16_bit = name in QUANTIZED and bool(recommendation.predicted)
+    if name in RAISED_LIMITS or is_16_bit or (recommendation.suffices and free):
+        return 0
+    if name in BINDING:
+        return 1
+    if name == BUDGET and recommendation.suffices is None:
+        return 4  # vLLM may refuse to start with it: the launch is unknown
+    return 2 if recommendation.suffices else 3 if free else 4
+
+
+def subject(recommendation: Recommendation) -> frozenset[str]:
+    """What a change is about: of two changes with the same subject only one can be made."""
+    if recommendation.id.startswith("spec-"):
+        return frozenset({"--speculative-config"})
+    flags = frozenset(change.flag for change in recommendation.changes)
+    return flags or frozenset({recommendation.id})
+
+
+def change_words(change: Change) -> str:
+    """A change as a flag with the old and the new value, such as "--max-num-seqs 256 -> 128"."""
+    if change.after is None or change.flag.startswith("--no-"):
+        return f"drop {change.flag}"
+    if change.after is True and change.flag.startswith("--"):
+        return f"add {change.flag}"
+    before = "" if change.before is None else f" {_value(change.before)}"
+    return f"{change.flag}{before} -> {_value(change.after)}"
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def changes_words(recommendation: Recommendation) -> str:
+    """All changes of a recommendation in one line."""
+    return ", ".join(map(change_words, recommendation.changes))
+
+
+# --- In documents ---------------------------------------------------------------------------------
 
 
 def with_current_values(

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from kneewatch.diagnose.intervals import Interval
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, change_words
 from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
@@ -19,7 +19,7 @@ from kneewatch.reports.diagnosis_text import (
     notable,
     quiet_notes,
 )
-from kneewatch.reports.recommendation_text import change_words, restart_words, stop_gap
+from kneewatch.reports.recommendation_text import restart_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.timeline import Lanes, lanes
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView, Standing

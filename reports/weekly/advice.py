@@ -9,7 +9,12 @@ from math import ceil
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.recommendation import (
+    REPLICAS,
+    Recommendation,
+    order,
+    subject,
+)
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.size import Size, size
@@ -29,11 +34,19 @@ def levers(
     gpus_each: int | None,
     recommended: Sequence[Recommended],
 ) -> tuple[Lever, ...]:
-    """The levers without duplicates: first those from recommendations, then the computed ones."""
-    # Of repeated recommendations the newest is taken: its numbers are for the latest load.
-    levers = {lever.id: lever for lever in map(_recommended_lever, live(recommended))}
+    """The levers in the ledger's order, then the computed ones that it lacks.
+
+    A number of replicas is not among them where `replicas_needed` is known: that is the one for the
+    tier's peak, and the ledger's is for the load of an incident.
+    """
+    # Of recommendations with the same subject the newest is taken: it is for the latest load.
+    newest = {subject(each.recommendation): each for each in live(recommended)}
+    if replicas_needed is not None:
+        newest.pop(frozenset({REPLICAS}), None)
+    of_ledger = sorted(newest.values(), key=lambda each: order(each.recommendation))
+    levers = {subject(each.recommendation): _recommended_lever(each) for each in of_ledger}
     for lever in _computed(answer, replicas_needed, gpus_each):
-        levers.setdefault(lever.id, lever)
+        levers.setdefault(frozenset(change.flag for change in lever.changes), lever)
     return tuple(levers.values())
 
 
@@ -155,12 +168,12 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
     """The recommendations for the incident's cause that were made during the incident, with their
     outcomes.
 
-    A growing problem needs a larger change, so a recommendation may be repeated with other numbers.
-    Of such repetitions only one is returned: the one that was applied, else the newest. The track
-    record contains all of them.
+    A growing problem needs a larger change, so a recommendation may be repeated with other numbers,
+    and a later one may replace an earlier one. Of those with the same subject only one is returned:
+    the one that was applied, else the newest. The track record contains all of them.
     """
     episode = incident.episode
-    newest: dict[str, Recommended] = {}
+    newest: dict[frozenset[str], Recommended] = {}
     for recommendation in sorted(recommended, key=lambda recommendation: recommendation.first_s):
         if (
             (recommendation.target, recommendation.engine) == (incident.target, incident.engine)
@@ -171,14 +184,14 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
                 or recommendation.first_s >= episode.start_s
             )
         ):
-            before = newest.get(key := recommendation.recommendation.id)
+            before = newest.get(key := subject(recommendation.recommendation))
             if (
                 before is None
                 or before.outcome not in WAS_APPLIED
                 or recommendation.outcome in WAS_APPLIED
             ):
                 newest[key] = recommendation
-    return tuple(map(advice, newest.values()))
+    return tuple(map(advice, sorted(newest.values(), key=lambda each: order(each.recommendation))))
 
 
 def advice(recommended: Recommended) -> Advice:

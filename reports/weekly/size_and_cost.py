@@ -458,7 +458,7 @@ def _savings(
     }
     for recommendation in newest.values():
         cost = recommendation.recommendation.cost_usd_per_hour
-        if cost is None:
+        if cost is None or cost > 0:
             continue
         saved = 0.0 - cost
         savings.append(

@@ -143,8 +143,7 @@ class TierSize(Struct, frozen=True):
 
 
 class Saving(Struct, frozen=True):
-    """The savings that a recommendation would bring, and its risk. Savings are negative if it costs
-    more."""
+    """The savings that a recommendation would bring, and its risk."""
 
     id: str
     target: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
 from kneewatch.reports.weekly.tier_sections import (
@@ -21,6 +22,7 @@ from kneewatch.reports.weekly.tier_sections import (
 from kneewatch.rules.formatting import duration, number, percent, plural
 from kneewatch.rules.rule import BY_WORD, Severity
 
+SIZED = ("right", "too small", "too large")
 NOT_WATCHED = "not watched in this period"
 MUCH_IDLE_RATIO = 0.3
 """Share of idle hours from which the verdict mentions them (guide 9.2)."""
@@ -120,7 +122,7 @@ def _size(size: TierSize) -> str:
             return f"too small: incidents of too little capacity; replicas needed unknown: {why}"
         return f"unknown: {why}"
     doubt = size.doubts[0] if size.doubts else ""
-    if size.verdict not in ("right", "too small", "too large"):
+    if size.verdict not in SIZED:
         return f"unknown: {doubt or 'too little data'}"
     text = f"{size.verdict}: {plural(present, 'replica')} present, the peak needs {needed}"
     if size.gpus_needed is not None:
@@ -144,10 +146,12 @@ def _money(money: TierMoney) -> str:
 def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
     """The first of these that exists: advice for the worst incident, more replicas, the incident
     itself, savings."""
-    order = sorted(serious, key=_rank, reverse=True)
+    order, sized = sorted(serious, key=_rank, reverse=True), of.size.verdict in SIZED
     for incident in order:
         for advised in incident.advice:
-            if advised.fate in ("open", "lapsed"):
+            # The size for the peak is the one verdict on replicas; an incident saw its own load.
+            resizes = any(change.flag == REPLICAS for change in advised.changes)
+            if advised.fate in ("open", "lapsed") and not (sized and resizes):
                 why = f"{incident.id}: {incident.title}"
                 return Action(advised.summary, why, advised.id, advised.changes)
     size = of.size

@@ -7,7 +7,6 @@ import pytest
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED
 from kneewatch.diagnose.recommend.adviser import LEVERS
-from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS
 from tests.contract import golden
@@ -48,7 +47,6 @@ def test_a_record_has_all_its_parts(record: CauseRecord) -> None:
     assert record.means.endswith(".")
     assert set(record.explains) <= set(BY_ID), "explains"
     assert set(record.moves) <= set(FAMILIES), "moves"
-    assert set(record.symptoms) <= set(SYMPTOMS), "symptoms"
     assert set(record.levers) <= set(LEVERS), "levers"
     assert record.levers or not record.enough, "enough is what a lever must bring to 0"
     assert not (record.forms and record.judge), "one way to conclude it"

@@ -8,9 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
+from kneewatch.diagnose.recommend.recommendation import (
+    MEASURED,
+    Change,
+    Recommendation,
+    change_words,
+)
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.reports.recommendation_text import advised, change_words, rows, stop_gap
+from kneewatch.reports.recommendation_text import advised, rows, stop_gap
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import SICK, changed
 from tests.reports.documents import document
@@ -36,13 +41,13 @@ FP8 = Recommendation(
 )
 REPLICAS = replace(
     FP8, id="replicas", changes=(Change("replicas", 1, 3),), cost_usd_per_hour=6.0,
-    predicted={"kv_demand_ratio": 0.95},
+    predicted={"kv_demand_ratio": 0.95}, suffices=False,
 )  # fmt: skip
 ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
 
 
 def test_the_best_in_full_and_the_others_short() -> None:
-    assert text([ADVISED], Style(), footers=False).splitlines()[13:] == [
+    assert text([ADVISED], Style(), footers=False).splitlines()[12:] == [
         "   do first: --kv-cache-dtype auto -> fp8. The same memory holds 2.0 times the KV blocks "
         "in FP8.",
         "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions/s 4.8 -> 0",

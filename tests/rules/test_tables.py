@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kneewatch.diagnose.ranking import CAUSES, EXAMINED, EXPLAINS
+from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, EXPLAINS
 from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.reports.weekly.guide_tables import Row
 from tests.guide_rows import ROWS
@@ -88,6 +88,7 @@ def test_rules_of_a_row_cite_its_section_of_the_guide() -> None:
 def test_symptoms_are_the_rows_of_the_list_in_its_order() -> None:
     rows = [row for row in ROWS if row.section == "8.5"]
     assert [row.subject.split()[0] for row in rows] == list(SYMPTOMS)
+    assert {each for symptom in SYMPTOMS.values() for each in symptom.causes} <= set(BY_ID)
     assert all(row.rules or row.causes for row in rows), "each can be observed"
 
 

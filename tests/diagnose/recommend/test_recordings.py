@@ -64,7 +64,9 @@ def test_kv_pressure_in_the_cascade() -> None:
     assert len(evicting) > 20
     for diagnosis in evicting:
         levers = {advice.id: advice for advice in diagnosis.recommendations}
-        assert {"kv-blocks", "kv-fp8", "replicas"} <= levers.keys()
+        assert {"kv-blocks", "kv-fp8"} <= levers.keys()
+        # While the queue drains, fewer requests arrive than are served.
+        assert "replicas" in levers or diagnosis.values["waiting"] == 0
         fp8 = levers["kv-fp8"]
         # 160 blocks of 32 tokens; the same bytes in FP8 are 320, of which vLLM keeps one.
         assert changes(fp8) == {

@@ -340,9 +340,9 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
     first = recommended("kv_pressure")
     again = replace(first, first_s=first.first_s + 60,
                     recommendation=replace(first.recommendation, summary="larger"))  # fmt: skip
-    other = replace(
-        first, recommendation=replace(first.recommendation, id="replicas", summary="more")
-    )
+    other = changing(first, "replicas", "replicas", "more")
+    retune = changing(first, "spec-watch", None, "retune the draft")
+    later = changing(again, "spec-off", "--speculative-config", "drop it")
 
     def counted_ids(*made_of: Recommended) -> list[str]:
         report = made(
@@ -360,6 +360,39 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
         first, outcome="kept", recommendation=replace(first.recommendation, summary="done")
     )
     assert counted_ids(kept, again) == ["done"]
+    assert counted_ids(retune, later) == ["drop it"], "no two that contradict each other"
+
+
+def changing(first: Recommended, name: str, flag: str | None, summary: str) -> Recommended:
+    """The recommendation of another lever at the same time."""
+    changes = () if flag is None else (Change(flag, 1, 2),)
+    made_of = replace(first.recommendation, id=name, summary=summary, changes=changes)
+    return replace(first, recommendation=made_of)
+
+
+def test_the_report_has_one_verdict_on_replicas_and_the_ledgers_order() -> None:
+    """Incidents advise for their own load; the size is for the week's peak."""
+    start_s = WEEK.from_s + 90
+    free = recommended("kv_pressure", cost=0.0)
+    more = changing(recommended("kv_pressure", cost=4.0), "replicas", "replicas", "1 -> 2")
+    bound = changing(free, "max-num-seqs-up", "--max-num-seqs", "seats")
+    report = made(
+        observed(
+            tier("t", [engine("a"), engine("b")], stated=STATED),
+            episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)],
+            recommended=[more, free, bound],
+        )
+    )
+    assert report.sizes[0].verdict == "right"
+    assert [lever.id for lever in report.sizes[0].levers] == ["max-num-seqs-up", "kv-fp8"]
+    assert [saving.id for saving in report.money[0].savings] == [
+        "kv-fp8", "max-num-seqs-up"
+    ]  # fmt: skip
+    told = [advice.id for advice in report.incidents[0].advice]
+    assert told == ["max-num-seqs-up", "kv-fp8", "replicas"]
+    action = report.verdicts[0].action
+    assert action is not None
+    assert action.recommendation == "max-num-seqs-up"
 
 
 def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
