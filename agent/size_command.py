@@ -192,23 +192,6 @@ def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
     return Parallel(tensor=tp, pipeline=pp, data=dp, experts=given["expert_parallel"]), replicas
 
 
-# Flags that override a profile, with the profile's table and key.
-_PROFILE_KEYS = {
-    "model": ("deployment", "model"),
-    "tp": ("deployment", "tensor_parallel"),
-    "quantization": ("deployment", "quantization"),
-    "max_model_len": ("deployment", "max_model_len"),
-    "usable_rps": ("deployment", "usable_requests_per_s"),
-    "usd_per_gpu_hour": ("deployment", "usd_per_gpu_hour"),
-    "peak_rps": ("traffic", "peak_requests_per_s"),
-    "ttft_slo": ("slo", "ttft_p99_s"),
-    "itl_slo": ("slo", "itl_p99_s"),
-}
-
-
-_WITH_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
-
-
 def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
     """Refuse flags that have no effect with `--plan`.
 
@@ -216,7 +199,8 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
         SizingError: such a flag is set; the error has the flag's name.
     """
     for flag in FLAGS:
-        if flag.parameter not in _WITH_A_PLAN and given[flag.parameter] != flag.default:
+        is_ignored = not flag.profile and flag.parameter != "plan"
+        if is_ignored and given[flag.parameter] != flag.default:
             decided = "is decided by the plan" if flag.kind is bool else "is read from the profile"
             raise SizingError(
                 f"not available with --plan: it {decided} (docs/how-to/plan.md)",
@@ -228,13 +212,12 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
     """The flags that override the workload profile: their values by table and key of the
     profile."""
     stated: dict[str, dict[str, object]] = {}
-    for flag, (table, key) in _PROFILE_KEYS.items():
-        if given[flag] is not None:
-            stated.setdefault(table, {})[key] = given[flag]
-    if given["gpu"] is not None:
-        stated.setdefault("deployment", {})["gpus"] = [named_gpu(given["gpu"]).id]
-    if given["kv_cache_dtype"] != "auto":
-        stated.setdefault("deployment", {})["kv_cache_dtype"] = given["kv_cache_dtype"]
+    for flag in FLAGS:
+        value = given[flag.parameter]
+        if flag.profile and value != flag.default:
+            table, _, key = flag.profile.partition(".")
+            value = [named_gpu(value).id] if flag.parameter == "gpu" else value
+            stated.setdefault(table, {})[key] = value
     return stated
 
 
@@ -260,17 +243,7 @@ def choices_of(given: dict[str, Any]) -> Choices:
 
 DOES_NOT_FIT = 1
 
-# Flags whose names differ from the inputs of the sizing code.
-_FLAGS = {
-    "tp": "--tensor-parallel",
-    "pipeline_parallel": "--pp",
-    "peak_requests_per_s": "--peak-rps",
-    "usable_requests_per_s": "--usable-rps",
-    "utilization_ratio": "--utilization",
-    "peak_rps": "--peak-rps",
-    "data_parallel": "--dp",
-    "hybrid_pool": "--disable-hybrid-kv-cache-manager",
-}
+_BY_INPUT = {flag.input or flag.parameter: flag.alias or flag.name for flag in FLAGS}
 
 
 def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
@@ -410,7 +383,7 @@ def _plan(given: dict[str, Any]) -> Answer:
 
 def error_text(error: SizingError) -> str:
     """The error as text, with the name of the flag and the valid choices."""
-    flag = _FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
+    flag = _BY_INPUT.get(error.name, "--" + error.name.replace("_", "-"))
     # A switch takes no value.
     listed = () if error.name == "hybrid_pool" else error.choices
     choices = f"; choices: {', '.join(listed)}" if listed else ""

@@ -7,24 +7,43 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+import msgspec
 from msgspec import Struct
 
 from kneewatch.agent.settings.table import PAIR, SPAN
+from kneewatch.collector.packaged import packaged_tables
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Flag(Struct, frozen=True):
-    """A flag of `size`. A flag of kind `bool` is a switch. `multiple`: the flag may be given
-    several times. `alias` is a longer name, which the help shows first."""
+KINDS: dict[str, click.ParamType[Any] | type] = {
+    "text": str,
+    "count": int,
+    "number": float,
+    "seconds": SPAN,
+    "pair": PAIR,
+    "file": click.Path(),
+    "switch": bool,
+}
+
+
+class Flag(Struct, frozen=True, kw_only=True, rename={"word": "kind"}, forbid_unknown_fields=True):
+    """A flag of `size`, a row of size_flags.toml."""
 
     name: str
-    kind: click.ParamType[Any] | type
+    word: str
     help: str
     metavar: str | None = None
     default: Any = None
     multiple: bool = False
     alias: str | None = None
+    input: str = ""
+    profile: str = ""
+
+    @property
+    def kind(self) -> click.ParamType[Any] | type:
+        """The type of its value for click; `bool` is a switch."""
+        return KINDS[self.word]
 
     @property
     def parameter(self) -> str:
@@ -34,90 +53,13 @@ class Flag(Struct, frozen=True):
     @property
     def names_file(self) -> bool:
         """Whether the flag's value is, or contains, a file name."""
-        return isinstance(self.kind, click.Path) or self.kind is PAIR
+        return self.word in ("file", "pair")
 
 
-FLAGS = (
-    Flag(
-        "--model",
-        str,
-        "catalogue id, path of a config.json or of its folder, or id in the HF cache",
-        "ID",
-    ),
-    Flag("--gpu", str, "catalogue id such as h100-sxm, or the driver's name", "ID"),
-    Flag("--gpus", int, "total GPUs, a multiple of TP x PP x DP; the multiple is the replicas"),
-    Flag("--tp", int, "tensor parallel size", alias="--tensor-parallel"),
-    Flag("--pp", int, "pipeline parallel size", default=1),
-    Flag("--dp", int, "data parallel size of one replica", default=1),
-    Flag("--dcp", int, "decode context parallel size", default=1),
-    Flag("--quantization", str, "bf16, fp8, awq, nvfp4, ...; default: the checkpoint's", "SCHEME"),
-    Flag("--kv-cache-dtype", str, "dtype of the KV cache", "DTYPE", default="auto"),
-    Flag("--gpu-memory-utilization", float, "default: the vLLM version's"),
-    Flag("--max-model-len", int, "longest request in tokens; default: the model's"),
-    Flag("--max-num-seqs", int, "default: that of the vLLM version and GPU"),
-    Flag("--max-num-batched-tokens", int, "default: that of the vLLM version and GPU"),
-    Flag("--block-size", int, "tokens per KV block; default: vLLM's choice"),
-    Flag("--vllm-version", str, "default: the newest that kneewatch knows", "X.Y.Z"),
-    Flag("--context", int, "tokens per request, for the concurrency; default: --max-model-len"),
-    Flag("--concurrency", float, "concurrent requests over all replicas; default: 1 per replica"),
-    Flag(
-        "--overhead",
-        str,
-        "memory overhead model: guide, to plan; fitted, to predict",
-        "guide|fitted",
-    ),
-    Flag("--max-loras", int, "LoRA adapters per batch; their buffers take GPU memory"),
-    Flag("--max-lora-rank", int, "largest rank of an adapter; default 16"),
-    Flag(
-        "--draft-model", str, "draft model for speculative decoding: as for --model, or mtp", "ID"
-    ),
-    Flag("--num-speculative-tokens", int, "draft tokens per step"),
-    Flag("--acceptance", float, "probability that a draft token is accepted, 0 to 1"),
-    Flag(
-        "--weights-gib", float, "weights per GPU from vLLM's log, without adapters and draft model"
-    ),
-    Flag("--available-kv-gib", float, "available KV cache memory per GPU from vLLM's log"),
-    Flag("--input-tokens", float, "mean prompt length in tokens"),
-    Flag("--output-tokens", float, "mean output length in tokens"),
-    Flag("--peak-rps", float, "requests/s at the fleet's peak"),
-    Flag("--usable-rps", float, "measured requests/s of one replica within its SLO"),
-    Flag("--ttft-slo", SPAN, "TTFT target, e.g. 2s"),
-    Flag("--itl-slo", SPAN, "ITL target, e.g. 50ms"),
-    Flag("--mfu", float, "MFU in prefill, 0 to 1; default: from measured points"),
-    Flag("--mbu", float, "MBU in decode, 0 to 1; default: from measured points"),
-    Flag("--safety", float, "safety factor on replicas; default 1.3"),
-    Flag("--usd-per-gpu-hour", float, "default: the catalogue's"),
-    Flag("--benchmark", click.Path(), "measured sweep (CSV or a tool's JSON), for the usable RPS"),
-    Flag(
-        "--benchmark-by-tensor-parallel",
-        PAIR,
-        "a sweep per tensor parallel size: compares throughput per GPU; that of the launch's own "
-        "size gives the usable RPS",
-        "TP=FILE",
-        default=(),
-        multiple=True,
-    ),
-    Flag("--plan", click.Path(), "workload profile (TOML) for the 13-step sizing plan", "PROFILE"),
-    Flag(
-        "--utilization",
-        float,
-        "average share of the capacity in use, for the cost; default: at the peak",
-    ),
-    Flag("--search", bool, "find the cheapest launch that meets the targets", default=False),
-    Flag("--expert-parallel", bool, "split experts over all ranks", default=False),
-    Flag("--enforce-eager", bool, "no CUDA graphs", default=False),
-    Flag(
-        "--no-enable-prefix-caching",
-        bool,
-        "no prefix cache: recurrent layers store one state less per request",
-        default=False,
-    ),
-    Flag(
-        "--disable-hybrid-kv-cache-manager",
-        bool,
-        "every layer stores the whole context",
-        default=False,
-    ),
+_UNSET: dict[str, dict[str, Any]] = {"switch": {"default": False}, "pair": {"default": ()}}
+FLAGS = tuple(
+    msgspec.convert({"name": f"--{name}", **_UNSET.get(row["kind"], {}), **row}, Flag)
+    for name, row in packaged_tables("agent", "size_flags.toml").items()
 )
 
 

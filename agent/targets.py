@@ -20,7 +20,7 @@ from kneewatch.agent.settings.effective import (
     toml_value,
     validated,
 )
-from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, pairs, text
+from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, settings_of
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url
@@ -155,14 +155,7 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
 # --- Targets from arguments and [[targets]] tables ------------------------------------------------
 
 
-OWN_KEYS = {
-    key.key: key
-    for key in (
-        text("url", "the server's URL or a capture"),
-        text("name", "unique name; unset: derived from url"),
-        pairs("labels", "the target's labels"),
-    )
-}
+OWN_KEYS = {row.key: row for row in settings_of("targets")}
 """The keys of a `[[targets]]` table that are not settings."""
 
 PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "canary.", "fetch.", "limits.")

@@ -22,7 +22,7 @@ from kneewatch.agent.settings.effective import (
     reported_together,
     validated,
 )
-from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
+from kneewatch.agent.settings.table import Setting, settings_of
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
@@ -37,55 +37,13 @@ repeats itself."""
 
 WEB = (SLACK, WEBHOOK, ALERTMANAGER)
 ALERTS_PATH = "/api/v2/alerts"
-DAY_S = 24 * 3600.0
 
 
 KEYS_BY_KINDS: Mapping[tuple[str, ...], Sequence[Setting]] = {
-    KINDS: (
-        text("kind", "slack (or a compatible program), webhook, email or alertmanager"),
-        text("name", "name in logs and metrics; unset: kind and position"),
-        text("severity", "lowest severity to send: warning or critical", "critical"),
-        texts("targets", "target names, with * and ?; unset: all"),
-        pairs("labels", "labels that a target must have, values with * and ?"),
-        flag("own", "send kneewatch's own findings", True),
-        seconds(
-            "hold_s",
-            "how long a problem must stay absent to be resolved; unset: 2 windows",
-            most=DAY_S,
-        ),
-        seconds("timeout_s", "time limit for one attempt", 10.0, most=300.0),
-        text("triage_url", "base URL of kneewatch for people, for links"),
-        text("ca_file", "certificate authorities to trust"),
-        flag("insecure_skip_verify", "do not verify certificates", False),
-    ),
-    MESSAGES: (
-        flag("alerts", "forward Alertmanager's alerts with a diagnosis", True),
-        seconds("group_wait_s", "how long to group similar events", 10.0, most=3600.0),
-        seconds("repeat_s", "repeat an active problem this often; unset: never"),
-        seconds("give_up_s", "how long to retry a message", 3600.0, most=DAY_S),
-    ),
-    WEB: (
-        text("url", "webhook URL or Alertmanager's; a file is safer", secret=True),
-        text("url_file", "file with the URL"),
-        text("url_env", "environment variable with the URL"),
-        pairs("headers", "extra request headers", secret=True),
-        pairs("header_files", "headers whose values are in files"),
-        pairs("header_envs", "headers whose values are in the environment"),
-        text("bearer_token_file", "file with a bearer token"),
-        text("bearer_token_env", "environment variable with a bearer token"),
-        text("client_cert_file", "client certificate"),
-        text("client_key_file", "key of the client certificate"),
-    ),
-    (EMAIL,): (
-        text("host", "mail server"),
-        count("port", "unset: 587; 465 with tls, 25 with none", most=65_535),
-        text("security", "starttls, tls or none", "starttls"),
-        text("user", "login name"),
-        text("password_file", "file with the password"),
-        text("password_env", "environment variable with the password"),
-        text("from", "sender's address"),
-        texts("to", "recipients' addresses"),
-    ),
+    KINDS: settings_of("notify"),
+    MESSAGES: settings_of("notify_messages"),
+    WEB: settings_of("notify_web"),
+    (EMAIL,): settings_of("notify_email"),
 }
 """The keys of a `[[notify]]` table, by the kinds of receivers that can have them."""
 

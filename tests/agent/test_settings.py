@@ -14,6 +14,7 @@ import trustme
 from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.agent.running import Main
 from tests.agent.test_benchmarks import ONE
 
@@ -592,3 +593,8 @@ def test_commands_share_the_option_of_a_setting() -> None:
             if isinstance(option, click.Option) and f"[{setting.env}]" in (option.help or "")
         ]
         assert len({id(option) for option in named}) == 1, setting.key
+
+
+@pytest.mark.parametrize("key", ["window_s", "kv_horizon_s", "usual_after_s"])
+def test_a_setting_and_the_diagnosis_have_the_same_default(key: str) -> None:
+    assert BY_KEY[key].default == getattr(Profile(), key)
