@@ -167,11 +167,13 @@ class LearnedKnee(Struct, frozen=True):
 
     `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. If no load
     past the knee was seen, `reached` is False and C_max is a lower bound. `basis` says how the knee
-    was found.
+    was found. `most_requests_per_s` bounds the usable rate from above: it is higher than expected
+    if the loads just above C_max were not seen.
     """
 
     c_max: Range
     usable_requests_per_s: Range
+    most_requests_per_s: float
     reached: bool
     basis: str
     points: int

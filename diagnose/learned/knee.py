@@ -323,12 +323,21 @@ def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
     return end
 
 
+GAP_STEPS = 2
+"""Seen loads that are further apart leave the limit between them unknown: a doubling."""
+
+
 def _learned(
     steps: Sequence[_Step], *, low: int, best: int, high: int, reached: bool, basis: str
 ) -> LearnedKnee:
+    usable = _range(steps[best].values("requests_per_s"))
+    above = [_range(step.values("requests_per_s")).expected for step in steps[best + 1 :]]
+    if above and step_of(steps[best + 1].in_flight) - step_of(steps[best].in_flight) <= GAP_STEPS:
+        above = []
     return LearnedKnee(
         c_max=Range(steps[low].in_flight, steps[best].in_flight, steps[high].in_flight),
-        usable_requests_per_s=_range(steps[best].values("requests_per_s")),
+        usable_requests_per_s=usable,
+        most_requests_per_s=max([usable.expected, *above]),
         reached=reached,
         basis=basis,
         points=sum(step.points for step in steps),

@@ -19,7 +19,7 @@ from kneewatch.reports.weekly.figures import (
 )
 from kneewatch.reports.weekly.guide_tables import tables
 from kneewatch.reports.weekly.incidents import incidents
-from kneewatch.reports.weekly.knee import curve, knee
+from kneewatch.reports.weekly.knee import curve, faults, knee
 from kneewatch.reports.weekly.measures import NOISE_TEST, past
 from kneewatch.reports.weekly.observed import (
     Configured,
@@ -292,12 +292,12 @@ def _sections(
     before = past(before_grid or observed.grid, seen_before, tier.totals_before)
     own = tuple(incident for incident in all_incidents if incident.tier == tier.id)
     worst = _worst(own)
-    knee_curve = curve(tier, observed.grid.to_s)
+    knee_curve = curve(tier, observed.grid.to_s, faults(own))
     recommended = [
         recommendation for recommendation in observed.recommended if recommendation.tier == tier.id
     ]
     work = workload(tier, now, before)
-    size = sized(tier, work, knee_curve, now, worst=worst, recommended=recommended)
+    size = sized(tier, work, knee_curve, now, roots=_roots(own), recommended=recommended)
     return TierSections(
         tier=_tier(tier, observed.grid),
         partial=observed.partial,
@@ -329,6 +329,16 @@ def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
         for cause, word in spans:
             worst[cause] = max(worst.get(cause, Severity.OK), BY_WORD[word])
     return worst
+
+
+def _roots(own: Sequence[Incident]) -> Mapping[str, Severity]:
+    """The worst severity of each root cause in a tier's incidents."""
+    roots: dict[str, Severity] = {}
+    for incident in own:
+        roots[incident.cause] = max(
+            roots.get(incident.cause, Severity.OK), BY_WORD[incident.severity]
+        )
+    return roots
 
 
 def _tier(tier: TierObserved, grid: Grid) -> Tier:

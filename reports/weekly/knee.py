@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median, quantiles
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import LearnedKnee, Range
 from kneewatch.diagnose.learned.knee import POINTS_KEPT, POINTS_MIN, CurveLearner, Point, step_of
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.measures import TierPeriod
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
+from kneewatch.reports.weekly.report import Incident
 from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
 from kneewatch.rules.rule import WINDOW_S
 
@@ -25,6 +27,9 @@ TOO_FEW = (
     "too few different loads to learn the curve: it needs at least three concurrencies, the "
     "highest at least 4x the lowest"
 )
+SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
+"""Causes whose incidents show that the fleet was too small for its load."""
+
 Item = TypeVar("Item")
 NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
@@ -38,11 +43,41 @@ class Curve(Struct, frozen=True):
     tokens_per_s: float
 
 
-def curve(tier: TierObserved, until_s: float) -> Curve | None:
-    """The latency curve of a tier, from the windows of all its engines. None if too few different
-    loads were observed."""
+class FaultSpan(NamedTuple):
+    """A time in which a replica had a fault, in Unix seconds."""
+
+    replica: str
+    from_s: float
+    until_s: float
+
+
+def faults(own: Sequence[Incident]) -> list[FaultSpan]:
+    """The times of a tier's incidents whose root is no lack of capacity: what an engine serves then
+    says nothing about what it can serve."""
+    return [
+        FaultSpan(replica, incident.start_s, incident.until_s)
+        for incident in own
+        if incident.cause not in SHORT_OF_CAPACITY and incident.severity in ("warning", "critical")
+        for replica in incident.replicas
+    ]
+
+
+def curve(tier: TierObserved, until_s: float, faulty: Sequence[FaultSpan] = ()) -> Curve | None:
+    """The latency curve of a tier, from the windows of all its engines outside faults. None if too
+    few different loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
-    chosen = thinned([point for engine in tier.engines for point in engine.points])
+    chosen = thinned(
+        [
+            point
+            for engine in tier.engines
+            for point in engine.points
+            if not any(
+                fault.replica in (engine.target, engine.replica)
+                and fault.from_s <= point.t_s < fault.until_s + WINDOW_S
+                for fault in faulty
+            )
+        ]
+    )
     for point in chosen:
         learner.take(point)
     learned = learner.knee(until_s, tier.stated.targets)

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
-from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import size_fleet
@@ -20,7 +19,7 @@ from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import levers, live
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.knee import Curve
+from kneewatch.reports.weekly.knee import SHORT_OF_CAPACITY, Curve
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, unknown
 from kneewatch.reports.weekly.observed import (
     HOUR_S,
@@ -37,11 +36,8 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSize,
     TierWorkload,
 )
-from kneewatch.rules.formatting import plural
+from kneewatch.rules.formatting import number, plural
 from kneewatch.rules.rule import Severity
-
-SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
-"""Causes whose incidents show that the fleet was too small for its load."""
 
 
 class Need(Struct, frozen=True):
@@ -49,16 +45,18 @@ class Need(Struct, frozen=True):
 
     `usable_per_s` is the number of requests/s that one engine can serve; `source` says where this
     number comes from. `least`: it is a lower bound, because no higher load was observed.
+    `in_time_per_s` is set if it is an upper bound: the highest rate that was observed in time.
 
     `fewest` replicas can serve the peak with the margin. `most` is the number according to the
-    guide, which applies the margin to whole instances (9.1 step 11). A fleet between the two has
-    the right size.
+    guide, which applies the margin to whole instances (9.1 step 11), at `in_time_per_s` if that is
+    set. A fleet between the two has the right size.
     """
 
     peak_per_s: float | None
     usable_per_s: float | None
     source: str
     least: bool
+    in_time_per_s: float | None = None
     fewest: int | None = None
     most: int | None = None
 
@@ -73,26 +71,35 @@ class Need(Struct, frozen=True):
 def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety: float) -> Need:
     """The number of replicas that the measured peak needs."""
     peak = work.arrivals.p99_per_s.value
-    usable, source, least = None, "", False
+    usable, in_time, source, least = None, None, "", False
     if knee is not None:
-        usable = knee.learned.usable_requests_per_s.expected
+        usable = knee.learned.most_requests_per_s
+        expected = knee.learned.usable_requests_per_s.expected
+        in_time = expected if expected < usable else None
         source, least = "learned", not knee.learned.reached
     elif answer is not None and answer.usable_requests_per_s is not None:
         usable, source = answer.usable_requests_per_s, answer.usable_source
     if peak is None or not usable:
-        return Need(peak, usable, source, least)
-    fleet = size_fleet(
-        peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=usable, safety=safety
-    )
+        return Need(peak, usable, source, least, in_time)
     # `size_fleet` counts GPUs, by default one per instance: these are replicas.
-    return Need(peak, usable, source, least, fleet.gpus_rounded_once, fleet.deployed_instances)
+    fewest, deployed = (
+        size_fleet(peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=rate, safety=safety)
+        for rate in (usable, in_time or usable)
+    )
+    return Need(
+        peak, usable, source, least, in_time, fewest.gpus_rounded_once, deployed.deployed_instances
+    )
 
 
 def verdict_of(
-    need: Need, replicas: int, worst: Mapping[str, Severity]
+    need: Need, replicas: int, roots: Mapping[str, Severity]
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict on the size (right, too small, too large or unknown), and doubts about it."""
-    short = any(worst.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
+    """The verdict on the size (right, too small, too large or unknown), and doubts about it.
+
+    `roots` has the worst severity of each root cause: a queue behind a fault is no lack of
+    capacity.
+    """
+    short = any(roots.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
     needed = need.replicas(replicas)
     if needed is None or not replicas:
         return ("too small" if short else "unknown"), ()
@@ -103,11 +110,22 @@ def verdict_of(
                 "the fleet is too small"
             )
             return "unknown", (note,)
-        return "too small", ()
+        return "too small", _between(need)
     if short:
         note = "there were incidents of too little capacity: investigate them before resizing"
         return ("unknown" if needed < replicas else "right"), (note,)
     return ("too large" if needed < replicas else "right"), ()
+
+
+def _between(need: Need) -> tuple[str, ...]:
+    """A note, if the limit of one engine lies between two rates that are far apart."""
+    if need.in_time_per_s is None:
+        return ()
+    return (
+        f"one engine was in time at {number(need.in_time_per_s)} requests/s and late at "
+        f"{number(need.usable_per_s or 0.0)}; loads between were not seen, so more replicas than "
+        "these may be needed",
+    )
 
 
 def headroom(need: Need, replicas: int) -> float | None:
@@ -138,7 +156,7 @@ def sized(
     knee: Curve | None,
     now: TierPeriod,
     *,
-    worst: Mapping[str, Severity],
+    roots: Mapping[str, Severity],
     recommended: Sequence[Recommended],
 ) -> TierSize:
     """The sizing of a tier for its measured peak."""
@@ -151,7 +169,7 @@ def sized(
     kv_peak = now.value(m.KV_PEAK)
     exported = m.level("kv_capacity_tokens")(now.whole)
     capacity = launched.capacity_tokens or exported
-    verdict, doubts = verdict_of(need, replicas, worst)
+    verdict, doubts = verdict_of(need, replicas, roots)
     return TierSize(
         tier=tier.id,
         verdict=verdict,
@@ -421,7 +439,7 @@ def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tup
         return trend(busy, now, before), "share of time with GPU activity"
     if knee is None:
         return unknown(busy, NO_CURVE), ""
-    usable = knee.learned.usable_requests_per_s.expected
+    usable = knee.learned.most_requests_per_s
 
     def load(span: Span) -> float | None:
         return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)

@@ -40,7 +40,7 @@ FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=
 )
 ENDLESS = Departure(0.3, Point(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.25)
 KNEE_AT = LearnedKnee(
-    Range(18.0, 20.0, 22.0), Range(5.0, 5.5, 6.0), True, "P99 within the targets", 40, 6
+    Range(18.0, 20.0, 22.0), Range(5.0, 5.5, 6.0), 5.5, True, "P99 within the targets", 40, 6
 )
 MEMORY = {"gpu_dram_active_ratio": 0.7}
 COMPUTE = {"gpu_tensor_active_ratio": 0.6}

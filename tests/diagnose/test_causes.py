@@ -740,7 +740,15 @@ def test_the_rules_that_causes_tell_exist() -> None:
 def carries(low: float, expected: float, high: float, *, reached: bool = True) -> LearnedKnee:
     """A knee learned at so many requests in flight."""
     usable = Range(5.0, 5.5, 6.0)
-    return LearnedKnee(Range(low, expected, high), usable, reached, "P99 within the targets", 40, 6)
+    return LearnedKnee(
+        Range(low, expected, high),
+        usable,
+        usable.expected,
+        reached,
+        "P99 within the targets",
+        40,
+        6,
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from tests.reports.weekly.observing import (
     engine,
     level,
     observed,
+    points,
     span,
     tier,
 )
@@ -455,6 +456,42 @@ def test_incidents_of_too_little_capacity_are_a_doubt() -> None:
     report = made(observed(tier("t", engines, stated=STATED), episodes=[short]))
     assert report.sizes[0].verdict == "unknown"
     assert "incidents of too little capacity" in report.verdicts[0].size_text
+
+
+def test_what_an_engine_serves_in_a_fault_is_no_measure_of_its_capacity() -> None:
+    healthy, slow_s = engine("a"), TO_S - 3600.0
+    slow = [
+        replace(each, t_s=each.t_s + after_s, ttft_p99_s=9.0 if each.in_flight > 2 else 0.2)
+        for each in points()
+        for after_s in (1800.0, 1810.0)
+    ]
+    ill = replace(healthy, points=[*healthy.points, *slow])
+    fault = episode("slow_steps", Severity.WARNING, slow_s + 1790.0, TO_S)
+    known = made(observed(tier("t", [ill], stated=STATED), episodes=[fault])).sizes[0]
+    unknown = made(observed(tier("t", [ill], stated=STATED))).sizes[0]
+    calm = made(observed(tier("t", [healthy], stated=STATED))).sizes[0]
+    assert known.usable_requests_per_s == calm.usable_requests_per_s
+    assert unknown.usable_requests_per_s != calm.usable_requests_per_s
+
+
+def test_a_queue_behind_a_fault_is_no_lack_of_capacity() -> None:
+    start_s = WEEK.from_s + 90
+    hung = episode("engine_stalled", Severity.CRITICAL, start_s, start_s + 600)
+    end_s = start_s + 600
+    queue = Interval("cause", "queue_saturation", Severity.WARNING, start_s, end_s, end_s, "ended")
+    both = replace(hung.episode, causes=(*hung.episode.causes, queue))
+    hung = replace(hung, episode=both)
+    engines = [engine(name, busy=lambda _slot: 0.5) for name in "ab"]
+    report = made(observed(tier("t", engines, stated=STATED), episodes=[hung]))
+    assert (report.sizes[0].verdict, report.sizes[0].doubts) == ("right", ())
+
+
+def test_a_limit_between_loads_far_apart_gives_the_fewest_replicas() -> None:
+    far = [each for each in points(256.0) if not 4.0 < each.in_flight < 100.0]
+    busy = replace(engine("a", busy=lambda _slot: 60.0), points=far)
+    (size,) = made(observed(tier("t", [busy], stated=STATED))).sizes
+    assert size.usable_requests_per_s == pytest.approx(max(each.requests_per_s for each in far))
+    assert "loads between were not seen" in size.doubts[0]
 
 
 def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
