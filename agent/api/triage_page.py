@@ -265,7 +265,8 @@ def _with_replicas(target: TargetView, fleet: FleetMoment) -> TargetView:
     if target.name != Replica(pool).target:
         return replace(target, pool=Replica(pool).target)
     rows = replica_rows(fleet.verdict, pool, lambda name: Replica(pool, name).target)
-    return replace(target, replicas=rows, facts=pool_facts(target.engines[0].diagnosis, rows))
+    facts = pool_facts(target.engines[0].diagnosis, rows, fleet.targets)
+    return replace(target, replicas=rows, facts=facts)
 
 
 def _target(

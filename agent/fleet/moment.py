@@ -15,6 +15,7 @@ from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.facts import Targets
 
 IN_FLEET = f"{FLEET}/"
 """The first characters of the names of a fleet's targets."""
@@ -33,10 +34,12 @@ class Replica(NamedTuple):
 
 
 class FleetMoment(Struct, frozen=True):
-    """The verdict on a fleet at one moment, and the verdicts on the engines of its replicas."""
+    """The verdict on a fleet at one moment, and the verdicts on the engines of its replicas.
+    `targets` are the latency targets that it was judged by."""
 
     verdict: FleetVerdict
     engines: Mapping[Replica, Sequence[Verdict]]
+    targets: Targets = Targets()
 
     @classmethod
     def of(
@@ -49,7 +52,7 @@ class FleetMoment(Struct, frozen=True):
             if verdict is not None:
                 replica = Replica(member.pool, member.replica)
                 engines.setdefault(replica, []).append(replace(verdict, target=replica.target))
-        return cls(diagnose(observed, profile, comparisons), engines)
+        return cls(diagnose(observed, profile, comparisons), engines, profile.targets)
 
     def pools(self, interval_s: float) -> list[TargetState]:
         """The pools as targets, each with one verdict. `interval_s` is the time between cycles."""

@@ -9,6 +9,7 @@ from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.fleet_rendering import engine_facts
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST, ReplicaRow
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import plural, quantity
 
 SHOWN: Mapping[str, str] = {
@@ -43,12 +44,18 @@ def replica_rows(
     return sorted(rows, key=lambda row: -RANKS[row.health])
 
 
-def pool_facts(verdict: Verdict, rows: list[ReplicaRow]) -> list[str]:
-    """Facts about a pool: its replicas by health, and its signals."""
+def pool_facts(verdict: Verdict, rows: list[ReplicaRow], targets: Targets) -> list[str]:
+    """Facts about a pool: its replicas by health, and its signals with their targets."""
+    stated = {"ttft_p99_s": targets.ttft_p99_s, "itl_p99_s": targets.itl_p99_s}
     counts = Counter(row.health for row in rows)
     tally = ", ".join(f"{counts[word]} {word}" for word in WORST_FIRST if counts[word])
     known = ((words, key, verdict.values.get(key)) for key, words in SHOWN.items())
     return [
         f"{plural(len(rows), 'replica')}: {tally}",
-        *(words.format(quantity(key, value)) for words, key, value in known if value is not None),
+        *(
+            words.format(quantity(key, value))
+            + ("" if (most := stated.get(key)) is None else f" (target {quantity(key, most)})")
+            for words, key, value in known
+            if value is not None
+        ),
     ]

@@ -18,6 +18,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.diagnose.fleet.inventory import Gone, Why
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.facts import Targets
 from tests.agent.api.serving import service_of, settings_of
 from tests.diagnose.fleet.example_fleets import fleet, pod, verdict
 from tests.reports.diagnoses import HEALTHY, NOW_S
@@ -25,7 +26,7 @@ from tests.waiting import until
 
 POOL = "fleet/prod/m"
 FULL = {"kv_usage_ratio": 0.99, "preemption_per_s": 2.0, "preemption_ratio_per_s": 0.25}
-ILL = verdict(*fleet(3), (pod("hot"), {**FULL, "waiting": 7.0}))
+ILL = verdict(*fleet(3), (pod("hot"), {**FULL, "waiting": 7.0, "ttft_p99_s": 4.2}))
 WELL = verdict(*fleet(4))
 SMALL = fleet(1, model_name="small")
 
@@ -34,7 +35,8 @@ def at(fleet_verdict: FleetVerdict, t_s: float) -> FleetMoment:
     """The fleet at a moment, with what is known of its replica r1."""
     replica = Replica("prod/m", "r1")
     engine: Verdict = replace(HEALTHY, t_s=t_s, target=replica.target)
-    return FleetMoment(replace(fleet_verdict, t_s=t_s), {replica: [engine]})
+    targets = Targets(ttft_p99_s=1.5)
+    return FleetMoment(replace(fleet_verdict, t_s=t_s), {replica: [engine]}, targets)
 
 
 class Watched:
@@ -77,7 +79,7 @@ def test_the_page_of_one_pool_has_its_causes_and_replicas(watched: Watched) -> N
     assert "kv_pressure" in html
     assert "4 replicas: 1 critical, 3 ok" in html
     assert html.index(">hot<") < html.index(">r0<"), "the worst first"
-    assert "7 waiting" in html
+    assert "7 waiting; TTFT P99 up to 4.2 s (target 1.5 s)" in html
     assert watched.client.get("/", follow_redirects=False).headers["location"] == "triage"
 
 
