@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -68,11 +68,10 @@ def is_queued(waiting: float | None, running: float) -> bool:
 
 
 class Samples:
-    """The newest values of one signal, kept in order of time and also sorted for a fast median."""
+    """The newest values of one signal, in order of time and also sorted for a fast median."""
 
     def __init__(self) -> None:
-        self._newest: deque[float] = deque()
-        self._ordered: list[float] = []
+        self._newest, self._ordered = array("d"), array("d")
 
     def __len__(self) -> int:
         return len(self._newest)
@@ -80,7 +79,7 @@ class Samples:
     def add(self, value: float) -> None:
         """Add a value; drops the oldest one if there are too many."""
         if len(self._newest) == SAMPLES_MAX:
-            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+            del self._ordered[bisect_left(self._ordered, self._newest.pop(0))]
         self._newest.append(value)
         insort(self._ordered, value)
 

@@ -297,8 +297,8 @@ class RuleState:
         self._bounds: Mapping[str, float | None] | None = None
         if rule.stated:
             self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
-        self._unjudged = self._finding(UNKNOWN, None)
-        self._last_ok = self._finding("ok", None)
+        self._last_unknown: Finding | None = None
+        self._last_ok: Finding | None = None
         self._ok_value: float | None = None
 
     def forget(self) -> None:
@@ -333,9 +333,10 @@ class RuleState:
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         # The missing metrics rarely change between scrapes: reuse the finding.
-        finding = self._unjudged
-        if finding.missing != lacking or finding.note != note:
-            finding = self._unjudged = replace(finding, missing=lacking, note=note)
+        finding = self._last_unknown
+        if finding is None or finding.missing != lacking or finding.note != note:
+            finding = replace(self._finding(UNKNOWN, None, note=note), missing=lacking)
+            self._last_unknown = finding
         return finding
 
     def _kept_quiet(self, guard: Guard, value: float | None) -> str:
@@ -406,9 +407,11 @@ class RuleState:
         )
 
     def _ok(self, value: float | None, note: str = "") -> Finding:
-        if value != self._ok_value or note != self._last_ok.note:  # many values stay the same
-            self._last_ok, self._ok_value = self._finding("ok", value, note=note), value
-        return self._last_ok
+        finding = self._last_ok
+        if finding is None or value != self._ok_value or note != finding.note:
+            finding = self._finding("ok", value, note=note)
+            self._last_ok, self._ok_value = finding, value
+        return finding
 
     def _finding(
         self,

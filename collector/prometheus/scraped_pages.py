@@ -129,10 +129,10 @@ class _TargetPages:
         return tuple(ordered), layout
 
 
-NUMBERS_MOST = 1 << 24
-"""Most series of a target: a place is the target's index times this, plus the series' number."""
+NUMBER_BITS = 24
+"""A place is the target's index, shifted by so many bits, plus the series' number."""
 
-FAILED = NUMBERS_MOST - 1
+FAILED = (1 << NUMBER_BITS) - 1
 """The number of a target's `up`."""
 
 
@@ -166,7 +166,7 @@ class ScrapedPages:
         self._places = {
             metric: place
             for metric, place in self._places.items()
-            if place // NUMBERS_MOST not in indices
+            if place >> NUMBER_BITS not in indices
         }
 
     def add(self, answer: Iterable[RawSeries]) -> None:
@@ -183,7 +183,7 @@ class ScrapedPages:
             place = places.get(metric)
             if place is None:
                 place = places[metric] = self._place_of(bytes(row.metric))
-            pages, number = targets[place // NUMBERS_MOST], place % NUMBERS_MOST
+            pages, number = targets[place >> NUMBER_BITS], place & FAILED
             if pages is None:
                 continue
             last_s = pages.last_s
@@ -215,7 +215,7 @@ class ScrapedPages:
             pages = _TargetPages()
             self._indices[target] = len(self._targets)
             self._targets.append(pages)
-        start = self._indices[target] * NUMBERS_MOST
+        start = self._indices[target] << NUMBER_BITS
         name = labels.pop("__name__", "")
         if name == UP:
             return start + FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from sys import intern
 from typing import Protocol
 
 import msgspec
@@ -634,7 +635,7 @@ class Judge:
                 for key, metrics in values.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
-            self._unknown = (values.missing, lines)
+            self._unknown = (values.missing, [intern(line) for line in lines])
         return self._unknown[1]
 
 

@@ -189,7 +189,7 @@ class EngineReader:
             signals=signals,
             missing=reading.missing,
             impossible=reading.impossible,
-            recent=self._recent(t_s, window.range_s),
+            recent=self._recent(window),
             window_s=window.range_s,
             scrapes=window.scrapes,
             config=self.config,
@@ -281,25 +281,28 @@ class EngineReader:
             return None
         return _answers(Window(self.history, now_s=t_s, range_s=self._longest_s, few=True))
 
-    def _recent(self, now_s: float, window_s: float) -> dict[str, float | None]:
+    def _recent(self, window: Window) -> dict[str, float | None]:
         """The signals of RECENT over the newest quarter of the window.
 
         If the quarter has too few requests, signals of requests are computed over the newest half.
         If the half also has too few, they are None.
         """
-        times = self.history.times
+        times, window_s = self.history.times, window.range_s
         interval_s = times[-1] - times[-2] if len(times) > 1 else window_s
         range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
-        window = Window(self.history, now_s=now_s, range_s=range_s, few=True)
-        values = {**UNKNOWN_RECENT, **self._recent_signals.read(window).values}
-        enough = self._has_enough_requests(window)
-        if not enough:
-            half_s = max(range_s, 2 * RECENT_SHARE * window_s)
-            window = Window(self.history, now_s=now_s, range_s=half_s, few=True)
-            enough = self._has_enough_requests(window)
-        if enough:
-            values |= self._recent_of_requests.read(window).values
+        newest = self._newest(window, range_s)
+        values = {**UNKNOWN_RECENT, **self._recent_signals.read(newest).values}
+        if not self._has_enough_requests(newest):
+            newest = self._newest(newest, max(range_s, 2 * RECENT_SHARE * window_s))
+        if self._has_enough_requests(newest):
+            values |= self._recent_of_requests.read(newest).values
         return values
+
+    def _newest(self, window: Window, range_s: float) -> Window:
+        """The window over its newest seconds; the same one if it is not longer."""
+        if range_s == window.range_s:
+            return window
+        return Window(self.history, now_s=window.now_s, range_s=range_s, few=True)
 
     def _has_enough_requests(self, window: Window) -> bool:
         started_per_s = window.total_rate(self._counted[STARTED]) or 0.0
