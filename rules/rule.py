@@ -407,11 +407,9 @@ class RuleState:
         )
 
     def _ok(self, value: float | None, note: str = "") -> Finding:
-        finding = self._last_ok
-        if finding is None or value != self._ok_value or note != finding.note:
-            finding = self._finding("ok", value, note=note)
-            self._last_ok, self._ok_value = finding, value
-        return finding
+        if self._last_ok is None or value != self._ok_value or note != self._last_ok.note:
+            self._last_ok, self._ok_value = self._finding("ok", value, note=note), value
+        return self._last_ok
 
     def _finding(
         self,

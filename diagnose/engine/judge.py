@@ -628,10 +628,9 @@ class Judge:
 
     def _unknowns(self, values: Values) -> list[str]:
         if self._unknown[0] is not values.missing:
-            signals = {s.key: s for s in self._catalogue.signals}
+            needs = {s.key: s.needs and f" (needs {s.needs})" for s in self._catalogue.signals}
             lines = [
-                f"{key}: {observer.lack_words(metrics, values.impossible)}"
-                + (f" (needs {signals[key].needs})" if signals[key].needs else "")
+                f"{key}: {observer.lack_words(metrics, values.impossible)}{needs[key]}"
                 for key, metrics in values.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
