@@ -7,12 +7,13 @@ verdict that was encoded and decoded again is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause as Cause
 from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
@@ -37,8 +38,8 @@ from kneewatch.rules.wire import (
 SCHEMA: Literal["kneewatch.diagnosis/1"] = "kneewatch.diagnosis/1"
 
 
-class Symptom(NamedTuple):
-    """A row of the guide's list of symptoms: what users see, and what to do first.
+class Symptom(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of the guide's list of symptoms, symptoms.toml: what users see, and what to do first.
 
     It shows while one of `causes` lasts; without any, in a situation (engine/diagnosis.py).
     """
@@ -48,46 +49,7 @@ class Symptom(NamedTuple):
     causes: tuple[str, ...] = ()
 
 
-SYMPTOMS = {
-    "S1": Symptom(
-        "TTFT too high at low concurrency",
-        "check the prefix hit ratio first, then the tensor-parallel degree",
-    ),
-    "S2": Symptom(
-        "ITL spikes under mixed load", "chunked prefill first", ("prefill_interference",)
-    ),
-    "S3": Symptom(
-        "throughput plateau too low",
-        "raise a limit that binds, then quantize weights and KV cache, before adding hardware",
-        ("queue_saturation",),
-    ),
-    "S4": Symptom(
-        "TTFT and ITL targets cannot both be met",
-        "P/D disaggregation, after what helps without new servers",
-        ("slo_conflict",),
-    ),
-    "S5": Symptom(
-        "throughput per GPU falls as tensor parallelism grows",
-        "lower the tensor-parallel degree and add replicas",
-        ("tp_overhead",),
-    ),
-    "S6": Symptom(
-        "ITL too high at low concurrency while the GPU has spare compute",
-        "speculative decoding before more hardware",
-    ),
-    "S7": Symptom(
-        "TTFT spikes for some tenants, unrelated to prompt length",
-        "check how often LoRA adapters are swapped",
-        ("adapter_thrash",),
-    ),
-    "S8": Symptom(
-        "P99 latency good at low load, too high at peak load",
-        "add replicas or quantize before the next peak",
-        ("past_knee",),
-    ),
-}
-
-
+SYMPTOMS = msgspec.convert(packaged_tables("diagnose", "symptoms.toml"), dict[str, Symptom])
 SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
 
 

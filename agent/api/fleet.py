@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kneewatch.agent.api.metrics import Described, Families
+from kneewatch.agent.api.metrics import Families, described
 from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable, moment
 from kneewatch.agent.api.responses import (
     HTML,
@@ -134,33 +134,7 @@ class FleetPast:
 
 
 TIER = ("pool", "tier", "role")
-QUERIES: Described = {
-    "fleet_up": ("1 while the metrics system answers.", ()),
-    "fleet_interval_seconds": ("Time between diagnoses.", ()),
-    "fleet_failing_cycles": ("Failed cycles in a row.", ()),
-    "fleet_last_answer_timestamp_seconds": ("When it last answered; 0: never.", ()),
-    "fleet_cycles_total": ("Cycles since the start.", ()),
-    "fleet_cycle_failures_total": ("Cycles without an answer.", ()),
-    "fleet_queries_total": ("Queries sent to the metrics system.", ()),
-    "fleet_queries_retried_total": ("Queries that were sent again.", ()),
-    "fleet_health": ("1 for the fleet's health, 0 for the other states.", ("health",)),
-}
-TIERS: Described = {
-    "fleet_engines": ("Engines of a tier by health.", (*TIER, "health")),
-    "fleet_stage_engines": (
-        "Engines of a tier by stage of the KV cascade, without those whose stage is unknown.",
-        (*TIER, "stage"),
-    ),
-    "fleet_replicas": ("Replicas that a tier has.", TIER),
-    "fleet_cause": (
-        "1 while a cause is concluded, else 0; the tier is empty for a cause of a whole pool.",
-        ("pool", "tier", "cause"),
-    ),
-    "fleet_cause_severity": (
-        "Severity of a concluded cause: 1 info, 2 warning, 3 critical; no series for the others.",
-        ("pool", "tier", "cause"),
-    ),
-}
+QUERIES, TIERS = described("fleet"), described("tiers")
 
 
 def fleet_replicas(state: FleetState, now_s: float) -> dict[Labels, Need]:

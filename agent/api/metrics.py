@@ -27,79 +27,26 @@ from kneewatch.agent.api.service import (
     shown,
 )
 from kneewatch.agent.target_state import TargetState
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.reports.triage.view_model import RANKS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-ENGINE, TARGET = ("target", "model", "engine"), ("target",)
-SOURCE, RECEIVER = ("target", "source"), ("receiver",)
-
 Described = Mapping[str, tuple[str, Sequence[str]]]
 """Help text and label names of metrics, by metric name without the prefix `kneewatch_`. Names of
 counters end in `_total`."""
 
-ENGINES: Described = {
-    "health": ("1 for the engine's health, 0 for the other states.", (*ENGINE, "health")),
-    "stage": ("Stage of the KV cascade, 0 to 4.", ENGINE),
-    "cause": ("1 while a cause is concluded, else 0.", (*ENGINE, "cause")),
-    "cause_severity": (
-        "Severity of a concluded cause: 1 info, 2 warning, 3 critical; no series for the others.",
-        (*ENGINE, "cause"),
-    ),
-    "cause_confidence": ("Confidence of a cause, 0 to 1.", (*ENGINE, "cause")),
-    "finding_severity": (
-        "A rule's state: 0 ok, 1 info, 2 warning, 3 critical; no series where it is unknown.",
-        (*ENGINE, "rule"),
-    ),
-    "unknown_findings": ("Rules that cannot be judged.", ENGINE),
-    "unknown_signals": ("Signals without a value.", ENGINE),
-    "kv_exhaustion_seconds": (
-        "Seconds until the KV cache is full at the present trend; no series without a trend.",
-        ENGINE,
-    ),
-    "recommended_replicas": (
-        "Replicas that the load needs, in the unit of the setting replicas; the setting's "
-        "value while no change is recommended, and the last value while it is unknown.",
-        ("target", "model"),
-    ),
-    "recommended_replicas_held": (
-        "1 while recommended_replicas is the last value, because the present need is unknown.",
-        ("target", "model"),
-    ),
-}
-TARGETS: Described = {
-    "cycle_duration_seconds": ("Duration of the newest cycle, from GET to diagnosis.", TARGET),
-    "interval_seconds": ("The current scrape interval, longer during backoff.", TARGET),
-    "failing_cycles": ("Failed cycles in a row.", TARGET),
-    "last_cycle_timestamp_seconds": ("When the newest cycle was.", TARGET),
-    "late": ("1 if the newest cycle is too old to describe the present.", TARGET),
-    "cycles_total": ("Cycles since the start.", TARGET),
-    "cycle_failures_total": ("Cycles that failed.", TARGET),
-    "collector_success": ("1 if the last read of a source succeeded.", SOURCE),
-    "collector_duration_seconds": ("Duration of the last read of a source.", SOURCE),
-}
-ITSELF: Described = {
-    "build_info": ("1, with the version as a label.", ("version",)),
-    "start_time_seconds": ("When kneewatch started.", ()),
-    "targets": ("Configured targets.", ()),
-    "targets_scraped": ("Targets that have had a cycle.", ()),
-}
-STORE: Described = {
-    "store_queued_cycles": ("Cycles not yet written.", ()),
-    "store_written_cycles_total": ("Cycles written.", ()),
-    "store_dropped_cycles_total": ("Cycles lost.", ()),
-    "store_size_bytes": ("Size of the history.", ()),
-    "store_working": ("1 if the last write succeeded.", ()),
-    "store_oldest_timestamp_seconds": ("The oldest scrape.", ()),
-}
-RECEIVERS: Described = {
-    "notifications_queued": ("Messages waiting to be sent.", RECEIVER),
-    "notifications_sent_total": ("Messages delivered.", RECEIVER),
-    "notifications_failures_total": ("Failed attempts to deliver a message.", RECEIVER),
-    "notifications_dropped_total": ("Messages given up.", RECEIVER),
-}
+
+def described(section: str) -> Described:
+    """The metrics of a section of metrics.toml."""
+    rows = packaged_tables("agent.api", "metrics.toml")[section]
+    return {name: (row["help"], row.get("labels", ())) for name, row in rows.items()}
+
+
+ENGINES, TARGETS, ITSELF = described("engines"), described("targets"), described("itself")
+STORE, RECEIVERS = described("store"), described("receivers")
 
 
 class Families:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.deployment import log_failure as log
@@ -14,70 +13,6 @@ from kneewatch.rules.rule import Severity
 CONFIDENCE = 0.95
 """Below 1, because the log may be from an earlier start than the one in question."""
 
-
-REASONS: Mapping[str, tuple[str, str]] = {
-    log.KV_NONE: (
-        "no GPU memory is left for the KV cache after weights and activations",
-        "Use more GPUs (--tensor-parallel-size), a higher --gpu-memory-utilization or a smaller "
-        "quantization.",
-    ),
-    log.KV_SMALL: (
-        "the KV cache is smaller than one request of --max-model-len",
-        "Lower --max-model-len, or raise --gpu-memory-utilization.",
-    ),
-    log.FREE_MEMORY: (
-        "other processes use the GPU memory that --gpu-memory-utilization asks for",
-        "Find the processes on the GPU with nvidia-smi: a previous vLLM may still hold memory. "
-        "Else lower --gpu-memory-utilization.",
-    ),
-    log.GPU_MEMORY: (
-        "the GPU ran out of memory",
-        "Check with nvidia-smi that no other process uses the GPU. Else lower --max-num-seqs or "
-        "--max-num-batched-tokens, or use more GPUs (--tensor-parallel-size).",
-    ),
-    log.HOST_MEMORY: (
-        "the process was killed (SIGKILL, exit code 137), which is what the kernel does when host "
-        "memory is exhausted",
-        "Check the kernel log (dmesg) and the container's memory limit; raise the limit, or lower "
-        "the CPU memory that vLLM uses (--kv-offloading-size, --max-cpu-loras).",
-    ),
-    log.MODEL_LEN: (
-        "--max-model-len is longer than the model allows",
-        "Lower --max-model-len to the length in the model's config.json.",
-    ),
-    log.FLAG: (
-        "vLLM does not accept an argument",
-        "Compare the argument with `vllm serve --help` of the installed version.",
-    ),
-    log.QUANTIZATION: (
-        "this vLLM or this GPU does not support the model's quantization",
-        "Use a checkpoint with a quantization that the GPU supports.",
-    ),
-    log.NCCL: (
-        "the GPUs could not communicate (NCCL)",
-        "Start with NCCL_DEBUG=INFO and read its first error; check /dev/shm, the network "
-        "interface (NCCL_SOCKET_IFNAME) and that all GPUs answer in nvidia-smi.",
-    ),
-    log.PORT: (
-        "another process listens on the port",
-        "Find the process with `ss -ltnp`: a previous vLLM may still run. Else set another --port.",
-    ),
-    log.HOST_MEMORY_IN_USE: (
-        "less host memory is free than vLLM on a CPU is set to use",
-        "Free memory of the node, or lower VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes or "
-        "--gpu-memory-utilization.",
-    ),
-    log.MODEL_PATH: (
-        "the model is neither a folder nor an id that could be loaded",
-        "Check the model's path as the server's user and container see it, or the id and its "
-        "access token.",
-    ),
-    log.OTHER: (
-        "the log ends with an error",
-        "Read the log from its first error line on.",
-    ),
-}
-"""What happened and what to do, by kind of failure."""
 
 STARTUP_FAILED = CauseRecord(
     id="startup_failed",
@@ -120,7 +55,8 @@ def failed(failure: Failure, t_s: float) -> Cause:
     """The cause of a failure that a log proves, with the log line as evidence; it starts at
     `t_s`."""
     record = ENGINE_DIED if failure.served else STARTUP_FAILED
-    what, lever = REASONS[failure.kind]
+    reason = packaged_tables("diagnose.causes", "startup_failures.toml")[failure.kind]
+    lever: str = reason["lever"]
     if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:
         lever = _gpu_lever(others_gib)
     who = "The engine died" if failure.served else "vLLM did not start"
@@ -128,7 +64,7 @@ def failed(failure: Failure, t_s: float) -> Cause:
         id=record.id,
         confidence=CONFIDENCE,
         severity=Severity.CRITICAL,
-        summary=f"{who}: {what}.",
+        summary=f"{who}: {reason['what']}.",
         evidence=(Evidence("server_log", None, None, f"log: {failure.line}"),),
         lever=lever,
         since_s=t_s,

@@ -12,10 +12,10 @@ from kneewatch.reports.weekly.figures import (
     ConfigDifference,
     DataQuality,
     EngineChange,
-    Method,
     Period,
     TargetQuality,
     UnknownSignal,
+    methods,
 )
 from kneewatch.reports.weekly.guide_tables import tables
 from kneewatch.reports.weekly.incidents import incidents
@@ -36,112 +36,7 @@ from kneewatch.reports.weekly.verdict import TierSections, severity, verdict
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import BY_WORD, Severity
 
-METHODS: tuple[Method, ...] = (
-    Method(
-        "tiers",
-        "A tier is a model on a kind of GPU: the target's label tier, or model and GPU as the "
-        "settings name them. No figure mixes two tiers.",
-        ("9.5",),
-    ),
-    Method("arrows", NOISE_TEST, ()),
-    Method(
-        "percentiles",
-        "Increases of the server's histogram buckets, summed over the period and the tier's "
-        "engines, then interpolated as by Prometheus's histogram_quantile. They are as precise as "
-        "the buckets. Percentiles are never averaged.",
-        ("8.2", "9.3"),
-    ),
-    Method(
-        "counters",
-        "As in Prometheus: a counter that decreases was reset to zero. Increases during a gap are "
-        "spread evenly over the gap; if the process was replaced in it, only the new process's "
-        "counts are known.",
-        (),
-    ),
-    Method(
-        "gauges",
-        "Time-weighted means over the scrapes; the busiest (or worst) hour is the highest mean of "
-        "a local hour.",
-        (),
-    ),
-    Method(
-        "goodput and error budget",
-        "A request is in time when its first token arrives within the TTFT target, judged at the "
-        "nearest bucket bound at or below it. The objective is 99% of requests, as the target is "
-        "a P99; the burn rate is the share of late requests divided by the allowed 1%.",
-        ("8.4",),
-    ),
-    Method(
-        "time shares",
-        "Sums of the queue, prefill and decode histograms divided by that of whole requests; the "
-        "rest is the server's other work and preempted time.",
-        ("8.4",),
-    ),
-    Method(
-        "incidents",
-        "Stages and causes at warning or worse, as the sidecar found them at each scrape, and "
-        "restarts. Repeats within 15 minutes are one incident; downstream effects are reported "
-        "under their root cause.",
-        ("7.4", "8.5"),
-    ),
-    Method(
-        "cost of an incident",
-        "Preemptions and late requests are counted from its start to its end. Recomputed tokens "
-        "are preemptions times the mean prompt, a lower bound. Lost requests are those that the "
-        "rate of the hour before would have served while nothing was served.",
-        ("7.4",),
-    ),
-    Method(
-        "knee",
-        "One point per minute and engine: requests in flight, throughput and latency, grouped by "
-        "concurrency in steps of the square root of two. With latency targets C_max is the last "
-        "step that meets them in most of its minutes; without, the step with the most tokens/s "
-        "divided by the time per token. Only loads that occurred count.",
-        ("8.1", "8.3"),
-    ),
-    Method(
-        "Little's law",
-        "C_max divided by the mean request time there, compared with the requests served there: "
-        "a factor above 2 means that the two contradict each other.",
-        ("8.3",),
-    ),
-    Method(
-        "benchmark",
-        "TTFT P99 more than 30% above the benchmark's, or GPU activity while serving more than "
-        "20 points below it, means that the size was computed for another workload.",
-        ("9.1",),
-    ),
-    Method(
-        "arrivals",
-        "Requests that got their first token, per minute, summed over the tier's engines; P95 and "
-        "P99 are over these minutes.",
-        ("1.3",),
-    ),
-    Method(
-        "archetype",
-        "By the mean prompt (long from 2,000 tokens) and the mean output (long from 800).",
-        ("1.2",),
-    ),
-    Method(
-        "size",
-        "A fleet is right-sized from ceil(P99 of arrivals x safety / usable requests/s of one "
-        "engine) to ceil(ceil(P99 / usable) x safety) engines; the usable rate is learned from the "
-        "period, or predicted from model and GPU.",
-        ("8.3", "9.1"),
-    ),
-    Method(
-        "money",
-        "Every hour of an engine is paid, idle or not: GPU-hours times price, divided by generated "
-        "tokens. Idle is the time with fewer than 0.5 requests running on average and none queued.",
-        ("9.1", "9.2"),
-    ),
-    Method(
-        "track record",
-        "A change counts as applied when the engine's own metrics show it; then the prediction is "
-        "compared with the measurement under a similar load.",
-        ("9.1",),
-    ),
-)
+METHODS = methods("history", noise_test=NOISE_TEST)
 
 
 # --- Gaps, restarts, unknown signals, version changes ---------------------------------------------

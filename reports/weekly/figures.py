@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from kneewatch.collector.packaged import packaged_tables
+
 UP, DOWN, SAME, UNKNOWN = "up", "down", "same", "unknown"
 """Directions of a trend. `same`: the value did not change, or changed less than the noise."""
 
@@ -160,6 +162,15 @@ class Method(Struct, frozen=True):
     figure: str
     how: str
     guide: tuple[str, ...]
+
+
+def methods(section: str, **numbers: object) -> tuple[Method, ...]:
+    """The methods of a section of methods.toml, with these numbers in their texts."""
+    rows = packaged_tables("reports.weekly", "methods.toml")[section]
+    return tuple(
+        Method(figure, row["how"].format(**numbers), tuple(row.get("guide", ())))
+        for figure, row in rows.items()
+    )
 
 
 class DataQuality(Struct, frozen=True):

@@ -74,59 +74,14 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
 from kneewatch.diagnose.deployment.deployment import config_capacity_tokens
 from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.figures import Method
+from kneewatch.reports.weekly.figures import methods
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import Episode, Grid, Span, TierTotals
 from kneewatch.rules.formatting import duration, plural
 
 UNKNOWN_OUTCOME = "unknown"
 
-METHODS: tuple[Method, ...] = (
-    Method(
-        "tiers",
-        "A tier is a model on a kind of GPU: the series' label `tier`, else the GPU that DCGM "
-        "names, else that of the settings. No figure combines two tiers.",
-        ("9.5",),
-    ),
-    Method(
-        "counters",
-        "Prometheus's increase() over each local hour, or the 5-minute sums of it that recording "
-        "rules keep, summed by tier on the server. A counter that decreases restarted from 0.",
-        (),
-    ),
-    Method(
-        "gauges",
-        "Means over steps, per engine; the busiest (or worst) hour is the local hour with the "
-        "highest mean.",
-        (),
-    ),
-    Method(
-        "incidents",
-        "Each engine's steps are searched for suspect periods. Of these (the "
-        f"{REPLAYED_MOST} with most harm; of long ones the first {duration(REPLAYED_S)}) the raw "
-        "samples are read and diagnosed as the sidecar diagnoses its scrapes; further outages, "
-        "cascades and stalls are reported from the steps alone. A pool without replicas is "
-        "judged as `diagnose --prometheus --at` judges it then. Restarts are those of "
-        "process_start_time_seconds. "
-        "Repeats within 15 minutes count as one incident; downstream effects are reported under "
-        "their root cause.",
-        ("7.4", "8.5"),
-    ),
-    Method(
-        "knee",
-        "Up to 700 points for some engines of each tier: requests in flight, throughput and "
-        "latency over a window; grouped by concurrency in steps of the square "
-        "root of two. With latency targets C_max is the last step that meets them in most of its "
-        "windows; without, the step with the most tokens/s divided by the time per token. Only "
-        "loads that occurred count.",
-        ("8.1", "8.3"),
-    ),
-    Method(
-        "track record",
-        "A metrics system's series do not show whether a recommendation was applied.",
-        ("9.1",),
-    ),
-)
+METHODS = methods("prometheus", most=REPLAYED_MOST, replayed=duration(REPLAYED_S))
 
 
 # --- Notices and notes of a report from Prometheus ------------------------------------------------
