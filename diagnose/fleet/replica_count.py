@@ -206,7 +206,7 @@ def _size(
         if more is None:
             return replace(unsized, why=NO_PEAK)
         advice = _cost_of_replicas(more, tier)
-        return replace(unsized, needed=_replicas_after(more), advice=advice)
+        return replace(unsized, needed=_replicas_after(more, now), advice=advice)
     return _size_at_peak(unsized, tier, server, targets, peak, problems)
 
 
@@ -231,7 +231,7 @@ def _size_at_peak(
         summary = f"{_peak_words(peak, used)}. {more.summary}"
         return replace(
             sized,
-            needed=_replicas_after(more),
+            needed=_replicas_after(more, now),
             advice=_cost_of_replicas(replace(more, summary=summary), tier),
         )
     if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
@@ -321,8 +321,10 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
     return len(shown) / len(tier.engines)
 
 
-def _replicas_after(advice: Recommendation) -> int:
-    return next(int(change.after or 0) for change in advice.changes if change.flag == REPLICAS)
+def _replicas_after(advice: Recommendation, now: int = 0) -> int:
+    """The replicas after the advice; `now` if it changes none, as while a backlog drains."""
+    after = (change.after for change in advice.changes if change.flag == REPLICAS)
+    return int(next(after, now) or 0)
 
 
 def _peak_words(peak: Peak, used: float) -> str:
