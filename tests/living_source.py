@@ -149,6 +149,10 @@ class SimulatedMoment:
                     for row in xids
                     if max(recent[id(row)], default=0.0) > 0
                 ]
+            case "xid_worked":
+                clocks = scraped.now("DCGM_FI_DEV_SM_CLOCK", at_s)
+                awake = {each.labels["Hostname"] for each in clocks if each.value > 0}
+                return [each for each in self._answer("xid") if each.labels["Hostname"] in awake]
             case _:
                 return ()
 
@@ -184,7 +188,7 @@ class SimulatedEngines(FleetEngines):
                 values = [(t, f"{value:g}" if not value else repr(value))
                           for t, value in row.over(at_s, at_s - after_s)]  # fmt: skip
                 if values:
-                    answer.append(RawSeries(row.metric, values))
+                    answer.append(RawSeries(row.metric, Raw(msgspec.json.encode(values))))
             self._add(answer)
             yield [target]
 

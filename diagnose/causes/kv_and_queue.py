@@ -33,7 +33,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
-from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
+from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
@@ -251,7 +251,8 @@ KV_PRESSURE = CauseRecord(
     ),
     enough="preemption_per_s",
     onset_s=Number(0.0),
-    clear_s=Number(0.0),
+    clear_s=Number(45.0),
+    over=KV_USAGE < EMPTIED_BELOW_RATIO,
     outlasts=True,
     capacity=True,
     queues=True,

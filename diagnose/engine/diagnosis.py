@@ -105,7 +105,8 @@ class Aftermath:
         """The causes, without those that only say that requests wait, if they follow from what has
         ended and were not reported before."""
         waiting = facts.values.get("waiting") or 0.0
-        if self._problems and self._problems.isdisjoint(cause.id for cause in causes):
+        present = (cause.id for cause in causes if not cause.apart)
+        if self._problems and self._problems.isdisjoint(present):
             self._left, self._grown = waiting, 0
             self._until_s = facts.now_s + facts.window_s
         elif self._left is not None:
@@ -122,8 +123,8 @@ class Aftermath:
     def reported(self, causes: Sequence[Cause]) -> None:
         """Remember the causes that are reported now."""
         self._reported = frozenset(cause.id for cause in causes)
-        self._problems = frozenset(
-            cause.id for cause in causes if cause.severity >= WARNING and cause.id in WAITS_FOR
+        self._problems = WAITS_FOR.intersection(
+            cause.id for cause in causes if cause.severity >= WARNING and not cause.apart
         )
 
 

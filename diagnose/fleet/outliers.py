@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.kv_transfer import ONE_TOKEN
@@ -206,6 +207,8 @@ MORE_REQUESTS = 4.0
 It also has at least BUSIER times as many.
 """
 
+LENGTH_MEANS = ("prompt_tokens_mean", "output_tokens_mean")
+
 FULLER = 0.3
 """A replica is also overloaded if its KV cache is fuller than the median by at least this share.
 
@@ -288,7 +291,7 @@ def _gets_more(engine: Engine, tier: Tier) -> bool:
     grows = engine.get("waiting_slope_per_s") or 0.0
     if tier.median("arrival_per_s") == 0:
         return bool(engine.get("arrival_per_s"))
-    asked = ("arrival_per_s", "prompt_tokens_mean", "output_tokens_mean", "kv_usage_avg_ratio")
+    asked = ("arrival_per_s", *LENGTH_MEANS, "kv_usage_avg_ratio")
     shares = [over(engine, tier, key) for key in asked]
     return (
         grows > 0 or None in shares[:1] or any((share or 0.0) > SAME_ARRIVALS for share in shares)
@@ -310,6 +313,14 @@ def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
     if usage is None or usual is None:
         return False
     return usage >= BUSIER * usual and usage - usual >= FULLER
+
+
+def _has_longer_requests(engine: Engine, tier: Tier) -> bool:
+    """Whether the engine gets no more requests than its peers, but far longer ones now."""
+    now: Mapping[str, float | None] = {} if engine.verdict is None else engine.verdict.values
+    usual = {key: tier.median(key) or math.inf for key in LENGTH_MEANS}
+    longer = any((now.get(key) or 0.0) >= BUSIER * usual[key] for key in usual)
+    return longer and _is_asked_alike(engine, tier)
 
 
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
@@ -337,7 +348,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         f"than the others: {most.member.name} has {figures}.",
         lever,
         ("3.5", "9.3"),
-        _severity(hot),
+        _severity(hot, tier),
         log_odds=-0.6,
     )
     if by_requests:
@@ -354,14 +365,18 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     return case
 
 
-def _severity(hot: Sequence[Engine]) -> Severity:
-    """Warning where the overloaded engines queue or preempt requests, or just did, else info."""
+def _severity(hot: Sequence[Engine], tier: Tier) -> Severity:
+    """Warning where the overloaded engines queue or preempt requests, or just did, else info.
+
+    Where their requests are longer, not more, the harm is reported by its own causes.
+    """
     effects = EXPLAINS["replica_imbalance"]
     harmed = any(
         (e.get("waiting") or 0.0) >= 1
         or (e.stage or 0) >= 2
         or any(own.id in effects and own.severity >= Severity.WARNING for own in e.causes)
         for e in hot
+        if not _has_longer_requests(e, tier)
     )
     return Severity.WARNING if harmed else Severity.INFO
 

@@ -24,7 +24,8 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
     assert [cause.id for cause in kept] == ["kv_pressure", "queue_saturation"]
     assert [cause.id for cause in tracker.update(NOW_S + 60, [queue])] == ["queue_saturation"]
     tracker.update(NOW_S + 65, [full, queue])
-    ended = tracker.update(NOW_S + 70, [])
+    tracker.update(NOW_S + 75, [queue])
+    ended = tracker.update(NOW_S + 115, [])
     assert [cause.id for cause in ended] == ["queue_saturation"], "nothing follows from it now"
 
 
@@ -56,8 +57,9 @@ def test_a_cause_that_is_surely_over_is_not_reported_for_its_clear_time() -> Non
 
 def test_stalls_are_not_over_while_the_itl_target_is_missed() -> None:
     none = CONCLUSIVE["prefill_interference"].but(itl_stall_per_s=0.0, itl_p99_s=0.2)
-    assert over(none.facts()) == {"prefill_interference"}
-    assert over(replace(none, targets=Targets(itl_p99_s=0.1)).facts()) == set()
+    assert "prefill_interference" in over(none.facts())
+    missed = replace(none, targets=Targets(itl_p99_s=0.1))
+    assert "prefill_interference" not in over(missed.facts())
 
 
 @pytest.mark.parametrize(("drained_per_s", "silent"), [(0.2, True), (0.0, False)])

@@ -48,10 +48,6 @@ def test_operations_send_nothing(server: Prometheus, tmp_path: Path, scrape_s: i
     assert messages == []
 
 
-@pytest.mark.xfail(
-    reason="one fault, two messages: admission_limit on the replicas beside a GPU fault, and "
-    "replica_imbalance before kv_pressure where one replica gets very long prompts"
-)
 @pytest.mark.parametrize(("scrape_s", "within_s"), [(15, 180), (60, 360)])
 def test_faults_during_operations_begin_and_end_once(
     server: Prometheus, tmp_path: Path, scrape_s: int, within_s: int

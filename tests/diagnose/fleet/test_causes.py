@@ -56,6 +56,17 @@ def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
     assert causes(verdict(*others, (pod("long"), {"kv_usage_avg_ratio": 0.55}))) == {}
 
 
+def test_longer_requests_harm_under_their_own_cause() -> None:
+    asked = {"arrival_per_s": 2.0, "waiting_slope_per_s": 1.0}
+    rows: list[Row] = [(pod(str(at)), {"prompt_tokens_mean": 1500.0}) for at in range(5)]
+    severities = [
+        next(each.severity for each in found.causes if each.id == "replica_imbalance")
+        for tokens in (1500.0, 60_000.0)
+        if (found := verdict(*rows, (pod("hot"), {**HOT, **asked, "prompt_tokens_mean": tokens})))
+    ]
+    assert severities == [Severity.WARNING, Severity.INFO]
+
+
 @pytest.mark.parametrize(
     "piles_up",
     [
