@@ -142,6 +142,7 @@ def advice(
         summary=summary,
         before=_shown(before or {}),
         predicted=_shown(predicted_numbers),
+        basis=_shown(_basis(context)) if "itl_s" in predicted_numbers else {},
         cost_usd_per_hour=cost_usd_per_hour,
         checks=tuple(checks),
         risk=risk,
@@ -149,6 +150,12 @@ def advice(
         guide=tuple(guide),
         unknown=tuple(_unknown(context, predicted_numbers, cost_usd_per_hour)),
     )
+
+
+def _basis(context: LeverContext) -> Mapping[str, float]:
+    own_steps, shares = context.memo.get(OWN_STEPS), context.memo.get(MEASURED, {})
+    factors = {**context.memo.get(STEP_TIMES, {}), "window_s": context.facts.window_s}
+    return own_steps or {**shares, **factors}
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:

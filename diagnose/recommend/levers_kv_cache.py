@@ -360,7 +360,7 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
             if quiet is not None and better
             else ""
         ),
-        before=_prefill_numbers(context, hits),
+        before={**_prefill_numbers(context, hits), "replicas": context.server.replicas},
         predicted=_prefill_numbers(context, quiet, left=left) if better else {},
         checks=[
             "confirm that the router falls back to load balancing if one prefix dominates the "
@@ -430,12 +430,13 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
     quiet_s = context.facts.baseline.get("kv_transfer_mean_s")
     # KV bytes of a mean prompt on one GPU.
     layout, fabric_s, fabric_words = context.server.layout, None, ""
+    gbit_per_s = LINK_BYTES_PER_S[FABRIC] * 8 / 1e9
     moved_bytes = layout.token_bytes * context.get("prompt_tokens_mean") if layout else 0.0
     if moved_bytes:
         fabric_s = moved_bytes / LINK_BYTES_PER_S[FABRIC]
         fabric_words = (
             f" One prompt's KV of {moved_bytes / GIB:.2f} GiB per GPU should take "
-            f"{duration(fabric_s)} at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s per GPU."
+            f"{duration(fabric_s)} at {gbit_per_s:.0f} Gbit/s per GPU."
         )
     aim_s = max((value for value in (quiet_s, fabric_s) if value), default=None)
     verify = f"kv_transfer_mean_s falls {SETTLE_WORDS}"
@@ -451,7 +452,10 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
         "kv-transfer-path",
         [],
         f"KV transfers are slow: inspect the data path, not the GPU.{fabric_words}",
-        before={"kv_transfer_mean_s": mean_s},
+        before={"kv_transfer_mean_s": mean_s, "moved_bytes": moved_bytes},
+        predicted={}
+        if fabric_s is None
+        else {"kv_transfer_at_link_rate_s": fabric_s, "link_gbit_per_s": gbit_per_s},
         checks=checks,
         risk="If the path cannot be fixed, prefill and decode on the same server are faster.",
         verify=[verify],

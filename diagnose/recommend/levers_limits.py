@@ -65,9 +65,13 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         f"The KV cache of {server.capacity_tokens:,.0f} tokens holds {fitting:.1f} requests of the "
         f"present mean size ({demand.held_tokens:,.0f} tokens), and {seats} with room for longer "
         "ones. "
-        f"{waiting:.0f} requests would queue{queue} instead of being preempted.",
-        before=present(context),
-        predicted=numbers,
+        f"{ceil(waiting)} requests would queue{queue} instead of being preempted.",
+        before={
+            **present(context),
+            "request_kv_tokens": demand.held_tokens or 1.0,
+            "requests_of_mean_size": fitting,
+        },
+        predicted={**numbers, "max_num_seqs": seats},
         checks=["decide whether your users prefer a longer wait to slow streams"],
         risk=(
             f"The queue wait alone exceeds the TTFT target of {duration(target_s)}: this stops the "
@@ -119,7 +123,11 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     seats = context.steady("max-num-seqs-up", rounded_down(seats_wanted))
     if seats <= now:
         return None
-    before = {**present(context), "served_per_s": demand.served_per_s}
+    before = {
+        **present(context),
+        "served_per_s": demand.served_per_s,
+        "arrival_per_s": demand.arrival_per_s,
+    }
     served_per_s = demand.served_per_s * seats / now
     short = served_per_s < demand.arrival_per_s
     waiting = max(0, ceil(demand.mean_requests - seats))
@@ -220,8 +228,16 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
         f"{percent(depth / served_per_s / target_s)} of the TTFT target. The flag counts running "
         f"requests too: {seats} + {depth} = {limit}. vLLM then rejects further requests instead "
         "of serving them late.",
-        before={"waiting": demand.waiting * ranks},
-        predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
+        before={
+            "waiting": demand.waiting * ranks,
+            "served_per_s": served_per_s,
+            "max_num_seqs": seats,
+        },
+        predicted={
+            "waiting": depth,
+            "queue_wait_s": depth / served_per_s,
+            "ttft_target_used_ratio": depth / served_per_s / target_s,
+        },
         checks=["confirm that clients retry elsewhere on HTTP 503"],
         risk="vLLM rejects requests above the limit.",
         verify=[
@@ -247,7 +263,11 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
         [("--max-model-len", longest, to)],
         f"One request of {longest:,} tokens would fill the KV cache of {capacity:,.0f} tokens; the "
         f"longest observed have about {seen:,.0f} tokens (P99).",
-        before={"max_model_len_tokens": longest},
+        before={
+            "max_model_len_tokens": longest,
+            "kv_capacity_tokens": capacity,
+            "longest_request_tokens": seen,
+        },
         predicted={"max_model_len_tokens": to},
         checks=[
             f"confirm that no user needs requests of more than {to:,} tokens: vLLM would "
@@ -313,7 +333,12 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         )
         + f". {to} slots let {to} adapters run concurrently"
         + (": a first step, not enough alone." if short else "."),
-        before={**present(context), "lora_max": slots, "waiting_deferred": held_back},
+        before={
+            **present(context),
+            "lora_max": slots,
+            "lora_waiting": waiting,
+            "waiting_deferred": held_back,
+        },
         predicted={
             **_kv_numbers(context, to),
             "lora_max": to,
@@ -365,7 +390,10 @@ def adapter_routing(context: LeverContext) -> Recommendation | None:
         [("router", "any replica", "by adapter")],
         f"Route requests by adapter: each of the {context.server.replicas} replicas then serves "
         "fewer adapters and swaps less often.",
-        before={"waiting_deferred": context.get("waiting_deferred_avg")},
+        before={
+            "waiting_deferred": context.get("waiting_deferred_avg"),
+            "replicas": context.server.replicas,
+        },
         checks=["confirm that the adapters receive similar load"],
         risk="A popular adapter can overload its replica.",
         verify=[f"lora_change_per_s falls on every replica {SETTLE_WORDS}"],
@@ -388,8 +416,11 @@ def output_cap(context: LeverContext) -> Recommendation | None:
         f"The baseline output length is {quiet:.0f} tokens; a limit of {cap} tokens stops runaway "
         f"outputs at about {OUTPUT_MULTIPLE:g}x that. Limits per use case at the gateway are "
         "better.",
-        before={"output_tokens_p99": context.get("output_tokens_p99")},
-        predicted={"output_tokens_p99": cap},
+        before={
+            "output_tokens_p99": context.get("output_tokens_p99"),
+            "output_tokens_usual": quiet,
+        },
+        predicted={"output_tokens_p99": cap, "times_usual_ratio": OUTPUT_MULTIPLE},
         checks=["find the longest output that any use case needs"],
         risk="Long legitimate answers are cut off.",
         verify=[f"output_tokens_p99 falls to {cap} or less and running falls {SETTLE_WORDS}"],

@@ -46,7 +46,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     if ratio is None or ratio > MOST_TIMES:
         return None
     now = server.replicas
-    needed, drains = ceil(round(now * ratio * SAFETY_DEFAULT, 6)), _drains(demand)
+    needed, drains = _counts(now * ratio)["replicas_needed"], _drains(demand)
     if needed <= now and drains:
         return None if context.for_kv else _wait(context, ratio)
     if needed <= now and REPLICAS not in context.held:
@@ -80,7 +80,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         [(REPLICAS, now, total)],
         f"{_load_words(context, ratio, total)}{backlog_words}",
         before={**present(context), "load_ratio": ratio},
-        predicted={**numbers, **backlog},
+        predicted={**numbers, **backlog, **_counts(now * ratio)},
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
@@ -106,7 +106,7 @@ def _wait(context: LeverContext, ratio: float) -> Recommendation:
         "backlog-drains",
         [],
         f"Requests arrive at {ratio:.2g}x the rate that {_have(context)} can serve.{words}",
-        before={**present(context), "load_ratio": ratio},
+        before={**present(context), "load_ratio": ratio, "replicas": context.server.replicas},
         predicted={**backlog, "load_ratio": ratio},
         checks=["confirm that users accept the wait until then"],
         verify=[f"waiting_by_capacity falls {SETTLE_WORDS}"],
@@ -120,12 +120,22 @@ def _have(context: LeverContext) -> str:
     return f"{now} replica{'s' if now > 1 else ''}{assumed}"
 
 
+def _counts(replicas: float) -> dict[str, int]:
+    """The replicas that the load fills, and those with the safety factor, as whole numbers."""
+    return {
+        "replicas_needed_at_least": ceil(round(replicas, 6)),
+        "replicas_needed": ceil(round(replicas * SAFETY_DEFAULT, 6)),
+    }
+
+
 def _load_words(context: LeverContext, ratio: float, total: int) -> str:
     """The load over what the present replicas carry, and the number that it needs."""
     now, have = context.server.replicas, _have(context)
-    least, needed = ceil(round(now * ratio, 6)), ceil(round(now * ratio * SAFETY_DEFAULT, 6))
+    least, needed = _counts(now * ratio).values()
     bare = f"{least}, or " if now < least < needed else ""
     held = f" The {total} recommended before stay: the load may return." if total > needed else ""
+    if total < needed:
+        held = f" The {total} recommended before stay: {needed} are hardly more."
     load = (
         f"The requests that run at the rate of arrivals take {ratio:.2g}x the KV cache of {have}"
         if context.for_kv
@@ -205,13 +215,14 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
         return f" {queued:,.0f} wait.", {"backlog_requests": queued}
     seconds = queued / spare_per_s
     more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)
-    sooner = ""
+    sooner, numbers = "", {"backlog_requests": queued, "backlog_drain_s": seconds}
     if more > 0:
+        numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)
         plural = "s" if more > 1 else ""
         sooner = f", or in {span(DRAIN_S)} with {more} more replica{plural} until then"
     return (
         f" {queued:,.0f} requests wait: drained in about {span(seconds)}{sooner}.",
-        {"backlog_requests": queued, "backlog_drain_s": seconds},
+        numbers,
     )
 
 

@@ -139,8 +139,8 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
         f"would be {percent(drafts.share(best))}. Estimated speed: {drafts.speedup(best):.2f}x "
         f"instead of {drafts.speedup(tokens):.2f}x the speed without "
         f"speculation{_batch_words(context, drafts)}.",
-        before=_draft_numbers(drafts, tokens),
-        predicted=_draft_numbers(drafts, best),
+        before=_draft_numbers(context, drafts, tokens),
+        predicted=_draft_numbers(context, drafts, best),
         checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
         risk="At large, compute-bound batches even short drafts cost more than they gain.",
         verify=[
@@ -151,11 +151,14 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _draft_numbers(drafts: Drafts, tokens: int) -> dict[str, float]:
+def _draft_numbers(context: LeverContext, drafts: Drafts, tokens: int) -> dict[str, float]:
     return {
         "draft_tokens": tokens,
+        "accepted_tokens": drafts.accepted[tokens],
         "spec_acceptance_ratio": drafts.share(tokens),
         "speedup_at_most_ratio": drafts.speedup(tokens),
+        "verification_longer_ratio": drafts.verify[tokens] - 1,
+        "running": context.get("running_avg"),
     }
 
 
@@ -174,7 +177,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         if drafts.speedup(drafts.tokens) > drafts.worth:
             retuned = shorter_draft(context) is not None
             return None if retuned else _watched_speculation(context, drafts)
-        before = _draft_numbers(drafts, drafts.tokens)
+        before = _draft_numbers(context, drafts, drafts.tokens)
         never = 1 + drafts.tokens < drafts.verify[-1] + drafts.tokens * drafts.cost_ratio
         needed = "; even a draft that is always right would not pay" if never else ""
         why = (
@@ -209,7 +212,7 @@ def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendatio
         f"{drafts.speedup(tokens):.2f}x the speed without speculation"
         f"{_batch_words(context, drafts)}. Retune the draft for this traffic instead of turning it "
         "off.",
-        before=_draft_numbers(drafts, tokens),
+        before=_draft_numbers(context, drafts, tokens),
         checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
         risk="At large, compute-bound batches verification costs more than it gains.",
         verify=[

@@ -23,6 +23,10 @@ DEMANDS: Sequence[tuple[str, str, str]] = (
 """Figures of the demand that explain another size: the field, its name and its format."""
 
 
+_Changed = tuple[str, Mapping[str, float]]
+"""Why a size is another one: in words, and the figures in them."""
+
+
 class Incident(Struct):
     """What is recommended against a cause: made once, and held until the incident ends.
 
@@ -33,7 +37,7 @@ class Incident(Struct):
     recommendations: list[Recommendation] = field(default_factory=list[Recommendation])
     made: dict[str, Demand] = field(default_factory=dict[str, Demand])
     first: dict[str, tuple[Change, ...]] = field(default_factory=dict[str, tuple[Change, ...]])
-    changed: dict[str, str] = field(default_factory=dict[str, str])
+    changed: dict[str, _Changed] = field(default_factory=dict[str, _Changed])
 
     @property
     def values(self) -> dict[str, Value]:
@@ -51,19 +55,30 @@ class Incident(Struct):
             self.made[new.id] = demand
             firsts = ", ".join(str(change.after) for change in first)
             nows = ", ".join(str(change.after) for change in new.changes)
-            self.changed[new.id] = f" First {firsts}, now {nows}: {_why(before, demand)}."
-        return replace(new, summary=f"{new.summary}{self.changed.get(new.id, '')}")
+            why, figures = _why(before, demand)
+            numbers = {
+                f"first_{change.flag.lstrip('-').replace('-', '_')}": change.after
+                for change in first
+                if isinstance(change.after, int | float)
+            }
+            words = f" First {firsts}, now {nows}: {why}."
+            self.changed[new.id] = (words, {**numbers, **figures}) if firsts != nows else ("", {})
+        words, numbers = self.changed.get(new.id, ("", {}))
+        return replace(new, summary=f"{new.summary}{words}", basis={**new.basis, **numbers})
 
 
-def _why(before: Demand, now: Demand) -> str:
-    """Which figure of the demand rose, from what to what."""
+def _why(before: Demand, now: Demand) -> _Changed:
+    """Which figure of the demand rose or fell, from what to what."""
     if now.callers is not None and before.callers is None:
-        return f"{now.callers:.0f} clients wait for their answers before they call again"
+        words = f"{now.callers:.0f} clients wait for their answers before they call again"
+        return words, {"callers": now.callers}
     for key, name, form in DEMANDS:
         was, is_now = getattr(before, key), getattr(now, key)
-        if was and is_now and was * MOVED <= is_now:
-            return f"{name} rose from {was:{form}} to {is_now:{form}}"
-    return "more has been measured since"
+        if was and is_now and max(was / is_now, is_now / was) >= MOVED:
+            moved = "rose" if is_now > was else "fell"
+            words = f"{name} {moved} from {was:{form}} to {is_now:{form}}"
+            return words, {f"first_{key}": was, f"now_{key}": is_now}
+    return "more has been measured since", {}
 
 
 # --- Which changes a page shows -------------------------------------------------------------------

@@ -81,6 +81,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     - `suffices`: whether the change alone removes its cause at the present load; null if unknown.
     - `unmet`: latency targets that the predicted P99 misses all the same.
     - `worsens`: latencies that the change makes clearly worse.
+    - `basis`: what a predicted speed rests on: factors of the roofline, or windows of this server.
     - `cost_usd_per_hour`: the extra cost in US dollars, negative for a saving; null without a
       price.
     - `unknown`: what could not be computed, and which input is missing.
@@ -98,6 +99,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])
     predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
+    basis: Mapping[str, Figure] = field(default_factory=dict[str, float])
     suffices: bool | None = None
     unmet: tuple[str, ...] = ()
     worsens: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ RECOMMENDATION = {
     "summary": "store the KV cache in 8 bits",
     "before": {"kv_capacity_tokens": 5088},
     "predicted": {"kv_capacity_tokens": 10176},
+    "basis": {},
     "suffices": None,
     "unmet": [],
     "worsens": [],
