@@ -29,6 +29,8 @@ NUMBERS: tuple[Column, ...] = (
     ("queue_wait_s", "queue wait", duration),
     ("ttft_s", "TTFT", duration),
     ("itl_s", "ITL", duration),
+    ("ttft_p99_s", "TTFT P99", duration),
+    ("itl_p99_s", "ITL P99", duration),
     ("longest_step_s", "longest step", duration),
     ("waiting", "queued", number),
     ("waiting_deferred", "deferred", number),

@@ -158,7 +158,7 @@ def _tails(
 ) -> Iterator[tuple[str, float, float]]:
     """The name, the target and the predicted P99 in seconds of each latency with a target.
 
-    Assume that the P99 moves in proportion to the mean.
+    Without a predicted P99, assume that it moves in proportion to the mean.
     """
     targets, values = context.facts.targets, context.facts.values
     for name, key, target_s, signal in (
@@ -168,7 +168,8 @@ def _tails(
         then_s, now_s = recommendation.predicted.get(key), recommendation.before.get(key)
         tail_s = values.get(signal)
         if target_s is not None and then_s is not None and now_s and tail_s is not None:
-            yield name, target_s, max(then_s, tail_s * then_s / now_s)
+            moved_s = recommendation.predicted.get(signal, tail_s * then_s / now_s)
+            yield name, target_s, max(then_s, moved_s)
 
 
 def _worse(recommendation: Recommendation) -> Iterator[str]:

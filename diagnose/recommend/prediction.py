@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import floor, inf
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -207,6 +208,8 @@ def _present(context: LeverContext) -> dict[str, float]:
         ("preemption_per_s", "preemption_per_s"),
         ("ttft_s", "ttft_mean_s"),
         ("itl_s", "itl_mean_s"),
+        ("ttft_p99_s", "ttft_p99_s"),
+        ("itl_p99_s", "itl_p99_s"),
         ("waiting", "waiting_avg"),
     ):
         value = values.get(signal)
@@ -236,6 +239,7 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     speed = latencies(context, change)
     if speed is not None:
         numbers["ttft_s"], numbers["itl_s"] = speed.ttft_s, speed.itl_s
+        numbers.update(_tails(context, change, speed))
         if "usd_per_hour" in numbers:
             generated_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
             asked_per_s = asked_tokens_per_s(context)
@@ -245,6 +249,54 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
                 numbers["usd_per_million_tokens"] = (
                     numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )
+    return numbers
+
+
+TAIL_WINDOWS_MIN, TAIL_NEAR_RATIO, TAIL_BAND = 5, 2.0, 0.025
+"""A P99 needs so many windows with up to so many times the batch; its band leaves out so many of
+their ratios at each end."""
+
+
+TAIL_FIELDS = (
+    "running", "in_flight", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s"
+)  # fmt: skip
+
+
+def _tails(context: LeverContext, change: After, speed: Speed) -> dict[str, float]:
+    """P99 of TTFT and ITL after a change with their bands; none where this server has not shown it.
+
+    The mean times the ratio of P99 to mean in this server's own windows without a queue, at about
+    the batch that will run: it holds the bursts of arrivals and the spread of lengths.
+    """
+    if context.curve is None:
+        return {}
+    requests = max(context.demand.mean_requests * change.share_ratio, 1.0)
+    places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", inf)))
+    itls, ttfts = list[float](), list[float]()
+    columns = (context.curve.column(name) for name in TAIL_FIELDS)
+    for running, in_flight, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s in zip(
+        *columns, strict=True
+    ):
+        # A comparison with NaN is false.
+        if not places / TAIL_NEAR_RATIO <= max(running, 1.0) <= places * TAIL_NEAR_RATIO:
+            continue
+        if prefill_s > 0 and itl_s > 0 and itl_p99_s > 0:  # without preemptions
+            itls.append(itl_p99_s / itl_s)
+        if ttft_p99_s > 0 and prefill_s + outside_s > 0 and in_flight < 1.05 * running:
+            ttfts.append(ttft_p99_s / (prefill_s + outside_s))
+    numbers: dict[str, float] = {}
+    # Requests that queue have another tail, which no window without a queue shows.
+    queues = requests > places
+    for name, mean_s, ratios in (
+        ("itl", speed.itl_s, itls),
+        ("ttft", speed.ttft_s, [] if queues else ttfts),
+    ):
+        if len(ratios) >= TAIL_WINDOWS_MIN:
+            ratios.sort()
+            skipped = floor(TAIL_BAND * len(ratios))
+            numbers[f"{name}_p99_s"] = mean_s * median(ratios)
+            numbers[f"{name}_p99_low_s"] = mean_s * ratios[skipped]
+            numbers[f"{name}_p99_high_s"] = mean_s * ratios[-1 - skipped]
     return numbers
 
 

@@ -17,7 +17,7 @@ REPLICAS = "replicas"
 _PLAIN = (
     "preemption_per_s", "prefix_hit_ratio", "computed_prompt_tokens_per_s", "prefill_mean_s",
     "prefill_p99_s", "itl_stall_per_s", "itl_stall_time_ratio", "itl_p99_s", "kv_transfer_mean_s",
-    "output_tokens_p99", "spec_acceptance_ratio", "kv_usage_max_ratio",
+    "ttft_p99_s", "output_tokens_p99", "spec_acceptance_ratio", "kv_usage_max_ratio",
 )  # fmt: skip
 MEASURED: Mapping[str, str] = {
     "kv_usage_ratio": "kv_usage_avg_ratio",
@@ -77,7 +77,8 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     - `predicted`: values after the change at the present load. Values that cannot be computed are
       left out. If `kv_demand_ratio` is above 1, the load still exceeds the KV cache.
       `max_concurrency` counts requests of the present size; `kv_capacity_tokens` excludes the block
-      that vLLM keeps.
+      that vLLM keeps. `itl_p99_s` and `ttft_p99_s` have a band, such as
+      `itl_p99_low_s` to `itl_p99_high_s`: 95% of this server's windows lay in it.
     - `suffices`: whether the change alone removes its cause at the present load; null if unknown.
     - `unmet`: latency targets that the predicted P99 misses all the same.
     - `worsens`: latencies that the change makes clearly worse.
