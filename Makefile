@@ -107,6 +107,8 @@ soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/
 
 accuracy: $(VENV)/.dev  ## expected against given: labelled recordings, simulated hard cases, random cases
 	$(BIN)/python -m tests.accuracy
+	$(BIN)/python -m tests.kvtruth
+	$(BIN)/python -m tests.kvtruth_2026
 	$(BIN)/python -m tests.hard_cases
 	$(BIN)/python -m tests.random_cases
 

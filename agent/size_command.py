@@ -112,7 +112,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         decode_context_parallel=given["dcp"],
         enforce_eager=given["enforce_eager"],
         hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
-        prefix_caching=not given["no_enable_prefix_caching"],
+        prefix_caching=_prefix_caching(given),
         overhead=given["overhead"] or "fitted",
         weights_bytes=_gib("weights_gib", given["weights_gib"]),
         available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"]),
@@ -120,6 +120,14 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         adapters=_adapters(given),
         draft=_draft(given, model, find),
     )
+
+
+def _prefix_caching(given: dict[str, Any]) -> bool | None:
+    """Whether prefixes are cached; None if no flag says."""
+    enabled, disabled = given["enable_prefix_caching"], given["no_enable_prefix_caching"]
+    if enabled and disabled:
+        raise SizingError("set this or --no-enable-prefix-caching", name="enable_prefix_caching")
+    return enabled if enabled or disabled else None
 
 
 def _adapters(given: dict[str, Any]) -> Adapters | None:
@@ -146,7 +154,9 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         )
     if name == OWN_DRAFT:
         if target.own_draft is None:
-            raise SizingError(f"{target.id} has no MTP layers in the catalogue", name="draft_model")
+            raise SizingError(
+                f"{target.id} has no MTP layers that vLLM drafts with", name="draft_model"
+            )
         return Draft(target.own_draft, tokens)
     try:
         return Draft(find(name), tokens)

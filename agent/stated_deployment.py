@@ -14,7 +14,7 @@ from kneewatch.agent.settings.effective import Settings, gathered, reported_toge
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
+from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
@@ -73,13 +73,9 @@ def named_model(name: str) -> Model:
         raise SizingError(f"{name[:200]}: {exc.strerror}", name="model") from exc
     if path.suffix == ".json" or name.startswith((".", "/", "~")):
         raise SizingError(f"{path} does not exist", name="model")
-    try:
-        return model(name)
-    except SizingError:
-        cached = _cached(name)
-        if cached is None:
-            raise
-        return model_from_config(name, _document(cached))
+    # A configuration of the user's own goes before an entry of the same architecture.
+    cached = None if is_listed(name) else _cached(name)
+    return model(name) if cached is None else model_from_config(name, _document(cached))
 
 
 def _cached(name: str) -> Path | None:

@@ -39,7 +39,7 @@ def in_group(config: Config, *groups: str) -> bool:
 
 
 def family_value(
-    config: Config, table: Literal["full_every", "recurrences", "learned_positions"]
+    config: Config, table: Literal["full_every", "recurrences", "learned_positions", "own_drafts"]
 ) -> Any:  # noqa: ANN401 - a table has its own type
     """The family's value in a table of families.toml; None if the table does not list the
     family."""

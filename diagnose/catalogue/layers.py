@@ -51,12 +51,14 @@ class Recurrent(Struct, frozen=True):
     """State of constant size per request: the convolution's and the recurrence's.
 
     The `conv_elements` have the cache's dtype unless the model says otherwise. The `state_elements`
-    take `state_bytes_per_element` each.
+    take `state_bytes_per_element` each. `conv_channels` are the elements of one position more: a
+    draft needs as many positions more as it proposes tokens.
     """
 
     conv_elements: int
     state_elements: int
     state_bytes_per_element: float
+    conv_channels: int = 0
 
 
 PAGE_BYTES, MXFP8_PAGE_BYTES = 576, 512
@@ -176,7 +178,8 @@ def _gated_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
     keys, values = config.positive("linear_num_key_heads") * key_dim, value_heads * value_dim
     state = value_heads * key_dim * value_dim
     parameters = hidden * (2.0 * keys + 3.0 * values + 2.0 * value_heads)
-    return Recurrent((2 * keys + values) * tail, state, state_bytes(config)), parameters
+    channels = 2 * keys + values
+    return Recurrent(channels * tail, state, state_bytes(config), channels), parameters
 
 
 def _kimi_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
@@ -190,7 +193,8 @@ def _kimi_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
         kernel = config.positive("linear_conv_kernel_dim")
     # Query, key, value and output; low-rank gates and decays through one head's width.
     parameters = 4.0 * hidden * heads * size + 2.0 * (hidden + heads * size) * size + hidden * heads
-    return Recurrent(3 * heads * size * (kernel - 1), heads * size * size, 4.0), parameters
+    channels = 3 * heads * size
+    return Recurrent(channels * (kernel - 1), heads * size * size, 4.0, channels), parameters
 
 
 def _bailing_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
@@ -198,7 +202,8 @@ def _bailing_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
     tail = config.positive("short_conv_kernel_size") - 1
     # Kimi's recurrence with whole gates and decays in place of low-rank ones.
     parameters = 6.0 * hidden * heads * size + hidden * heads
-    return Recurrent(3 * heads * size * tail, heads * size * size, 4.0), parameters
+    channels = 3 * heads * size
+    return Recurrent(channels * tail, heads * size * size, 4.0, channels), parameters
 
 
 def _lightning(config: Config, hidden: int) -> tuple[Recurrent, float]:
@@ -220,7 +225,8 @@ def _mamba2(config: Config, hidden: int) -> tuple[Recurrent, float]:
     tail = config.positive("conv_kernel", "mamba_d_conv") - 1
     channels = heads * size + 2 * groups * state
     parameters = hidden * (3.0 * heads * size + 2.0 * groups * state + heads)
-    return Recurrent(channels * tail, heads * size * state, state_bytes(config)), parameters
+    held = Recurrent(channels * tail, heads * size * state, state_bytes(config), channels)
+    return held, parameters
 
 
 def _mamba1(config: Config, hidden: int) -> tuple[Recurrent, float]:
@@ -236,7 +242,8 @@ def _mamba1(config: Config, hidden: int) -> tuple[Recurrent, float]:
 def _short_conv(config: Config, hidden: int) -> tuple[Recurrent, float]:
     width = config.count("conv_dim", default=0) or config.positive("hidden_size")
     # Three ways in, one out.
-    return Recurrent(width * (config.positive("conv_L_cache") - 1), 0, 2.0), 4.0 * hidden * width
+    tail = config.positive("conv_L_cache") - 1
+    return Recurrent(width * tail, 0, 2.0, width), 4.0 * hidden * width
 
 
 _READERS: Mapping[str, Callable[[Config, int], tuple[Recurrent, float]]] = {
@@ -290,7 +297,9 @@ def _ratios(config: Config) -> tuple[int, ...]:
     if config.model_type == "deepseek_v41":
         fitting, expected = {0, 1, 2} >= set(ratios), "0, 1 and 2"
     else:
-        fitting = {0, *_COMPRESSOR_BLOCK_TOKENS} >= set(ratios) and _INDEXED_RATIO in ratios
+        # Prediction layers have windows alone.
+        indexed = _INDEXED_RATIO in ratios or not any(ratios)
+        fitting = {0, *_COMPRESSOR_BLOCK_TOKENS} >= set(ratios) and indexed
         expected = "4, with 0 or 128 beside it"
     if not fitting:
         raise config.wrong("compress_ratios", sorted(set(ratios)), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -12,7 +13,13 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.families import in_group, is_known_family, refuse_unmodelled
+from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.catalogue.families import (
+    family_value,
+    in_group,
+    is_known_family,
+    refuse_unmodelled,
+)
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
@@ -28,12 +35,13 @@ from kneewatch.diagnose.catalogue.parameters import (
     parameter_census,
     vision_parameters,
 )
-from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
+from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme, scheme
 
 # EAGLE 3 reads the hidden states of three layers unless it says otherwise.
 _HIDDEN_STATES = 3
 _PER_LAYER = (
     "layer_types", "layer_types_count", "mlp_layer_types", "mlp_only_layers", "indexer_types",
+    "layers_block_type",
 )  # fmt: skip
 
 
@@ -75,12 +83,20 @@ def head_parameters(config: Config, body: Parameters) -> Parameters:
 
 def own_layers(config: Config) -> Config | None:
     """The prediction layers that a checkpoint contains, as a configuration; None if it has none."""
-    layers = config.count("num_nextn_predict_layers", default=0)
-    if not layers or not in_group(config, "own_draft"):
+    described = family_value(config, "own_drafts")
+    if described is None:
         return None
+    steps = config.count(
+        "num_nextn_predict_layers", "mtp_num_hidden_layers", default=described.get("steps", 0)
+    )
+    if not steps:
+        return None
+    steps = 1 if described.get("one") else steps
+    layers = {key: value * steps for key, value in described.get("layers", {}).items()}
+    depth_of_step = max(map(len, described.get("layers", {}).values()), default=1)
     kept = {key: value for key, value in config.fields.items() if key not in _PER_LAYER}
-    stated = {"num_hidden_layers": layers, "first_k_dense_replace": 0}
-    own = {**kept, **stated, "num_nextn_predict_layers": 0}
+    stated = {"num_hidden_layers": steps * depth_of_step, "first_k_dense_replace": 0, **layers}
+    own = {**kept, **stated, "num_nextn_predict_layers": 0, "mtp_num_hidden_layers": 0}
     return Config(f"{config.name} (its own prediction layers)", own, own)
 
 
@@ -155,33 +171,91 @@ def _entries() -> Mapping[str, Mapping[str, object]]:
 
 
 def model(name: str) -> Model:
-    """The catalogue's model with this id. Case is ignored, and the organisation may be left out.
+    """The catalogue's model with this id, or the model of the same architecture under this name.
+
+    Case is ignored, and the organisation may be left out.
 
     Raises:
         SizingError: no model matches, or several do; the message lists the most similar ids.
     """
-    lowered = name.lower()
-    exact = [key for key in _entries() if key.lower() == lowered]
-    matches = exact or [key for key in _entries() if key.lower().split("/")[-1] == lowered]
+    matches = _listed_as(name)
     if len(matches) == 1:
         return _from_entry(matches[0])
-    ids = list(_entries())
-    nearest = matches or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
+    alike = None if matches else _same_architecture(name)
+    if alike is not None:
+        return alike
     trouble = "matches several models" if matches else "is not in the catalogue"
+    whole = name if "/" in name else f"ORGANISATION/{name}"
     raise SizingError(
-        f"model {name!r} {trouble}; give an id listed by `kneewatch size --list-models`, or the "
-        "path of its config.json",
+        f"model {name!r} {trouble}; give an id listed by `kneewatch size --list-models`, or "
+        f"run `hf download {whole} config.json` and give {whole}",
         name="model",
-        choices=nearest,
+        choices=matches or _nearest(name),
+    )
+
+
+def _listed_as(name: str) -> list[str]:
+    lowered = name.lower()
+    exact = [key for key in _entries() if key.lower() == lowered]
+    return exact or [key for key in _entries() if key.lower().split("/")[-1] == lowered]
+
+
+def _nearest(name: str) -> list[str]:
+    """Up to five ids that are spelled like the name; the organisation counts for nothing."""
+    ids = {key.lower().split("/")[-1]: key for key in _entries()}
+    near = difflib.get_close_matches(name.lower().split("/")[-1], ids, n=5, cutoff=0.5)
+    return [ids[short] for short in near]
+
+
+def is_listed(name: str) -> bool:
+    """Whether exactly one entry of the catalogue has this id, with or without organisation."""
+    return len(_listed_as(name)) == 1
+
+
+@cache
+def _words(name: str) -> tuple[tuple[str, ...], str | None]:
+    """The words of a name that say its architecture, and the quantization that it states."""
+    rules = packaged_tables("diagnose.catalogue", "model_names.toml")
+    lowered = name.lower().split("/")[-1].replace("_", "-")
+    for pattern, entry in rules["releases"].items():
+        lowered = re.sub(pattern, entry, lowered)
+    kept: list[str] = []
+    scheme_id: str | None = None
+    for word in lowered.split("-"):
+        said = [named for rule, named in rules["quantizations"].items() if re.fullmatch(rule, word)]
+        if said:
+            scheme_id = scheme_id or said[0]
+        elif not re.fullmatch(rules["others"]["words"], word):
+            kept.append(word)
+    return tuple(kept), scheme_id
+
+
+def _same_architecture(name: str) -> Model | None:
+    """The model of the entry that differs from this name in release and quantization only."""
+    architecture, said = _words(name)
+    alike = [key for key in _entries() if _words(key)[0] == architecture]
+    if not alike:
+        return None
+    # An entry of the same quantization knows which parts are quantized.
+    same = [key for key in alike if _words(key)[1] == said]
+    entry = _from_entry((same or alike)[0])
+    stated = said or entry.quantization
+    kept = same or scheme(entry.quantization).stated_as == stated
+    quantization = entry.quantization if kept else stated
+    note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"
+    draft = entry.own_draft
+    return replace(
+        entry,
+        id=name,
+        quantization=quantization,
+        own_draft=draft and replace(draft, quantization=quantization),
+        notes=(*entry.notes, note),
     )
 
 
 def known_model(name: str) -> Model | None:
     """The catalogue's model with this id; None if no model matches, or several do."""
-    try:
-        return model(name)
-    except SizingError:
-        return None
+    return model(name) if is_listed(name) else None
 
 
 @cache

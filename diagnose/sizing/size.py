@@ -102,6 +102,12 @@ def memory_notes(
         yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
     elif not failure and held.expected < concurrency <= held.high:
         yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
+    if setup.draft is not None:
+        undrafted = memory(replace(setup, draft=None)).concurrency.expected
+        yield (
+            f"the draft takes KV cache memory: {figure(held.expected)} requests fit with it, "
+            f"{figure(undrafted)} without"
+        )
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
             "kv_capacity_tokens is the figure that this version logs; for a model with several "

@@ -303,7 +303,8 @@ def _laid_out(setup: Setup) -> KvLayout:
             hybrid_pool=setup.hybrid_pool and taken.hybrid_pool,
             padded_latent=taken.padded_latent,
             indexed_format=indexed_format(setup),
-            state_blocks=(taken.state_blocks if setup.prefix_caching else 1) + drafted,
+            state_blocks=setup.state_blocks + drafted,
+            draft_tokens=drafted,
             latent_hybrid_tokens=taken.latent_hybrid_tokens,
         ),
     )
@@ -327,14 +328,19 @@ def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, .
 def indexed_format(setup: Setup) -> KvFormat | None:
     """The packed format of latent vectors in an FP8 cache, for models with an indexer.
 
-    Hopper's kernel stores this format. None if latent vectors have the cache's own format: on
-    Blackwell and AMD, and in caches of other types than FP8.
+    Kernels of Hopper and of workstation Blackwell (capability 12) store this format; the latter
+    store nothing else. None if latent vectors have the cache's own format: on data-centre Blackwell
+    and AMD, and on Hopper in caches of other types than FP8.
 
-    Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
+    Source: vllm/platforms/cuda.py, vllm/model_executor/layers/attention/mla_attention.py and
+    vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm120.py (0.32).
     """
-    gpu = setup.gpu
-    hopper = gpu is None or (gpu.vendor == "nvidia" and gpu.architecture != "blackwell")
-    packs = hopper and kv_format(setup.kv_cache_dtype).id.startswith("fp8")
+    gpu, kept = setup.gpu, kv_format(setup.kv_cache_dtype).id
+    packs = kept.startswith("fp8")
+    if gpu is not None and gpu.vendor != "nvidia":
+        return None
+    if gpu is not None and gpu.architecture == "blackwell":
+        packs = (gpu.compute_capability or "").startswith("12.") and (packs or kept == "auto")
     return kv_format("fp8_ds_mla") if packs else None
 
 

@@ -46,6 +46,7 @@ class KvSettings(Struct, frozen=True):
       (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool).
     - `state_blocks`: blocks of a recurrent layer per request: 1, or 2 with prefix caching
       (`--mamba-cache-mode align`), plus one per draft token.
+    - `draft_tokens`: tokens that a draft proposes at a time.
     - `latent_hybrid_tokens`: beside recurrent layers, blocks of latent attention are multiples of
       this.
     - `indexed_format`: the format of latent vectors with an indexer, if it is not `kv_format`.
@@ -61,6 +62,7 @@ class KvSettings(Struct, frozen=True):
     padded_latent: bool = False
     indexed_format: KvFormat | None = None
     state_blocks: int = 1
+    draft_tokens: int = 0
     latent_hybrid_tokens: int = _LATENT_BLOCK_TOKENS
 
 
@@ -120,9 +122,8 @@ def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
 
 def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
     """Bytes of one request's state in one layer on one GPU; tensor parallelism splits the state."""
-    whole = (
-        kind.conv_elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
-    )
+    elements = kind.conv_elements + kind.conv_channels * settings.draft_tokens
+    whole = elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
     return whole / settings.tensor_parallel
 
 

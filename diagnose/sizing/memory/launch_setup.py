@@ -144,7 +144,7 @@ class Setup(Struct, frozen=True):
     decode_context_parallel: int = 1
     enforce_eager: bool = False
     hybrid_pool: bool = True
-    prefix_caching: bool = True
+    prefix_caching: bool | None = None
     overhead: str = "fitted"
     weights_bytes: float | None = None
     available_kv_bytes: float | None = None
@@ -171,6 +171,12 @@ class Setup(Struct, frozen=True):
     def defaults(self) -> Defaults:
         """The defaults of this vLLM version on this GPU."""
         return defaults(self.version, self.gpu)
+
+    @property
+    def state_blocks(self) -> int:
+        """States that a recurrent layer keeps per request, without those of drafted tokens."""
+        stated = self.prefix_caching
+        return self.defaults.state_blocks if stated is None else 1 + stated
 
     @property
     def utilization(self) -> float:

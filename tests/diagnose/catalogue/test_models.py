@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import model, model_from_config
+from kneewatch.diagnose.catalogue.models import known_model, model, model_from_config
 from kneewatch.diagnose.catalogue.quantization import schemes
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V3, llama
 
@@ -147,3 +147,40 @@ def test_a_model_is_found_without_counting_the_others(monkeypatch: pytest.Monkey
 
     assert model("Qwen/Qwen3-8B").id == "Qwen/Qwen3-8B"
     assert set(read) <= {"Qwen/Qwen3-8B"}
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "quantization"),
+    [
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-27B", "bf16"),
+        ("nvidia/Qwen3.8-27B-NVFP4", "Qwen/Qwen3.5-27B", "nvfp4"),
+        ("qwen3.6-27b-autoround-int4", "Qwen/Qwen3.5-27B", "int4"),
+        ("zai-org/GLM-5.1-FP8", "zai-org/GLM-5-FP8", "fp8"),
+        ("zai-org/GLM-5.2-FP8", "nvidia/GLM-5.2-NVFP4", "fp8"),
+        ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.5", "int4-experts"),
+        ("MiniMaxAI/MiniMax-M2.7", "MiniMaxAI/MiniMax-M2.5", "fp8"),
+        ("deepseek-ai/DeepSeek-V4-Flash-0731", "deepseek-ai/DeepSeek-V4-Flash", "fp8-mxfp4"),
+        (
+            "nvidia/Nemotron-3-Super-NVFP4",
+            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
+            "nvfp4",
+        ),
+    ],
+)
+def test_a_release_of_a_known_architecture_is_sized_with_it(
+    name: str, entry: str, quantization: str
+) -> None:
+    named, known = model(name), model(entry)
+
+    assert named.id == name
+    assert named.layers == known.layers
+    assert named.quantization == quantization
+    assert any(known.id.split("-")[0] in note for note in named.notes)
+    # Judgements of a running server never rest on an entry that only resembles its name.
+    assert known_model(name) is None
+
+
+def test_another_size_of_a_known_release_is_not_guessed() -> None:
+    with pytest.raises(SizingError, match=r"hf download Qwen/Qwen3\.6-99B config\.json") as refused:
+        model("Qwen/Qwen3.6-99B")
+    assert any("Qwen3.5" in near for near in refused.value.choices)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, parse_version
 from tests.kvtruth import (
     SIMPLE_RULES,
@@ -16,6 +19,9 @@ from tests.kvtruth import (
     rule_misses,
     weights_misses,
 )
+from tests.kvtruth_2026 import cases as cases_2026
+from tests.kvtruth_2026 import rows, setup_of
+from tests.kvtruth_2026 import within as within_bound
 
 VERSIONS = {case["case_id"]: case["version"] for case in cases()}
 
@@ -59,3 +65,26 @@ def test_no_simple_rule_does_as_well(title: str) -> None:
 def test_rows_that_contradict_themselves_say_why() -> None:
     doubted = {miss.case_id for miss in available_misses() if miss.doubt}
     assert "llmd-gptoss120b" in doubted
+
+
+def test_no_launch_of_2026_that_ran_is_refused() -> None:
+    assert [row.refused for row in rows() if row.refused] == []
+
+
+def test_concurrency_of_2026_is_within_1_percent_for_9_of_10() -> None:
+    hits, count = within_bound([row.concurrency for row in rows()], 0.01)
+
+    assert count >= 15
+    assert hits >= 0.9 * count
+
+
+def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
+    case = next(case for case in cases_2026() if case["case_id"].endswith("27b-nvfp4-mtp2"))
+    setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
+
+    layout = memory(setup).layout
+    assert min(group.block_tokens for group in layout.groups) == 1600
+    assert layout.blocks(case["available_kv_gib"] * GIB) == 936
+    # 164 blocks of context in one group, and 3 groups with 2 states and 2 of drafted tokens.
+    assert layout.request_blocks(262_144) == 164 + 3 * 4
+    assert memory(setup).logged_tokens.expected == case["kv_tokens"]

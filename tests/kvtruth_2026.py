@@ -1,0 +1,162 @@
+"""Start-ups of 2026 held against the sizing: what each launch's flags give, and what vLLM logged.
+
+Usage: python -m tests.kvtruth_2026
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.memory.budget import memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
+from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
+
+_CASES = Path(__file__).parent / "fixtures" / "kvtruth" / "cases_2026.jsonl"
+Case = Mapping[str, Any]
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Every recorded start-up of 2026."""
+    return tuple(json.loads(line) for line in _CASES.read_text().splitlines())
+
+
+def setup_of(case: Case) -> Setup:
+    """The launch that the case describes, nothing of its outcome.
+
+    Raises:
+        SizingError: the sizing does not accept the launch.
+    """
+    card = gpu(case["gpu"])
+    if case.get("gpu_mem_gib"):
+        card = replace(card, memory_bytes=int(case["gpu_mem_gib"] * GIB))
+    named = model(case["model"])
+    draft = None
+    if case.get("spec") == "mtp":
+        if named.own_draft is None:
+            raise SizingError(f"{named.id} has no MTP layers", name="draft_model")
+        draft = Draft(named.own_draft, case["spec_tokens"])
+    return Setup(
+        model=named,
+        gpu=card,
+        parallel=Parallel(
+            tensor=case["tp"], pipeline=case["pp"], data=case["dp"], experts=case["ep"]
+        ),
+        quantization=case["weights_quant"],
+        kv_cache_dtype="auto" if case["kv_dtype"] == "auto" else case["kv_dtype"],
+        version=parse_version(case["vllm_version"]),
+        gpu_memory_utilization=case["gpu_memory_utilization"],
+        max_model_len=case["max_model_len"],
+        max_num_seqs=case.get("max_num_seqs"),
+        max_num_batched_tokens=case.get("max_num_batched_tokens"),
+        block_tokens=case.get("block_size"),
+        decode_context_parallel=case["dcp"],
+        enforce_eager=case["enforce_eager"],
+        prefix_caching=case["prefix_caching"],
+        draft=draft,
+    )
+
+
+class Row(Struct, frozen=True):
+    """One start-up: predicted over logged, minus 1; None where nothing was logged or stated.
+
+    `refused`: why the sizing did not accept the launch. `in_band`: whether the logged KV memory, or
+    without it the logged concurrency, is inside the stated band.
+    """
+
+    case: Case
+    refused: str = ""
+    concurrency: float | None = None
+    kv: float | None = None
+    weights: float | None = None
+    in_band: bool | None = None
+
+
+def row_of(case: Case) -> Row:
+    """The start-up, judged."""
+    try:
+        setup = setup_of(case)
+        answer = memory(setup)
+    except SizingError as error:
+        return Row(case, refused=str(error))
+    logged_gib, logged_requests = case["available_kv_gib"], case["max_concurrency"]
+    requests = kv = weights = in_band = None
+    if logged_gib:
+        layout = memory(replace(setup, available_kv_bytes=logged_gib * GIB))
+        if logged_requests:
+            requests = layout.concurrency.expected / logged_requests - 1
+        elif case.get("estimated_max_len"):
+            requests = layout.longest_that_fits / case["estimated_max_len"] - 1
+    free = answer.available_bytes
+    # A launch without its utilization says nothing about the memory beside the weights.
+    if case["util_known"]:
+        if logged_gib:
+            kv = free.expected / GIB / logged_gib - 1
+            in_band = free.low <= logged_gib * GIB <= free.high
+        elif logged_requests:
+            held = answer.concurrency
+            kv = held.expected / logged_requests - 1
+            in_band = held.low <= logged_requests <= held.high
+    if case.get("weights_gib") and answer.weights_bytes:
+        includes = case.get("weights_include_draft") or not setup.draft
+        drafted = 0 if includes else answer.draft_bytes
+        weights = (answer.weights_bytes - drafted) / GIB / case["weights_gib"] - 1
+    return Row(case, "", requests, kv, weights, in_band)
+
+
+def rows() -> list[Row]:
+    """Every start-up of 2026, judged."""
+    return [row_of(case) for case in cases()]
+
+
+def within(values: Sequence[float | None], bound_ratio: float) -> tuple[int, int]:
+    """How many of the values are within the bound, and how many there are."""
+    known = [value for value in values if value is not None]
+    return sum(abs(value) <= bound_ratio for value in known), len(known)
+
+
+_COLUMNS: Mapping[str, tuple[Callable[[Row], float | None], float]] = {
+    "concurrency from the logged KV": (lambda row: row.concurrency, 0.01),
+    "KV from flags": (lambda row: row.kv, 0.10),
+    "weights": (lambda row: row.weights, 0.03),
+}
+
+
+def report() -> Iterator[str]:
+    """The table of 2026 as lines."""
+    judged = rows()
+    yield "Sizing against start-ups of 2026"
+    refused = sum(bool(row.refused) for row in judged)
+    yield f"  refused although they ran: {refused} of {len(judged)}"
+    for title, (value, bound_ratio) in _COLUMNS.items():
+        values = [value(row) for row in judged]
+        hits, count = within(values, bound_ratio)
+        known = [each for each in values if each is not None]
+        middle = f", median {statistics.median(known):+.1%}" if known else ""
+        yield f"  {title:<34}{hits:>3} of {count} within {bound_ratio:.0%}{middle}"
+    banded = [row.in_band for row in judged if row.in_band is not None]
+    yield f"  {'inside the stated band':<34}{sum(banded):>3} of {len(banded)}"
+    yield f"    {'case':<46}{'requests':>9}{'KV':>8}{'weights':>9}  band"
+    for row in judged:
+        shown = "".join(
+            f"{'-' if value is None else f'{value:+.1%}':>{width}}"
+            for value, width in ((row.concurrency, 9), (row.kv, 8), (row.weights, 9))
+        )
+        band = {None: "-", True: "in", False: "out"}[row.in_band]
+        told = f"  refused: {row.refused[:90]}" if row.refused else f"{shown}  {band}"
+        yield f"    {row.case['case_id']:<46}{told}"
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))
