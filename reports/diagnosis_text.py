@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Gauge
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,
@@ -51,7 +50,9 @@ from kneewatch.rules.rule import Finding
 
 EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
-    signal.key for signal in (*VLLM_SIGNALS, *GPU_SIGNALS) if isinstance(signal.expr, Gauge)
+    signal.key
+    for signal in VLLM_SIGNALS
+    if isinstance(signal.expr, Gauge) and signal.expr.fold == "sum"
 )
 """Signals that are read from one scrape. All others are measured over the window."""
 

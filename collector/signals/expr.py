@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import mul, sub
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -128,24 +130,27 @@ class OfMetric(Struct, frozen=True):
 
 
 class Gauge(OfMetric, frozen=True):
-    """The newest value, summed over an engine's series."""
+    """The newest values of an engine's series (GPUs), by `fold`: avg, min, max or sum."""
 
     where: Where = ()
+    fold: str = "sum"
 
     def bind(self, page_columns: Columns) -> Value:
         columns = page_columns.gauge_columns(self.metric, self.where)
         if len(columns) == 1:
             (at,) = columns
             return lambda window: window.newest_of(at)
+        fold = FOLDS[self.fold]
 
         def value(window: Window) -> float | None:
             values = window.newest(columns)
-            return sum(values) if values else None
+            return fold(values) if values else None
 
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        return dialect.sum(dialect.series(self.metric, where=self.where))
+        series = dialect.series(self.metric, where=self.where)
+        return f"{self.fold} by ({', '.join(dialect.by)}) ({series})"
 
 
 class Count(OfMetric, frozen=True):
@@ -165,24 +170,6 @@ class Count(OfMetric, frozen=True):
 
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(dialect.series(self.metric, self.suffix, self.where))
-
-
-class Across(OfMetric, frozen=True):
-    """The newest values of an engine's series (GPUs), by `fold`: avg, min, max or sum."""
-
-    fold: str
-
-    def bind(self, page_columns: Columns) -> Value:
-        columns, fold = page_columns.gauge_columns(self.metric), FOLDS[self.fold]
-
-        def value(window: Window) -> float | None:
-            values = window.newest(columns)
-            return fold(values) if values else None
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        return f"{self.fold} by ({', '.join(dialect.by)}) ({dialect.series(self.metric)})"
 
 
 class OverTime(OfMetric, frozen=True):
@@ -312,84 +299,101 @@ class PartRate(OfMetric, frozen=True):
         return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
 
 
-class Ratio(Struct, frozen=True):
-    """One expression divided by another, times `scale`; unknown if the denominator is not
-    positive."""
+class Computed(Struct, frozen=True):
+    """A number computed from the values of other expressions; unknown if one of them is.
 
-    over: Expr
-    under: Expr
-    scale: float = 1.0
+    `compute` returns None where the result is unknown. `words` is the PromQL, with {0}, {1} etc.
+    for the parts.
+    """
+
+    parts: tuple[Expr, ...]
+    compute: Callable[..., float | None]
+    words: str
 
     def bind(self, page_columns: Columns) -> Value:
-        over_of, under_of, scale = (
-            self.over.bind(page_columns),
-            self.under.bind(page_columns),
-            self.scale,
-        )
+        compute, bound = self.compute, [part.bind(page_columns) for part in self.parts]
+        first_of = bound[0]
+        if len(bound) > 2:
+            return self._of_many(bound)
+        second_of = bound[-1]
+
+        def of_one(window: Window) -> float | None:
+            first = first_of(window)
+            return None if first is None else compute(first)
+
+        def of_two(window: Window) -> float | None:
+            first, second = first_of(window), second_of(window)
+            return None if first is None or second is None else compute(first, second)
+
+        return of_one if len(bound) == 1 else of_two
+
+    def _of_many(self, bound: Sequence[Value]) -> Value:
+        compute = self.compute
 
         def value(window: Window) -> float | None:
-            under = under_of(window)
-            if under is None or not under > 0:
-                return None
-            over = over_of(window)
-            return None if over is None else scale * over / under
+            known = [number for of in bound if (number := of(window)) is not None]
+            return compute(*known) if len(known) == len(bound) else None
 
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        over, under = self.over.promql(dialect), self.under.promql(dialect)
-        if over is None or under is None:
-            return None
-        quotient = f"({over}) / (({under}) > 0)"
-        return quotient if self.scale == 1 else f"{self.scale!r} * {quotient}"
+        parts = [part.promql(dialect) for part in self.parts]
+        return None if None in parts else self.words.format(*parts)
 
     def lacking(self, has: Has) -> tuple[str, ...]:
-        return (*self.over.lacking(has), *self.under.lacking(has))
+        return tuple(metric for part in self.parts for metric in part.lacking(has))
 
 
-class Complement(Struct, frozen=True):
-    """One minus a ratio."""
-
-    of: Expr
-
-    def bind(self, page_columns: Columns) -> Value:
-        bound = self.of.bind(page_columns)
-
-        def value(window: Window) -> float | None:
-            of = bound(window)
-            return None if of is None else 1 - of
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        of = self.of.promql(dialect)
-        return None if of is None else f"1 - ({of})"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return self.of.lacking(has)
+def ratio(over: Expr, under: Expr) -> Computed:
+    """One expression divided by another; unknown if the denominator is not positive."""
+    return Computed((over, under), _divided, "({0}) / (({1}) > 0)")
 
 
-class Scaled(Struct, frozen=True):
+def _divided(over: float, under: float) -> float | None:
+    return over / under if under > 0 else None
+
+
+def product(left: Expr, right: Expr) -> Computed:
+    """The product of two expressions."""
+    return Computed((left, right), mul, "({0}) * ({1})")
+
+
+def difference(left: Expr, right: Expr) -> Computed:
+    """The difference of two expressions, at least zero."""
+    return Computed((left, right), _beyond, "clamp_min(({0}) - ({1}), 0)")
+
+
+def _beyond(left: float, right: float) -> float:
+    return max(0.0, left - right)
+
+
+def total(*parts: Expr) -> Computed:
+    """The sum of expressions."""
+    return Computed(parts, _total, " + ".join(f"({{{at}}})" for at in range(len(parts))))
+
+
+def _total(*values: float) -> float:
+    return sum(values, 0.0)
+
+
+def scaled(of: Expr, scale: float) -> Computed:
     """An expression times a constant."""
+    return Computed((of,), partial(mul, scale), f"{scale!r} * ({{0}})")
 
-    of: Expr
-    scale: float
 
-    def bind(self, page_columns: Columns) -> Value:
-        bound, scale = self.of.bind(page_columns), self.scale
+def complement(of: Expr) -> Computed:
+    """One minus a ratio."""
+    return Computed((of,), partial(sub, 1), "1 - ({0})")
 
-        def value(window: Window) -> float | None:
-            of = bound(window)
-            return None if of is None else scale * of
 
-        return value
+def positive(of: Expr) -> Computed:
+    """An expression's value if above zero, else unknown: zero means that the server does not
+    measure."""
+    return Computed((of,), _if_positive, "({0}) > 0")
 
-    def promql(self, dialect: Dialect) -> str | None:
-        of = self.of.promql(dialect)
-        return None if of is None else f"{self.scale!r} * ({of})"
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return self.of.lacking(has)
+def _if_positive(value: float) -> float | None:
+    return value if value > 0 else None
 
 
 class FirstOf(Struct, frozen=True):
@@ -538,41 +542,42 @@ def number_of_current(
     return value
 
 
-class InfoNumber(OfMetric, frozen=True):
-    """A number from a label of an info metric."""
+class InfoLabel(OfMetric, frozen=True):
+    """A number that `read` gets from a label of an info metric's current series."""
 
     label: str
+    read: Callable[[str], float | None]
 
     def bind(self, page_columns: Columns) -> Value:
         return number_of_current(page_columns, self.metric, self._number)
 
     def _number(self, labels: Mapping[str, str]) -> float | None:
-        try:
-            return float(labels[self.label])
-        except (KeyError, ValueError):
-            return None
+        return self.read(labels[self.label]) if self.label in labels else None
 
     def promql(self, dialect: Dialect) -> str | None:
         del dialect
         return None
 
 
-class InfoNames(OfMetric, frozen=True):
-    """Number of comma-separated names in a label of an info metric's current series."""
+def info_number(metric: str, label: str) -> InfoLabel:
+    """The number that a label contains."""
+    return InfoLabel(metric, label, _number)
 
-    label: str
 
-    def bind(self, page_columns: Columns) -> Value:
-        return number_of_current(page_columns, self.metric, self._count)
-
-    def _count(self, labels: Mapping[str, str]) -> float | None:
-        if self.label not in labels:
-            return None
-        return float(sum(1 for name in labels[self.label].split(",") if name.strip()))
-
-    def promql(self, dialect: Dialect) -> str | None:
-        del dialect
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
         return None
+
+
+def info_names(metric: str, label: str) -> InfoLabel:
+    """Number of comma-separated names in a label."""
+    return InfoLabel(metric, label, _names)
+
+
+def _names(text: str) -> float:
+    return float(sum(1 for name in text.split(",") if name.strip()))
 
 
 class InfoChanges(OfMetric, frozen=True):
@@ -592,56 +597,6 @@ class InfoChanges(OfMetric, frozen=True):
         # With `bool`, old series alone are no change; without, they would be no value.
         by = ", ".join(label for label in dialect.by if label not in ENGINE_LABELS)
         return f"sum by ({by}) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
-
-
-class Product(Struct, frozen=True):
-    """The product of two expressions; unknown if either is."""
-
-    left: Expr
-    right: Expr
-
-    def bind(self, page_columns: Columns) -> Value:
-        left_of, right_of = self.left.bind(page_columns), self.right.bind(page_columns)
-
-        def value(window: Window) -> float | None:
-            left, right = left_of(window), right_of(window)
-            return None if left is None or right is None else left * right
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        left, right = self.left.promql(dialect), self.right.promql(dialect)
-        return None if left is None or right is None else f"({left}) * ({right})"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return (*self.left.lacking(has), *self.right.lacking(has))
-
-
-class Sum(Struct, frozen=True):
-    """The sum of expressions; unknown if any is."""
-
-    parts: tuple[Expr, ...]
-
-    def bind(self, page_columns: Columns) -> Value:
-        parts = [part.bind(page_columns) for part in self.parts]
-
-        def value(window: Window) -> float | None:
-            total = 0.0
-            for part in parts:
-                summand = part(window)
-                if summand is None:
-                    return None
-                total += summand
-            return total
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        parts = [part.promql(dialect) for part in self.parts]
-        return None if None in parts else " + ".join(f"({part})" for part in parts)
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return tuple(metric for part in self.parts for metric in part.lacking(has))
 
 
 class SumOfKnown(Struct, frozen=True):
@@ -669,52 +624,6 @@ class SumOfKnown(Struct, frozen=True):
     def lacking(self, has: Has) -> tuple[str, ...]:
         lacking = [part.lacking(has) for part in self.parts]
         return () if () in lacking else lacking[0]
-
-
-class Difference(Struct, frozen=True):
-    """The difference of two expressions, at least zero."""
-
-    left: Expr
-    right: Expr
-
-    def bind(self, page_columns: Columns) -> Value:
-        left_of, right_of = self.left.bind(page_columns), self.right.bind(page_columns)
-
-        def value(window: Window) -> float | None:
-            left, right = left_of(window), right_of(window)
-            return None if left is None or right is None else max(0.0, left - right)
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        left, right = self.left.promql(dialect), self.right.promql(dialect)
-        return None if left is None or right is None else f"clamp_min(({left}) - ({right}), 0)"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return (*self.left.lacking(has), *self.right.lacking(has))
-
-
-class Positive(Struct, frozen=True):
-    """An expression's value if above zero, else unknown: zero means that the server does not
-    measure."""
-
-    of: Expr
-
-    def bind(self, page_columns: Columns) -> Value:
-        bound = self.of.bind(page_columns)
-
-        def value(window: Window) -> float | None:
-            of = bound(window)
-            return of if of is not None and of > 0 else None
-
-        return value
-
-    def promql(self, dialect: Dialect) -> str | None:
-        of = self.of.promql(dialect)
-        return None if of is None else f"({of}) > 0"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return self.of.lacking(has)
 
 
 class SlowTimeShare(OfMetric, frozen=True):

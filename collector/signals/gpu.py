@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import (
-    Across,
     BitShare,
     Count,
     Expr,
@@ -12,8 +11,8 @@ from kneewatch.collector.signals.expr import (
     Gauge,
     OverTime,
     Rate,
-    Ratio,
-    Sum,
+    ratio,
+    total,
 )
 from kneewatch.collector.signals.signal import Signal
 
@@ -25,7 +24,7 @@ PROF = "DCGM_FI_PROF_"
 
 
 def _all(field: str) -> Expr:
-    return Across(field, "sum")
+    return Gauge(field, fold="sum")
 
 
 def _rates(*fields: str) -> Expr:
@@ -45,64 +44,64 @@ def _recommended(key: str, expr: Expr, text: str) -> Signal:
 GPU_SIGNALS: tuple[Signal, ...] = (
     _default(
         "gpu_engine_active_ratio",
-        Across(PROF + "GR_ENGINE_ACTIVE", "avg"),
+        Gauge(PROF + "GR_ENGINE_ACTIVE", fold="avg"),
         "Share of time that the GPUs' compute engines were busy, mean over GPUs.",
         needs=PROFILING,
     ),
     _default(
         "gpu_engine_active_min_ratio",
-        Across(PROF + "GR_ENGINE_ACTIVE", "min"),
+        Gauge(PROF + "GR_ENGINE_ACTIVE", fold="min"),
         "Share of time that the least busy GPU's compute engines were busy.",
         needs=PROFILING,
     ),
     _recommended(
         "gpu_sm_active_ratio",
-        Across(PROF + "SM_ACTIVE", "avg"),
+        Gauge(PROF + "SM_ACTIVE", fold="avg"),
         "Share of time that an SM had a warp, mean over SMs and GPUs.",
     ),
     _recommended(
         "gpu_sm_occupancy_ratio",
-        Across(PROF + "SM_OCCUPANCY", "avg"),
+        Gauge(PROF + "SM_OCCUPANCY", fold="avg"),
         "Resident warps as a share of the SMs' maximum, mean over GPUs.",
     ),
     _default(
         "gpu_tensor_active_ratio",
-        Across(PROF + "PIPE_TENSOR_ACTIVE", "avg"),
+        Gauge(PROF + "PIPE_TENSOR_ACTIVE", fold="avg"),
         "Share of cycles that the tensor pipes were busy: high in prefill.",
         needs=PROFILING,
     ),
     _default(
         "gpu_dram_active_ratio",
-        Across(PROF + "DRAM_ACTIVE", "avg"),
+        Gauge(PROF + "DRAM_ACTIVE", fold="avg"),
         "Share of cycles that device memory moved data: high in decode.",
         needs=PROFILING,
     ),
     _default(
         "gpu_memory_used_ratio",
-        Ratio(_all(DEV + "FB_USED"), Sum((_all(DEV + "FB_USED"), _all(DEV + "FB_FREE")))),
+        ratio(_all(DEV + "FB_USED"), total(_all(DEV + "FB_USED"), _all(DEV + "FB_FREE"))),
         "Share of device memory in use; vLLM allocates its pool at start-up: this is not KV usage.",
     ),
     Signal(
         "gpu_neighbour_memory_ratio",
-        Ratio(
-            _all("NVML_NEIGHBOUR_MEMORY_BYTES"), Sum((_all(DEV + "FB_USED"), _all(DEV + "FB_FREE")))
+        ratio(
+            _all("NVML_NEIGHBOUR_MEMORY_BYTES"), total(_all(DEV + "FB_USED"), _all(DEV + "FB_FREE"))
         ),
         "Share of device memory held by processes other than the largest of each GPU.",
         "NVML's list of compute processes; DCGM has none",
         "NVML on the server's node, and its process ids",
         optional=True,
     ),
-    _default("gpu_sm_clock_hz", Across(DEV + "SM_CLOCK", "min"), "SM clock, slowest GPU."),
+    _default("gpu_sm_clock_hz", Gauge(DEV + "SM_CLOCK", fold="min"), "SM clock, slowest GPU."),
     _recommended(
         "gpu_sm_clock_ratio",
-        Ratio(Across(DEV + "SM_CLOCK", "min"), Across(DEV + "MAX_SM_CLOCK", "max")),
+        ratio(Gauge(DEV + "SM_CLOCK", fold="min"), Gauge(DEV + "MAX_SM_CLOCK", fold="max")),
         "SM clock of the slowest GPU against the maximum.",
     ),
     _default("gpu_power_watts", _all(DEV + "POWER_USAGE"), "Power, all GPUs."),
-    _default("gpu_temperature_c", Across(DEV + "GPU_TEMP", "max"), "Hottest GPU."),
+    _default("gpu_temperature_c", Gauge(DEV + "GPU_TEMP", fold="max"), "Hottest GPU."),
     _default(
         "gpu_memory_temperature_c",
-        Across(DEV + "MEMORY_TEMP", "max"),
+        Gauge(DEV + "MEMORY_TEMP", fold="max"),
         "Hottest device memory; not all GPUs report it.",
     ),
     _recommended(
@@ -117,7 +116,7 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     ),
     _default(
         "gpu_xid_last",
-        Across(DEV + "XID_ERRORS", "max"),
+        Gauge(DEV + "XID_ERRORS", fold="max"),
         "The newest XID code, the greatest over GPUs; it stays after the event.",
     ),
     _recommended(
@@ -184,7 +183,7 @@ def health_signals(gpu: str | None) -> tuple[Signal, ...]:
         return Rate(field, of, suffix="")
 
     def held(*reasons: str) -> Expr:
-        return Sum(tuple(rate(HELD_NS.format(reason)) for reason in reasons))
+        return total(*(rate(HELD_NS.format(reason)) for reason in reasons))
 
     def links(field: str, *others: str) -> Expr:
         return FirstOf(tuple(rate(DEV + name) for name in (field, *others)))
@@ -201,7 +200,7 @@ def health_signals(gpu: str | None) -> tuple[Signal, ...]:
         "gpu_sm_clock_hz": OverTime(clock, "avg", of),
         "gpu_sm_clock_most_hz": OverTime(clock, "max", of),
         "gpu_sm_clock_max_hz": most,
-        "gpu_sm_clock_ratio": Ratio(OverTime(clock, "avg", of), most),
+        "gpu_sm_clock_ratio": ratio(OverTime(clock, "avg", of), most),
         "gpu_power_watts": OverTime(DEV + "POWER_USAGE", "avg", of),
         "gpu_power_limit_watts": gauge("ENFORCED_POWER_LIMIT"),
         "gpu_power_limit_default_watts": gauge("POWER_MGMT_LIMIT_DEF"),

@@ -7,30 +7,29 @@ from collections.abc import Sequence
 from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import (
     AboveRate,
-    Across,
     Beside,
-    Complement,
-    Difference,
     Expr,
     FirstOf,
     Gauge,
     HereOnly,
     InfoChanges,
-    InfoNames,
-    InfoNumber,
     OverTime,
     PartRate,
-    Positive,
-    Product,
     Quantile,
     Rate,
-    Ratio,
-    Scaled,
     ShareAtMost,
     Slope,
     SlowTimeShare,
-    Sum,
     SumOfKnown,
+    complement,
+    difference,
+    info_names,
+    info_number,
+    positive,
+    product,
+    ratio,
+    scaled,
+    total,
 )
 from kneewatch.collector.signals.signal import LOGGERS, Signal, of_feature
 
@@ -73,7 +72,7 @@ SPEC_POSITIONS = range(8)
 
 def mean(metric: str) -> Expr:
     """A histogram's mean over the window: exact, unlike its quantiles."""
-    return Ratio(PartRate(metric, "sum"), PartRate(metric, "count"))
+    return ratio(PartRate(metric, "sum"), PartRate(metric, "count"))
 
 
 COMPLETED: Expr = FirstOf((Rate("request_success"), PartRate(E2E, "count")))
@@ -85,13 +84,13 @@ QUEUED_MEAN: Expr = FirstOf(
 )
 FIRST_TOKENS: Expr = PartRate(TTFT, "count")
 ARRIVALS: Expr = FirstOf((FIRST_TOKENS, COMPLETED))
-MOVING: Expr = FirstOf((Sum((COMPLETED, Difference(FIRST_TOKENS, COMPLETED))), ARRIVALS))
+MOVING: Expr = FirstOf((total(COMPLETED, difference(FIRST_TOKENS, COMPLETED)), ARRIVALS))
 """The larger rate of first tokens and finished requests.
 
 In a steady state both are equal. In a burst of long answers, or when clients disconnect, few
 requests finish although the queue still moves.
 """
-EXPECTED_WAIT: Expr = Ratio(QUEUED_MEAN, MOVING)
+EXPECTED_WAIT: Expr = ratio(QUEUED_MEAN, MOVING)
 HTTP = "http_requests"
 GENERATION_HANDLERS = (
     "/v1/chat/completions",
@@ -124,7 +123,7 @@ def http_calls(status: str) -> Expr:
 
 ACCEPTED = http_calls("2xx")
 ABORTED = Rate("request_success", (("finished_reason", "abort"),))
-GIVEN_UP = Difference(ACCEPTED, FirstOf((Difference(COMPLETED, ABORTED), COMPLETED)))
+GIVEN_UP = difference(ACCEPTED, FirstOf((difference(COMPLETED, ABORTED), COMPLETED)))
 CALLS = SumOfKnown((ACCEPTED, http_calls("4xx"), http_calls("5xx")))
 
 COMPUTED_PROMPT: Expr = Rate("prompt_tokens_by_source", (("source", "local_compute"),))
@@ -239,13 +238,13 @@ LOAD = (
     ),
     Signal(
         "finished_length_ratio",
-        Ratio(Rate("request_success", (("finished_reason", "length"),)), COMPLETED),
+        ratio(Rate("request_success", (("finished_reason", "length"),)), COMPLETED),
         "Share of finished requests that reached their output limit.",
         LOGGERS,
     ),
     Signal(
         "finished_error_ratio",
-        Ratio(Rate("request_success", (("finished_reason", "error"),)), COMPLETED),
+        ratio(Rate("request_success", (("finished_reason", "error"),)), COMPLETED),
         "Share of finished requests that failed.",
     ),
     Signal(
@@ -273,7 +272,7 @@ CONSERVATION = of_feature(
     ),
     Signal(
         "given_up_ratio",
-        Ratio(GIVEN_UP, ACCEPTED),
+        ratio(GIVEN_UP, ACCEPTED),
         "Share of the accepted calls that ended before their request finished.",
     ),
     Signal(
@@ -283,7 +282,7 @@ CONSERVATION = of_feature(
     ),
     Signal(
         "client_error_ratio",
-        Ratio(http_calls("4xx"), CALLS),
+        ratio(http_calls("4xx"), CALLS),
         "Share of the calls to generate text that vLLM rejected as invalid (HTTP 4xx).",
     ),
     Signal(
@@ -322,10 +321,10 @@ KV = (
         "kv_capacity_tokens",
         FirstOf(
             (
-                InfoNumber("cache_config_info", "kv_cache_size_tokens"),
-                Product(
-                    InfoNumber("cache_config_info", "num_gpu_blocks"),
-                    InfoNumber("cache_config_info", "block_size"),
+                info_number("cache_config_info", "kv_cache_size_tokens"),
+                product(
+                    info_number("cache_config_info", "num_gpu_blocks"),
+                    info_number("cache_config_info", "block_size"),
                 ),
             )
         ),
@@ -340,13 +339,13 @@ KV = (
     ),
     Signal(
         "preemption_ratio_per_s",
-        Ratio(Rate("num_preemptions"), OverTime("num_requests_running", "avg")),
+        ratio(Rate("num_preemptions"), OverTime("num_requests_running", "avg")),
         "Preemptions/s per running request (also called the eviction rate of active requests).",
         LOGGERS,
     ),
     Signal(
         "prefix_hit_ratio",
-        Ratio(Rate("prefix_cache_hits"), Rate("prefix_cache_queries")),
+        ratio(Rate("prefix_cache_hits"), Rate("prefix_cache_queries")),
         "Share of prompt tokens found in the prefix cache.",
         LOGGERS,
     ),
@@ -354,8 +353,8 @@ KV = (
         "prefix_block_tokens",
         FirstOf(
             (
-                InfoNumber("cache_config_info", "cache_hit_alignment_tokens"),
-                InfoNumber("cache_config_info", "block_size"),
+                info_number("cache_config_info", "cache_hit_alignment_tokens"),
+                info_number("cache_config_info", "block_size"),
             )
         ),
         "Tokens of the shortest prefix that can hit: the prefix cache holds whole blocks only.",
@@ -363,7 +362,7 @@ KV = (
     ),
     Signal(
         "prefix_hit_tokens_mean",
-        Ratio(Rate("prefix_cache_hits"), ARRIVALS),
+        ratio(Rate("prefix_cache_hits"), ARRIVALS),
         "Prompt tokens found in the prefix cache, per request.",
         LOGGERS,
     ),
@@ -374,7 +373,7 @@ KV = (
     ),
     Signal(
         "prefix_saved_ratio",
-        Complement(Ratio(COMPUTED_PROMPT, Rate("prompt_tokens"))),
+        complement(ratio(COMPUTED_PROMPT, Rate("prompt_tokens"))),
         "Share of prompt tokens that were not computed because a cache had them.",
         LOGGERS,
         needs="vLLM 0.16 or later",
@@ -411,7 +410,7 @@ KV = (
     ),
     Signal(
         "external_hit_ratio",
-        Ratio(Rate("external_prefix_cache_hits"), Rate("external_prefix_cache_queries")),
+        ratio(Rate("external_prefix_cache_hits"), Rate("external_prefix_cache_queries")),
         "Share of looked-up tokens found in an external KV tier.",
         needs=CONNECTOR,
         optional=True,
@@ -434,8 +433,8 @@ def _family(name: str, metric: str, help_text: str, *, core: bool = False) -> tu
 
 def _share(name: str, metric: str, where: str) -> Signal:
     """Share of requests' time that is spent in the phase that a histogram measures."""
-    ratio = Ratio(PartRate(metric, "sum"), PartRate(E2E, "sum"))
-    return Signal(f"{name}_share_ratio", ratio, f"Share of request time spent {where}.", LOGGERS)
+    share = ratio(PartRate(metric, "sum"), PartRate(E2E, "sum"))
+    return Signal(f"{name}_share_ratio", share, f"Share of request time spent {where}.", LOGGERS)
 
 
 LATENCY = (
@@ -458,19 +457,19 @@ LATENCY = (
     *_family("e2e", E2E, "End-to-end time of a request"),
     Signal(
         "ttft_itl_ratio",
-        Ratio(mean(TTFT), mean(ITL)),
+        ratio(mean(TTFT), mean(ITL)),
         "Mean TTFT divided by mean ITL: high points to prefill or the queue, low to decode.",
         LOGGERS,
     ),
     Signal(
         "ttft_p99_p50_ratio",
-        Ratio(Quantile(TTFT, 0.99), Quantile(TTFT, 0.5)),
+        ratio(Quantile(TTFT, 0.99), Quantile(TTFT, 0.5)),
         "TTFT P99 divided by P50.",
         LOGGERS,
     ),
     Signal(
         "itl_p99_p50_ratio",
-        Ratio(Quantile(ITL, 0.99), Quantile(ITL, 0.5)),
+        ratio(Quantile(ITL, 0.99), Quantile(ITL, 0.5)),
         "ITL P99 divided by P50.",
         LOGGERS,
     ),
@@ -490,7 +489,7 @@ LATENCY = (
     _share("prefill", PREFILL, "in prefill"),
     Signal(
         "prefill_service_ratio",
-        Ratio(PartRate(PREFILL, "sum"), Sum((PartRate(PREFILL, "sum"), PartRate(DECODE, "sum")))),
+        ratio(PartRate(PREFILL, "sum"), total(PartRate(PREFILL, "sum"), PartRate(DECODE, "sum"))),
         "Share of prefill in the time of prefill and decode (without the queue).",
         LOGGERS,
     ),
@@ -542,7 +541,7 @@ WORKLOAD = (
         FirstOf(
             (
                 COMPUTED_PROMPT,
-                Difference(Rate("prompt_tokens"), Rate("prefix_cache_hits")),
+                difference(Rate("prompt_tokens"), Rate("prefix_cache_hits")),
                 Rate("prompt_tokens"),
             )
         ),
@@ -571,13 +570,13 @@ SPECULATION = of_feature(
     "speculative decoding",
     Signal(
         "spec_acceptance_ratio",
-        Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_draft_tokens")),
+        ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_draft_tokens")),
         "Share of draft tokens that the model accepted.",
         LOGGERS,
     ),
     Signal(
         "spec_accepted_per_draft_tokens",
-        Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_drafts")),
+        ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_drafts")),
         "Draft tokens accepted per draft, mean.",
         LOGGERS,
     ),
@@ -585,7 +584,7 @@ SPECULATION = of_feature(
     *(
         Signal(
             f"spec_acceptance_pos{position}_ratio",
-            Ratio(
+            ratio(
                 Rate("spec_decode_num_accepted_tokens_per_pos", (("position", str(position)),)),
                 Rate("spec_decode_num_drafts"),
             ),
@@ -600,17 +599,17 @@ LORA = of_feature(
     "--enable-lora",
     Signal(
         "lora_running",
-        InfoNames("lora_requests_info", "running_lora_adapters"),
+        info_names("lora_requests_info", "running_lora_adapters"),
         "Adapters with a request in the batch.",
     ),
     Signal(
         "lora_waiting",
-        InfoNames("lora_requests_info", "waiting_lora_adapters"),
+        info_names("lora_requests_info", "waiting_lora_adapters"),
         "Adapters with a waiting request, as far as vLLM reports them.",
     ),
     Signal(
         "lora_max",
-        InfoNumber("lora_requests_info", "max_lora"),
+        info_number("lora_requests_info", "max_lora"),
         "Adapters that fit on the GPU at a time (--max-loras).",
     ),
     Signal(
@@ -638,7 +637,7 @@ TRANSFER = of_feature(
                 (
                     mean(XFER),
                     mean(MOONCAKE_XFER),
-                    Ratio(LOADING, PartRate(f"{OFFLOAD_LOAD}_size", "count")),
+                    ratio(LOADING, PartRate(f"{OFFLOAD_LOAD}_size", "count")),
                 )
             ),
             mean(LMCACHE_RETRIEVE),
@@ -679,10 +678,10 @@ TRANSFER = of_feature(
         FirstOf(
             (
                 *(
-                    Ratio(PartRate(f"{name}_bytes_transferred", "sum"), PartRate(time, "sum"))
+                    ratio(PartRate(f"{name}_bytes_transferred", "sum"), PartRate(time, "sum"))
                     for name, time in (("nixl", XFER), ("mooncake", MOONCAKE_XFER))
                 ),
-                Ratio(Rate(f"{OFFLOAD_LOAD}_bytes"), LOADING),
+                ratio(Rate(f"{OFFLOAD_LOAD}_bytes"), LOADING),
             )
         ),
         "Bytes/s of one KV transfer or load while it lasts.",
@@ -696,7 +695,7 @@ TRANSFER = of_feature(
     ),
     Signal(
         "kv_external_share_ratio",
-        Ratio(
+        ratio(
             Rate("prompt_tokens_by_source", (("source", "external_kv_transfer"),)),
             Rate("prompt_tokens"),
         ),
@@ -740,7 +739,7 @@ LMCACHE_OWN = tuple(
         ),
         (
             "lmcache_retrieved_ratio",
-            Ratio(Rate("lmcache_num_hit_tokens"), Rate("lmcache_num_requested_tokens")),
+            ratio(Rate("lmcache_num_hit_tokens"), Rate("lmcache_num_requested_tokens")),
             "Share of requested tokens whose KV LMCache had.",
         ),
         (
@@ -755,7 +754,7 @@ LMCACHE_OWN = tuple(
         ),
         (
             "lmcache_healthy",
-            Across("lmcache_is_healthy", "min"),
+            Gauge("lmcache_is_healthy", fold="min"),
             "1 while every worker's LMCache reports healthy, else 0.",
         ),
     )
@@ -784,13 +783,13 @@ WORK = of_feature(
     "--enable-mfu-metrics",
     Signal(
         "flop_per_s",
-        Positive(Rate("estimated_flops_per_gpu")),
+        positive(Rate("estimated_flops_per_gpu")),
         "FLOP/s per GPU, by vLLM's own estimate.",
         "vllm/v1/metrics/perf.py (0.32)",
     ),
     Signal(
         "memory_bytes_per_s",
-        Positive(Rate("estimated_read_bytes_per_gpu")),
+        positive(Rate("estimated_read_bytes_per_gpu")),
         "Bytes/s read from the memory of each GPU, by vLLM's own estimate.",
         "vllm/v1/metrics/perf.py (0.32)",
     ),
@@ -840,9 +839,9 @@ def _goodput(ttft_target_s: float, itl_target_s: float | None) -> Expr | None:
     """
     first = within_ttft(ttft_target_s)
     if first is None or itl_target_s is None:
-        return first and Product(first, ARRIVALS)
+        return first and product(first, ARRIVALS)
     smooth = _within(ITL, ITL_BOUNDS_S, itl_target_s)
-    return smooth and Product(Difference(first, Complement(smooth)), ARRIVALS)
+    return smooth and product(difference(first, complement(smooth)), ARRIVALS)
 
 
 def configured(
@@ -875,7 +874,7 @@ def configured(
         signals.append(
             Signal(
                 "tokens_per_gpu_hour",
-                Scaled(per_hour, 3600 / gpus),
+                scaled(per_hour, 3600 / gpus),
                 "Generated tokens per GPU-hour at the current rate.",
                 LOGGERS,
             )
@@ -888,7 +887,7 @@ def configured(
             signals.append(
                 Signal(
                     key,
-                    Scaled(Positive(Rate(metric)), 1 / peak),
+                    scaled(positive(Rate(metric)), 1 / peak),
                     "Achieved share of one GPU's peak, by vLLM's own estimate of the work.",
                     LOGGERS,
                     needs="--enable-mfu-metrics",

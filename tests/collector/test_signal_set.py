@@ -15,21 +15,21 @@ from kneewatch.collector.names.vllm_resolver import resolve
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import (
     AboveRate,
-    Complement,
-    Difference,
     Expr,
     FirstOf,
     Gauge,
     OverTime,
-    Positive,
-    Product,
     Quantile,
     Rate,
-    Ratio,
-    Scaled,
     ShareAtMost,
     Slope,
-    Sum,
+    complement,
+    difference,
+    positive,
+    product,
+    ratio,
+    scaled,
+    total,
 )
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
@@ -48,16 +48,16 @@ KINDS: dict[str, Expr] = {
     **{fold: OverTime("level", fold) for fold in ("avg", "min", "max")},
     "slope": Slope("level"),
     "rate": Rate("early"),
-    "ratio": Ratio(Rate("late"), Rate("early"), 2.0),
+    "ratio": scaled(ratio(Rate("late"), Rate("early")), 2.0),
     "first": SECOND_CHOICE,
     "median": Quantile("histogram", 0.5),
     "share": ShareAtMost("histogram", 0.5),
     "above": AboveRate("histogram", 0.5),
-    "complement": Complement(Gauge("level")),
-    "difference": Difference(Rate("early"), Rate("late")),
-    "product": Product(Rate("early"), Gauge("level")),
-    "sum": Sum((Rate("early"), Scaled(Gauge("level"), 3.0))),
-    "positive": Positive(Rate("late")),
+    "complement": complement(Gauge("level")),
+    "difference": difference(Rate("early"), Rate("late")),
+    "product": product(Rate("early"), Gauge("level")),
+    "sum": total(Rate("early"), scaled(Gauge("level"), 3.0)),
+    "positive": positive(Rate("late")),
 }
 SIGNALS = tuple(Signal(key, expr, "", "") for key, expr in KINDS.items())
 

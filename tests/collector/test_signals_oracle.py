@@ -30,8 +30,7 @@ CATALOGUE = (
     ),
 )
 WITHOUT_PROMQL = (
-    expr.InfoNumber,
-    expr.InfoNames,
+    expr.InfoLabel,
     expr.BitShare,
     expr.HereOnly,
     expr.SumOfKnown,
@@ -49,7 +48,7 @@ BARE = "corrupted_requests"
 KINDS: dict[str, Expr] = {
     "gauge": expr.Gauge(STAGES),
     "gauge_where": expr.Gauge(STAGES, (("stage", "in_progress"),)),
-    **{f"across_{fold}": expr.Across(STAGES, fold) for fold in ("avg", "min", "max", "sum")},
+    **{f"across_{fold}": expr.Gauge(STAGES, fold=fold) for fold in ("avg", "min", "max", "sum")},
     **{f"{fold}_over_time": expr.OverTime(STAGES, fold) for fold in ("avg", "min", "max")},
     "slope": expr.Slope(STAGES),
     "rate": expr.Rate("request_success"),
@@ -66,14 +65,14 @@ KINDS: dict[str, Expr] = {
     "slow": expr.SlowTimeShare(DIRECTIONS, (2.0, 5.0, 100.0)),
     "slow_beyond_the_buckets": expr.SlowTimeShare(TTFT, (1.0, 2.5, 80.0)),
     "info_changes": expr.InfoChanges("lora_requests_info"),
-    "complement": expr.Complement(expr.Gauge("kv_cache_usage_perc")),
-    "difference": expr.Difference(expr.PartRate(TTFT, "count"), expr.PartRate(DIRECTIONS, "count")),
-    "product": expr.Product(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
-    "sum": expr.Sum((expr.Rate("num_preemptions"), expr.Gauge(STAGES))),
-    "positive": expr.Positive(expr.Rate("num_preemptions")),
+    "complement": expr.complement(expr.Gauge("kv_cache_usage_perc")),
+    "difference": expr.difference(expr.PartRate(TTFT, "count"), expr.PartRate(DIRECTIONS, "count")),
+    "product": expr.product(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
+    "sum": expr.total(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
+    "positive": expr.positive(expr.Rate("num_preemptions")),
     "first": expr.FirstOf((expr.Quantile(TTFT, 0.5), expr.Quantile(DIRECTIONS, 0.5))),
     "beside": expr.Beside(expr.Rate("num_preemptions"), expr.Rate("lmcache_num_hit_tokens"), "max"),
-    "scaled": expr.Scaled(expr.Ratio(expr.Rate("num_preemptions"), expr.Gauge(STAGES), 2.0), 0.3),
+    "scaled": expr.scaled(expr.ratio(expr.Rate("num_preemptions"), expr.Gauge(STAGES)), 0.6),
 }
 
 

@@ -14,11 +14,11 @@ from kneewatch.collector.signals.expr import (
     Expr,
     Gauge,
     InfoChanges,
-    InfoNames,
-    InfoNumber,
     OverTime,
     Rate,
     Slope,
+    info_names,
+    info_number,
 )
 from kneewatch.collector.window import HALF_MS_S, LOOKBACK_S, Window, extrapolated_rate
 from tests.collector.histories import Handmade, Scraped
@@ -281,11 +281,11 @@ def test_of_an_info_metric_the_series_with_the_greatest_value_is_current() -> No
     scraped.take(100.0, page + rows)
     window = Window(scraped.history, now_s=100.0, range_s=40.0)
     info = "lora_requests_info"
-    assert value(InfoNames(info, "running_lora_adapters"), window) == 2.0
-    assert value(InfoNames(info, "nonsense"), window) is None
-    assert value(InfoNumber(info, "max_lora"), window) == 2.0
-    assert value(InfoNumber(info, "running_lora_adapters"), window) is None
-    assert value(InfoNumber(info, "nonsense"), window) is None
+    assert value(info_names(info, "running_lora_adapters"), window) == 2.0
+    assert value(info_names(info, "nonsense"), window) is None
+    assert value(info_number(info, "max_lora"), window) == 2.0
+    assert value(info_number(info, "running_lora_adapters"), window) is None
+    assert value(info_number(info, "nonsense"), window) is None
     assert value(InfoChanges(info), window) == 2 / 40
-    assert value(InfoNames("nonsense", "running_lora_adapters"), window) is None
+    assert value(info_names("nonsense", "running_lora_adapters"), window) is None
     assert value(InfoChanges("nonsense"), window) is None
