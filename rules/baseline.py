@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from kneewatch.rules.facts import Baselines
+from kneewatch.rules.facts import NO_TARGETS, Baselines, Targets
 
 SAMPLES_MAX = 240
 """Most samples kept: with one per half window, two hours of quiet at the default window of 60 s."""
@@ -83,10 +83,18 @@ class Samples:
         self._newest.append(value)
         insort(self._ordered, value)
 
+    def highest(self) -> float | None:
+        """The highest value with a margin for a target; None without values."""
+        return PROPOSED_RATIO * self._ordered[-1] if self._ordered else None
+
     def median(self) -> float:
         """The median; needs at least one value."""
         ordered, half = self._ordered, len(self._ordered) // 2
         return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+PROPOSED_AFTER_S, PROPOSED_RATIO = 4 * 3600.0, 1.25
+"""After so much quiet time, latency targets are proposed: so many times the highest quiet P99."""
 
 
 @dataclass(slots=True)
@@ -103,6 +111,8 @@ class Baseline(Baselines):
     _stated: Mapping[str, float]
     season: Mapping[str, float]
     """Usual values at this hour of the week, by signal; empty if unknown."""
+    _quiet_samples: int
+    _proposed: Targets
 
     def __init__(self, *, window_s: float, stated: Mapping[str, float] | None = None) -> None:
         self.spacing_s = window_s / 2
@@ -111,6 +121,18 @@ class Baseline(Baselines):
         self._medians = {}
         self._stated = stated or {}
         self.season = {}
+        self._quiet_samples, self._proposed = 0, NO_TARGETS
+
+    def proposed(self) -> Targets:
+        """Latency targets that this engine met in quiet times; none until it was quiet for long.
+
+        They are held once they were proposed.
+        """
+        quiet_s = self._quiet_samples * self.spacing_s
+        if not self._proposed.are_set and quiet_s >= PROPOSED_AFTER_S:
+            highest = (self._samples[key].highest() for key in ("ttft_p99_s", "itl_p99_s"))
+            self._proposed = Targets(*(value and float(f"{value:.2g}") for value in highest))
+        return self._proposed
 
     def learn(
         self,
@@ -126,6 +148,7 @@ class Baseline(Baselines):
             if 0 <= now_s - self._last_s[family] < self.spacing_s:
                 continue
             self._last_s[family] = now_s
+            self._quiet_samples += family == TTFT
             for key in TRACKED[family]:
                 value = values.get(key)
                 if value is not None and value == value:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.cause import AnyCause, Cause
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
+from kneewatch.diagnose.causes.common_conditions import VERY_LATE_FROM, VERY_LATE_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
@@ -55,8 +56,8 @@ def health(severity: Severity, *, readable: bool) -> State:
     return severity.word
 
 
-def judged_against(targets: Targets, *, has_baseline: bool) -> str:
-    """A text that says what latencies were compared with."""
+def judged_against(targets: Targets, proposed: Targets, *, has_baseline: bool) -> str:
+    """A text that says what latencies were compared with, and which targets are proposed."""
     stated = [
         f"{name} P99 {duration(target_s)}"
         for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
@@ -65,8 +66,20 @@ def judged_against(targets: Targets, *, has_baseline: bool) -> str:
     if stated:
         return "targets: " + ", ".join(stated)
     if has_baseline:
-        return "its own baseline (no SLO configured)"
+        return f"its own baseline (no SLO configured{_proposal(proposed)})"
     return "nothing: no SLO configured, no baseline yet"
+
+
+def _proposal(proposed: Targets) -> str:
+    """The proposed targets, how to accept them, and what is critical without; "" without any."""
+    ttft_s, itl_s = proposed.ttft_p99_s, proposed.itl_p99_s
+    if ttft_s is None or itl_s is None:
+        return ""
+    return (
+        f"; quiet hours suggest TTFT P99 {duration(ttft_s)}, ITL P99 {duration(itl_s)}: accept "
+        f"with --slo-ttft {ttft_s:g} --slo-itl {itl_s:g}. Until then slow first tokens are "
+        f"critical only from {VERY_LATE_FROM:g}x their usual time and {duration(VERY_LATE_S)} on"
+    )
 
 
 GROWS_BY, GROWN_SCRAPES = 2.0, 2

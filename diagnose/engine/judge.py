@@ -375,7 +375,9 @@ class Judge:
             ],
             window_s=to_ms(values.window_s),
             judged_against=judged_against(
-                targets, has_baseline=facts.baseline.get("ttft_p99_s") is not None
+                targets,
+                self.learned.baseline.proposed(),
+                has_baseline=facts.baseline.get("ttft_p99_s") is not None,
             ),
             recommendations=self._advised(facts, causes) if causes else (),
             server=None if self._server is None else self._server.at(t_s),

@@ -9,7 +9,7 @@ import pytest
 
 from kneewatch import rules
 from kneewatch.diagnose.engine.diagnosis import judged_against
-from kneewatch.rules.facts import Targets
+from kneewatch.rules.facts import NO_TARGETS, Targets
 from kneewatch.rules.formatting import (
     cut,
     duration,
@@ -163,7 +163,7 @@ def test_what_could_steer_a_terminal_is_replaced() -> None:
 )
 def test_targets_read_as_they_were_stated(stated_s: float, shown: str) -> None:
     targets = Targets(ttft_p99_s=stated_s, itl_p99_s=stated_s)
-    said = judged_against(targets, has_baseline=False)
+    said = judged_against(targets, NO_TARGETS, has_baseline=False)
     assert said == f"targets: TTFT P99 {shown}, ITL P99 {shown}"
 
 

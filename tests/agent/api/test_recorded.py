@@ -34,6 +34,7 @@ class Played(Struct, frozen=True):
     service: Service
     worst_s: float
     worst: dict[str, object]
+    advised: dict[float, object]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     capture = Path(str(files("kneewatch.agent") / "demo.jsonl.gz"))
     board, worst, worst_s, end_s = Board(), Severity.OK, 0.0, 0.0
     said: dict[str, object] = {}
+    advised: dict[float, object] = {}
     store = Store.open(path, retention=Retention(), clock=lambda: end_s)
     for number, entry in enumerate(CaptureReader(capture), 1):
         diagnoses, end_s = stream.replay(entry), entry.t_s
@@ -53,6 +55,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             TargetState(NAME, NAME, {}, entry.t_s, tuple(diagnoses), 0.004, 2.0, number, 0, 0,
                         (PAGE,))
         )  # fmt: skip
+        if diagnoses and diagnoses[0].recommendations:
+            advised[entry.t_s] = document(diagnoses[0])["recommendations"]
         if diagnoses and diagnoses[0].severity > worst:
             worst, worst_s, said = diagnoses[0].severity, entry.t_s, document(diagnoses[0])
     store.close(10.0)
@@ -61,7 +65,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         board=board, settings=settings, targets=lambda: [spec_of(NAME, settings)],
         version="0.1.0", started_s=end_s - 600, reader=reader, store=store, clock=lambda: end_s + 1,
     )  # fmt: skip
-    yield Played(service, worst_s, said)
+    yield Played(service, worst_s, said, advised)
     reader.close()
 
 
@@ -79,6 +83,18 @@ def test_the_worst_moment_is_told_as_it_was(played: Played) -> None:
     for key in ("t", "health", "stage", "symptoms", "recommendations", "window_s"):
         assert then[key] == played.worst[key], key
     assert "CRITICAL  kv_pressure" in plain
+
+
+def test_time_travel_shows_the_advice_that_was_given_then(played: Played) -> None:
+    moments = [*played.advised]
+    shown: list[object] = []
+    with asking(played.service) as client:
+        for at_s in (moments[0], *moments[3::7], moments[-1]):
+            (then,) = told(client, f"{TRIAGE}?at={at_s}")["targets"]
+            assert then["recommendations"] == played.advised[at_s]
+            shown.append(then["recommendations"])
+    assert len(shown) > 4
+    assert any(earlier != shown[-1] for earlier in shown), "it changed meanwhile"
 
 
 def test_the_cascade_is_in_the_intervals(played: Played) -> None:
