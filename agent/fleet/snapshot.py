@@ -270,7 +270,7 @@ def observe(
         log,
         scope,
         shape.members,
-        {key: _gpu_reading(of_pods, key) for key in of_pods.faulty_gpus},
+        readings_of(of_pods.gpus, of_pods.faulty_gpus),
         usual,
         at_s=at_s,
         interval_s=interval_s or DEFAULT_SCRAPES_S,
@@ -309,14 +309,26 @@ def observe(
     )
 
 
-def _gpu_reading(of_pods: _OfPods, key: Key) -> GpuReading:
-    """The GPUs of an engine that report an XID. If DCGM does not name the pod, they may be
-    another's."""
-    guess = queries.COUNTED not in of_pods.gpus[key]
-    return GpuReading(unknown=(), guess=guess, states=of_pods.faulty_gpus[key])
-
-
 Values = dict[Key, dict[str, float]]
+
+
+def readings_of(
+    gpus: Values, faulty_gpus: Mapping[Key, tuple[GpuState, ...]]
+) -> dict[Key, GpuReading]:
+    """The GPUs of each engine that report an XID. If DCGM does not name the pod, they may be
+    another's."""
+    return {
+        key: GpuReading(unknown=(), guess=queries.COUNTED not in gpus[key], states=states)
+        for key, states in faulty_gpus.items()
+    }
+
+
+def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict[Key, GpuReading]:
+    """The GPUs of each engine that report an XID at a moment."""
+    asked = queries.gpu_queries(scope)
+    answers = moment.instants({key: asked[key] for key in (queries.COUNTED, *XIDS)})
+    _, gpus, faulty = with_gpus(shape, answers)
+    return readings_of(gpus, faulty)
 
 
 class _OfPods(NamedTuple):

@@ -16,6 +16,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.fleet.queries import AnswerLog, QueryMoment
+from kneewatch.agent.fleet.snapshot import faulty_gpus_at
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
@@ -40,6 +42,7 @@ from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
 from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.rules.rule import Severity
@@ -51,10 +54,13 @@ def replay_samples(
     member: Member,
     monitor: TargetMonitor,
     lived_s: tuple[float, float],
+    gpus: GpuReading = NO_GPUS,
+    span: SuspectSpan | None = None,
 ) -> Iterator[EngineCycle]:
     """Yields the verdicts on one engine of a target, from the target's samples.
 
-    Failed scrapes outside `lived_s` are left out: the pod was loading or terminating then.
+    Failed scrapes outside `lived_s` are left out: the pod was loading or terminating then. `gpus`
+    are the engine's GPUs during `span`.
     """
     rebuilt = ScrapedPages()
     rebuilt.add(samples)
@@ -62,7 +68,7 @@ def replay_samples(
         if page is None and not lived_s[0] <= t_s <= lived_s[1]:
             continue
         diagnoses = (
-            monitor.page(t_s, page)
+            monitor.page(t_s, page, gpus if span and span.from_s <= t_s <= span.to_s else NO_GPUS)
             if page is not None
             else monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
         )
@@ -240,7 +246,8 @@ class IncidentSearch:
             monitor = target_monitor(engine.target, profile, catalogue)
             scrapes = self._now.scrapes_of(engine.member.labels)
             lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
-            cycles = replay_samples(samples, engine.member, monitor, lived)
+            gpus = self._gpus(window)
+            cycles = replay_samples(samples, engine.member, monitor, lived, gpus, window.span)
         if timeline.replay(window, cycles):
             self.replayed += 1
             self.windows.setdefault(engine.key, []).append(window)
@@ -282,6 +289,16 @@ class IncidentSearch:
         with problems.lock:
             problems.warnings.update(dict.fromkeys(warnings))
         return samples
+
+    def _gpus(self, window: ReplayWindow) -> GpuReading:
+        """The GPUs of the window's engine that report an XID amid its suspect span."""
+        span, log = window.span, AnswerLog()
+        moment = QueryMoment(self._ranges.source, log, (span.from_s + span.to_s) / 2)
+        readings = faulty_gpus_at(moment, self._fleet.asking, self._fleet.shape)
+        for name, error in log.failed.items():
+            with self._ranges.problems.lock:
+                self._ranges.problems.failed[name] = CollectError(error, kind="query")
+        return readings.get(window.engine.key, NO_GPUS)
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
         if engine.tier not in self._catalogues:

@@ -13,9 +13,6 @@ END_S = 1_795_262_400
 MINUTES = 32
 NEAR_S = 90.0
 
-NAMED = {**FAULTS, "big": "engine_stalled"}
-"""The report names the hang of the engine whose GPU fails: it does not replay the GPUs' series."""
-
 
 def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     fleet = with_faults(LivingFleet(scrape_s=30, epoch_s=END_S - MINUTES * MIN_S))
@@ -33,7 +30,7 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
         (row["tier"].split(" on ")[0].removeprefix("m-"), row["cause"])
         for row in report["incidents"]
     }
-    assert named == set(NAMED.items())
+    assert named == set(FAULTS.items())
     assert len(report["incidents"]) == len(FAULTS)
     late = next(row for row in report["incidents"] if row["cause"] == "admission_limit")
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
