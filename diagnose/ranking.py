@@ -8,36 +8,35 @@ from itertools import compress
 from msgspec.structs import replace
 
 from kneewatch.diagnose.cause import AnyCause, Cause
-from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes import (
+    availability,
     bottleneck,
     clients,
     gpu_clocks,
     gpu_faults,
+    kv_and_queue,
+    kv_transfer,
     latency,
     leaks,
+    optional_features,
+    prefix_cache,
     startup,
+    tensor_parallel,
     unexplained,
     workload,
 )
-from kneewatch.diagnose.causes import kv_and_queue as memory
-from kneewatch.diagnose.causes import kv_transfer as transfer
-from kneewatch.diagnose.causes import optional_features as features
-from kneewatch.diagnose.causes import prefix_cache as prefix
-from kneewatch.diagnose.causes import tensor_parallel as parallelism
-from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Number, each_holds, nodes
 from kneewatch.rules.quantities import Held
 
-FLEET_ONLY_CAUSES = (
+OF_FLEETS = (
     CauseRecord(
         id="routing_dilution",
         title="Routing ignores prefixes",
         means="Replicas' hit rates are low because routing ignores prefixes.",
-        explains=("prefix_reuse_lost", "prefix_churn", *prefix.EXPLAINED),
+        explains=("prefix_reuse_lost", "prefix_churn", *prefix_cache.EXPLAINED),
         levers=("sticky_routing",),
         fleet=True,
     ),
@@ -80,56 +79,35 @@ FLEET_ONLY_CAUSES = (
 
 
 # All causes, and what follows from their records: which cause explains which, which is reported
-# under which, which baselines are learned meanwhile. A cause is added here and nowhere else.
+# under which, which baselines are learned meanwhile.
 
 
-CAUSES: tuple[CauseRecord, ...] = (
-    gpu_faults.GPU_FAULT,
-    gpu_clocks.GPU_THROTTLED,
-    observer.ENGINE_STALLED,
-    observer.ENGINE_ASLEEP,
-    observer.METRICS_STALE,
-    memory.KV_PRESSURE,
-    leaks.KV_LEAK,
-    leaks.KV_HELD,
-    leaks.HOST_MEMORY_LEAK,
-    memory.KV_EXHAUSTION_AHEAD,
-    memory.QUEUE_SATURATION,
-    memory.ADMISSION_LIMIT,
-    clients.CLIENTS_GIVE_UP,
-    clients.REQUESTS_FAILING,
-    clients.CLIENT_ERRORS,
-    prefix.PREFIX_CACHE_OFF,
-    prefix.PREFIX_REUSE_LOST,
-    prefix.PREFIX_BLOCK_TOO_LARGE,
-    prefix.PREFIX_CHURN,
-    features.ADAPTER_THRASH,
-    transfer.KV_TRANSFER_SLOW,
-    features.SPEC_DECODE_POOR,
-    left_profile.SPEC_ACCEPTANCE_DRIFT,
-    latency.PREFILL_INTERFERENCE,
-    latency.SLO_CONFLICT,
-    latency.PREFILL_BOUND,
-    latency.DECODE_BOUND,
-    bottleneck.HOST_CONTENTION,
-    bottleneck.SLOW_STEPS,
-    latency.PAST_KNEE,
-    unexplained.UNEXPLAINED_LATENCY,
-    unexplained.USUAL_CHANGED,
-    workload.RUNAWAY_GENERATION,
-    left_profile.WORKLOAD_DRIFT,
-    workload.UNDERUSED,
-    workload.KV_OVERPROVISIONED,
-    parallelism.TP_OVERHEAD,
-    observer.ENGINE_RESTARTED,
-    observer.TARGET_DOWN,
-    observer.METRICS_MISSING,
-    startup.STARTUP_FAILED,
-    startup.ENGINE_DIED,
-    *FLEET_ONLY_CAUSES,
+MODULES = (
+    gpu_faults,
+    gpu_clocks,
+    availability,
+    kv_and_queue,
+    leaks,
+    clients,
+    prefix_cache,
+    optional_features,
+    kv_transfer,
+    latency,
+    bottleneck,
+    unexplained,
+    workload,
+    tensor_parallel,
+    startup,
 )
+"""The modules of causes: each record in them is a cause. On a tie, the first one ranks higher."""
 
-BY_ID = {record.id: record for record in CAUSES}
+BY_ID: Mapping[str, CauseRecord] = {
+    record.id: record
+    for record in (*(found for module in MODULES for found in vars(module).values()), *OF_FLEETS)
+    if isinstance(record, CauseRecord)
+}
+CAUSES = tuple(BY_ID.values())
+
 OF_LATENCY = frozenset(
     (
         *(*QUEUES, "slo_conflict", "decode_bound", "prefill_interference"),

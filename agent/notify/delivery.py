@@ -19,8 +19,8 @@ from typing import Any, cast
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from kneewatch.agent.notify.message import Message, email, slack, webhook
-from kneewatch.agent.notify.receivers import SLACK, Mail, Receiver, Web
+from kneewatch.agent.notify.message import FORMATS, Message, email
+from kneewatch.agent.notify.receivers import Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
@@ -55,8 +55,7 @@ def send(
     """
     endpoint = receiver.endpoint
     if isinstance(endpoint, Web):
-        body = slack(message) if receiver.kind == SLACK else webhook(message)
-        post(endpoint, body, timeout_s=timeout_s, now_s=now_s)
+        post(endpoint, FORMATS[receiver.kind](message), timeout_s=timeout_s, now_s=now_s)
         return
     mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
     if attachment is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
@@ -183,6 +183,10 @@ def webhook(message: Message) -> dict[str, Any]:
         "markdown": markdown(message),
         "events": message.events,
     }
+
+
+FORMATS: Mapping[str, Callable[[Message], dict[str, Any]]] = {"slack": slack, "webhook": webhook}
+"""The format of a message that is sent by HTTP, by the receiver's kind."""
 
 
 def text(message: Message, escaped: Escape = escape_plain) -> str:

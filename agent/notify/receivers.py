@@ -29,13 +29,16 @@ from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 
-SLACK, WEBHOOK, EMAIL, ALERTMANAGER = "slack", "webhook", "email", "alertmanager"
-KINDS = (SLACK, WEBHOOK, EMAIL, ALERTMANAGER)
-MESSAGES = (SLACK, WEBHOOK, EMAIL)
+EMAIL, ALERTMANAGER = "email", "alertmanager"
+POSTED = ("slack", "webhook")
+"""Kinds of receivers that get messages by HTTP, in the formats of `FORMATS` of message.py."""
+
+KINDS = (*POSTED, EMAIL, ALERTMANAGER)
+MESSAGES = (*POSTED, EMAIL)
 """Kinds of receivers that get messages. Alertmanager gets alerts instead, which it groups and
 repeats itself."""
 
-WEB = (SLACK, WEBHOOK, ALERTMANAGER)
+WEB = (*POSTED, ALERTMANAGER)
 ALERTS_PATH = "/api/v2/alerts"
 
 

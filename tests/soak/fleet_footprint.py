@@ -14,19 +14,53 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec import Struct
+
 from tests.agent.daemon.running import Daemon
-from tests.soak.footprint import taken
+from tests.soak.footprint import Taken, taken
 from tests.soak.process import MIB
 from tests.soak.prometheus import prometheus
 from tests.soak.servers import servers
+from tests.waiting import until
 
 BYTES = re.compile(
     r'prometheus_http_response_size_bytes_sum\{handler="/api/v1/query"\} ([0-9.e+]+)'
 )
 QUERIES = re.compile(r"kneewatch_fleet_queries_total ([0-9.e+]+)")
+CYCLES = re.compile(r"kneewatch_fleet_cycles_total ([0-9.e+]+)")
 FAILED = re.compile(r"kneewatch_fleet_cycle_failures_total ([0-9.e+]+)")
+SETTLED = 3
+"""Cycles before the measurement: the first one judges the past."""
+
+FIRST_MOST_S = 1200.0
+
+
+class FleetFootprint(Struct, frozen=True):
+    """What daemons that share a fleet take, and Prometheus without and with them.
+
+    `cycle_s`: seconds between cycles of a daemon. `queries` and `received_bytes` are of all daemons
+    in that time.
+    """
+
+    replicas: int
+    interval_s: float
+    daemons: Sequence[Taken]
+    alone: Taken
+    beside: Taken
+    cycle_s: float
+    queries: float
+    received_bytes: float
+    failures: float
+
+    @property
+    def scrape_ms(self) -> float:
+        """Milliseconds of the daemons' CPU for each scrape of a replica."""
+        used_ratio = sum(daemon.cpu_ratio for daemon in self.daemons)
+        return 1e3 * used_ratio * self.interval_s / self.replicas
 
 
 def number(url: str, pattern: re.Pattern[str]) -> float:
@@ -42,6 +76,51 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def fleet_footprint(
+    replicas: int, *, interval_s: float, for_s: float, shards: Sequence[str] = ()
+) -> FleetFootprint | None:
+    """Measure; None where Prometheus is not installed."""
+    port = free_port()
+    source = f"http://127.0.0.1:{port}"
+    with (
+        ExitStack() as stack,
+        servers(live=replicas) as urls,
+        prometheus(urls["live"], interval_s=interval_s, port=port) as peer,
+    ):
+        if peer is None:
+            return None
+        time.sleep(2 * interval_s)
+        (alone,) = taken([peer], 3 * interval_s)
+        daemons: list[Daemon] = []
+        for shard in shards or [""]:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            own = ["--fleet-shard", shard] if shard else []
+            daemon = Daemon(
+                folder, "--prometheus", source, "--fleet-interval", f"{interval_s}s", *own
+            )
+            daemons.append(stack.enter_context(daemon))
+        pages = [daemon.url for daemon in daemons]
+
+        def of_all(pattern: re.Pattern[str]) -> float:
+            return sum(number(page, pattern) for page in pages)
+
+        until(lambda: min(number(page, CYCLES) for page in pages) >= SETTLED, FIRST_MOST_S)
+        asked, cycles, sent = of_all(QUERIES), of_all(CYCLES), number(source, BYTES)
+        *ours, beside = taken([*(daemon.process.pid for daemon in daemons), peer], for_s)
+        cycles = (of_all(CYCLES) - cycles) / len(daemons)
+        return FleetFootprint(
+            replicas,
+            interval_s,
+            ours,
+            alone,
+            beside,
+            for_s / cycles,
+            (of_all(QUERIES) - asked) / cycles,
+            (number(source, BYTES) - sent) / cycles,
+            of_all(FAILED),
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -50,48 +129,24 @@ def main() -> None:
     parser.add_argument("--for", type=float, default=180.0, dest="for_s")
     parser.add_argument("--shard", action="append", default=[])
     args = parser.parse_args()
-    port = free_port()
-    source = f"http://127.0.0.1:{port}"
-    with (
-        tempfile.TemporaryDirectory() as name,
-        servers(live=args.replicas) as urls,
-        prometheus(urls["live"], interval_s=args.interval, port=port) as peer,
-    ):
-        if peer is None:
-            sys.exit("prometheus is not installed")
-        time.sleep(2 * args.interval)
-        (alone,) = taken([peer], 3 * args.interval)
-        daemons: list[Daemon] = []
-        for at, shard in enumerate(args.shard or [""]):
-            folder = Path(name) / str(at)
-            folder.mkdir()
-            own = ["--fleet-shard", shard] if shard else []
-            daemons.append(
-                Daemon(folder, "--prometheus", source, "--fleet-interval",
-                       f"{args.interval}s", *own).__enter__()
-            )  # fmt: skip
-        pages = [daemon.url for daemon in daemons]
-        time.sleep(4 * args.interval)  # the first cycle judges the past
-        began = [number(page, QUERIES) for page in pages]
-        sent = number(source, BYTES)
-        *ours, beside = taken([*(daemon.process.pid for daemon in daemons), peer], args.for_s)
-        cycles = args.for_s / args.interval
-        asked = sum(number(page, QUERIES) for page in pages) - sum(began)
-        received = number(source, BYTES) - sent
-        failures = sum(number(page, FAILED) for page in pages)
-        print(f"{args.replicas} replicas scraped and judged every {args.interval:g} s")
-        for usage in ours:
-            print(f"run --prometheus: {usage}")
-        print(
-            f"per cycle: {asked / cycles:.0f} queries, {received / cycles / MIB:.2f} MiB; "
-            f"{failures:.0f} failed cycles"
-        )
-        print(
-            f"Prometheus: {100 * alone.cpu_ratio:.2f} % of a core alone, "
-            f"{100 * beside.cpu_ratio:.2f} % with it"
-        )
-        for daemon in daemons:
-            daemon.__exit__()
+    found = fleet_footprint(
+        args.replicas, interval_s=args.interval, for_s=args.for_s, shards=args.shard
+    )
+    if found is None:
+        sys.exit("prometheus is not installed")
+    print(f"{args.replicas} replicas, scraped every {args.interval:g} s, a cycle in "
+          f"{found.cycle_s:.1f} s")  # fmt: skip
+    for usage in found.daemons:
+        print(f"run --prometheus: {usage}")
+    print(
+        f"{found.scrape_ms:.2f} ms of CPU for each scrape of a replica; per cycle "
+        f"{found.queries:.0f} queries, {found.received_bytes / MIB:.2f} MiB; "
+        f"{found.failures:.0f} failed cycles"
+    )
+    print(
+        f"Prometheus: {100 * found.alone.cpu_ratio:.2f} % of a core alone, "
+        f"{100 * found.beside.cpu_ratio:.2f} % with it"
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from tests.soak.fleet_footprint import fleet_footprint
 from tests.soak.footprint import footprint
 from tests.soak.process import MIB
 from tests.soak.triage import asked
@@ -20,6 +21,8 @@ def daemon_rows() -> Iterator[Row]:
     yield from footprint_rows(8, interval_s=5.0)
     yield from footprint_rows(100, interval_s=5.0)
     yield from footprint_rows(1000, interval_s=15.0, cpu=MANY_CORE)
+    yield from fleet_rows(64, interval_s=15.0)
+    yield from fleet_rows(300, interval_s=30.0)
 
 
 def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -> Iterator[Row]:
@@ -34,6 +37,19 @@ def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -
         f"{peer.cpu_ratio / ours.cpu_ratio:.2f}x" if peer else "",
     )
     yield "its cycles missed or late", f"{cycles.missed + cycles.late} of {cycles.due}", "", ""
+
+
+def fleet_rows(replicas: int, *, interval_s: float) -> Iterator[Row]:
+    """The daemon of a fleet, and the Prometheus that it queries. The ratio is that of CPU time."""
+    usage = fleet_footprint(replicas, interval_s=interval_s, for_s=SPAN_S)
+    if usage is not None:
+        (ours,), peer = usage.daemons, usage.beside
+        yield (
+            f"fleet of {replicas} at {interval_s:.0f} s, {usage.scrape_ms:.1f} ms a scrape",
+            f"{100 * ours.cpu_ratio:.1f} %, {ours.peak_bytes / MIB:.0f} MiB",
+            f"Prometheus {100 * peer.cpu_ratio:.1f} %, {peer.peak_bytes / MIB:.0f} MiB",
+            f"{peer.cpu_ratio / ours.cpu_ratio:.2f}x",
+        )
 
 
 def triage_rows() -> Iterator[Row]:
