@@ -56,13 +56,15 @@ class Incident(Struct):
             firsts = ", ".join(str(change.after) for change in first)
             nows = ", ".join(str(change.after) for change in new.changes)
             why, figures = _why(before, demand)
-            numbers = {
+            firsts_by_flag = {
                 f"first_{change.flag.lstrip('-').replace('-', '_')}": change.after
                 for change in first
                 if isinstance(change.after, int | float)
             }
             words = f" First {firsts}, now {nows}: {why}."
-            self.changed[new.id] = (words, {**numbers, **figures}) if firsts != nows else ("", {})
+            self.changed[new.id] = (
+                (words, {**firsts_by_flag, **figures}) if firsts != nows else ("", {})
+            )
         words, numbers = self.changed.get(new.id, ("", {}))
         return replace(new, summary=f"{new.summary}{words}", basis={**new.basis, **numbers})
 
