@@ -16,7 +16,6 @@ from kneewatch.agent.fleet.queries import AnswerLog, QueryScope
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import (
     TARGET_LABELS,
     ScrapedPages,
@@ -203,7 +202,8 @@ class FleetEngines:
         """Read the samples of some targets. Returns these targets; none if the query failed."""
         try:
             series, warnings = source.series(query, at_s)
-            self._add(series)
+            with self._adding:
+                self._pages.add(series)
         except CollectError as exc:
             log.failed["samples"] = str(exc)
             return ()
@@ -212,10 +212,6 @@ class FleetEngines:
             return ()
         log.warnings.update(dict.fromkeys(warnings))
         return targets
-
-    def _add(self, series: Sequence[RawSeries]) -> None:
-        with self._adding:
-            self._pages.add(series)
 
     def _groups(
         self, by_target: Mapping[Target, Sequence[Member]], at_s: float, interval_s: float
