@@ -117,7 +117,7 @@ OF_LATENCY = frozenset(
 """Causes that only make requests wait. They say nothing about work that may wait by design."""
 
 WAITS_FOR = frozenset(
-    record.id for record in CAUSES if record.queues or not {*QUEUES}.isdisjoint(record.explains)
+    record.id for record in CAUSES if record.queues or "queue_saturation" in record.explains
 )
 """Causes that leave a backlog of requests."""
 

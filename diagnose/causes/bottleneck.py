@@ -11,15 +11,17 @@ from typing import Literal, NamedTuple
 
 from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED
 from kneewatch.diagnose.causes.common_conditions import (
-    BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
+    ITL_IS_MISSED,
+    ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
     SERVED,
+    SLOWER,
+    TTFT_IS_MISSED,
     TTFT_P99_S,
-    TTFT_TARGET_S,
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -35,7 +37,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Signal, Watched
+from kneewatch.rules.quantities import Signal, Watched
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -183,17 +185,15 @@ def _shares(facts: Facts) -> str:
 
 # --- A host that others slow down -----------------------------------------------------------------
 
-SLOWER = 1.3
 PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 """The host slows steps from these shares of time on.
 
 `PRESSED_FROM`: tasks wait for a CPU. `STOLEN_FROM`: the hypervisor withholds CPU time (steal).
 """
 
-
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
-P50_DRIFT = Signal("itl_p50_drift_ratio")
 SPEED_RATIO, PREFILL_SPEED_RATIO = Signal(SPEED), Signal(PREFILL_SPEED)
+SLOWER_BY, PREFILLS_SLOWER_BY = 1.0 / SPEED_RATIO, 1.0 / PREFILL_SPEED_RATIO
 SLOW_FROM, HARMFUL_FROM = 0.75, 0.35
 """Steps are slow, and harmfully so, from these shares of the speed of quiet times on."""
 
@@ -202,38 +202,27 @@ SLOWED_TOKENS = (
     "batch"
 )
 
-BATCH_GROWTH = BATCH / BaselineValue("running_avg")
-LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
-EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
-SLOW_AT_EQUAL_WORK = (
-    (SPEED_RATIO <= SLOW_FROM) | ((ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK)
-).assume(unknown=False)
-"""Steps take longer than in quiet times, although they do no more work: by the account, or because
-the batch is no larger and answers are no longer, which is known earlier."""
+IS_SLOW = SPEED_RATIO <= SLOW_FROM
+"""Steps take longer than in quiet times, although they do no more work."""
+
+IS_PRESSED, IS_STOLEN = PRESSURE >= PRESSED_FROM, STEAL >= STOLEN_FROM
 
 WARMED_UP = Watched(Number(1.0))
 """The process has run for one window: its first steps are slow, and loading weights takes CPU."""
 
-_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
+_IS_SLOW = IS_SLOW.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:
     """A note if steps are slow at equal work and nothing is known about the host; otherwise
     empty."""
     seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
-    if seen or not _SLOW_AT_EQUAL_WORK(facts):
+    if seen or not _IS_SLOW(facts):
         return []
     return [
-        "host_contention: steps are slow at an equal batch; whether the host lacks CPU cannot be "
+        "host_contention: steps are slow at equal work; whether the host lacks CPU cannot be "
         "told from here: run kneewatch on the server's node, outside a container of its own"
     ]
-
-
-def _slowed(facts: Facts) -> str:
-    return (
-        f"Steps take {facts.get('itl_mean_drift_ratio'):.1f}x as long as in quiet times at equal "
-        "batch: the host lacks CPU."
-    )
 
 
 E2E_S = Signal("e2e_mean_s")
@@ -257,12 +246,12 @@ as long.
 HOST_CONTENTION = CauseRecord(
     id="host_contention",
     title="The host lacks CPU",
-    means="Steps slow down at an equal batch, and no GPU limit explains it: tasks wait for a CPU, "
+    means="Steps slow down at equal work, and no GPU limit explains it: tasks wait for a CPU, "
     "or the hypervisor gives it to others. Or requests wait for the API server's process.",
     forms=(
         Form(
-            gate=SLOW_AT_EQUAL_WORK
-            & ((PRESSURE >= PRESSED_FROM) | (STEAL >= STOLEN_FROM))
+            gate=IS_SLOW
+            & (IS_PRESSED | IS_STOLEN)
             & WARMED_UP
             & ~is_bound("memory")
             & ~is_bound("compute"),
@@ -273,26 +262,22 @@ HOST_CONTENTION = CauseRecord(
                     PRESSED_FROM,
                     1.2,
                     "tasks wait for a CPU in {value:%} of the time",
-                    when=PRESSURE >= PRESSED_FROM,
+                    when=IS_PRESSED,
                 ),
                 term(
                     STEAL,
                     STOLEN_FROM,
                     1.2,
                     "the hypervisor withholds {value:%} of the CPU time",
-                    when=STEAL >= STOLEN_FROM,
+                    when=IS_STOLEN,
                 ),
-                term(
-                    ITL_DRIFT,
-                    SLOWER,
-                    0.8,
-                    SLOWED_TOKENS,
-                ),
+                term(ITL_DRIFT, SLOWER, 0.8, SLOWED_TOKENS),
                 *bound_terms("host")[:1],
             ),
             levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
-            say=((ALWAYS, _slowed),),
-            summary="Steps slow down at an equal batch: the host lacks CPU",
+            say=((ALWAYS, "Steps take {slower:.1f}x as long at equal work: the host lacks CPU."),),
+            words=(("slower", SLOWER_BY),),
+            summary="Steps slow down at equal work: the host lacks CPU",
             lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
             "its own (CPU manager policy static, cpuset), or move one of both to another node.",
             guide=("8.4",),
@@ -342,15 +327,32 @@ HOST_CONTENTION = CauseRecord(
 # --- Slow steps whose reason is not measured ------------------------------------------------------
 
 NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
-OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
-FIRST_TOKENS_SUFFER = (TTFT_P99_S > TTFT_TARGET_S).assume(unknown=True)
+OVER_TARGET = ITL_IS_MISSED.assume(unknown=True)
+FIRST_TOKENS_SUFFER = TTFT_IS_MISSED.assume(unknown=True)
 
-SLOWER_BY, PREFILLS_SLOWER_BY = 1.0 / SPEED_RATIO, 1.0 / PREFILL_SPEED_RATIO
 PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
 
-GPUS_WAIT_FOR_THE_HOST = (is_bound("host") & (Signal("itl_p50_s") > ITL_TARGET_S)).assume(
+PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
+SLOW_STEPS_ALONE = (
+    TTFT_IS_MISSED
+    & ITL_IS_MISSED
+    & (ITL_P50_S > 0.5 * ITL_TARGET_S)
+    & (PREFILL_S > 0.0)
+    & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
+    & ((TTFT_P99_S <= 3.0 * ITL_P99_S) | is_bound("host"))
+).assume(unknown=False)
+"""Slow steps alone explain why TTFT and ITL miss their targets; faster steps would help both.
+
+ITL is slow not only in its tail. A mean first token takes at most three ordinary steps: the rest of
+the running step, and the steps of its prompt. TTFT P99 is at most three of the longest steps; a few
+long prompts would take more. TTFT P99 is not compared if GPUs idle while requests run.
+"""
+
+MEDIAN_IS_MISSED = ITL_P50_S > ITL_TARGET_S
+GPUS_WAIT_FOR_THE_HOST = is_bound("host") & (MEDIAN_IS_MISSED | SLOW_STEPS_ALONE).assume(
     unknown=False
 )
 """The reason is measured: decode_bound names it."""
@@ -362,7 +364,7 @@ SLOW_STEPS = CauseRecord(
     "its batch, its contexts and its prompts explain. vLLM's metrics do not show why.",
     forms=(
         Form(
-            gate=(SPEED_RATIO <= SLOW_FROM) & ~GPUS_WAIT_FOR_THE_HOST,
+            gate=IS_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
             start=Number(0.0),
             terms=(
                 term(
@@ -374,12 +376,7 @@ SLOW_STEPS = CauseRecord(
                     "{engine_speed_samples} quiet samples)",
                     below=True,
                 ),
-                term(
-                    ITL_DRIFT,
-                    None,
-                    0.0,
-                    SLOWED_TOKENS,
-                ),
+                term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
                 term(
                     NEIGHBOURS,
                     0.02,
@@ -414,7 +411,7 @@ SLOW_STEPS = CauseRecord(
             guide=("8.4",),
         ),
         Form(
-            gate=PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM,
+            gate=(PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM) & ~GPUS_WAIT_FOR_THE_HOST,
             start=Number(0.0),
             terms=(
                 term(

@@ -24,7 +24,9 @@ KV_USAGE = Signal("kv_usage_avg_ratio")
 
 TTFT_P99_S, ITL_P50_S, ITL_P99_S = Signal("ttft_p99_s"), Signal("itl_p50_s"), Signal("itl_p99_s")
 TTFT_TARGET_S, ITL_TARGET_S = Target("ttft_p99_s"), Target("itl_p99_s")
-ITL_DRIFT = Signal("itl_mean_drift_ratio")
+TTFT_IS_MISSED, ITL_IS_MISSED = TTFT_P99_S > TTFT_TARGET_S, ITL_P99_S > ITL_TARGET_S
+TTFT_DRIFT, ITL_DRIFT = Signal("ttft_p50_drift_ratio"), Signal("itl_mean_drift_ratio")
+SLOWER = 1.3
 STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
@@ -34,7 +36,7 @@ FIRST_TOKENS_VERY_LATE = Held(
     "first_tokens_very_late",
     (
         ~TTFT_TARGET_S.known
-        & (Signal("ttft_p50_drift_ratio") >= VERY_LATE_FROM)
+        & (TTFT_DRIFT >= VERY_LATE_FROM)
         & (Signal("ttft_p99_drift_ratio") >= VERY_LATE_FROM / 2)
         & (TTFT_P99_S >= VERY_LATE_S)
     )

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
+from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU, SLOWER
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
@@ -131,8 +131,7 @@ class ThrottledGpu(Struct, frozen=True):
 
 def gpu_throttled(facts: Facts) -> Cause | None:
     """The cause for the GPU that is throttled most under load."""
-    speed = facts.values.get(SPEED)
-    slow = None if speed is None else speed < LEARNED_FROM
+    slow = True if _LOSES_SPEED(facts) else False if _KEEPS_SPEED(facts) else None
     if facts.get("running_avg") < 1 and not slow:
         return None
     working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= GPU_BUSY_FROM]
@@ -266,13 +265,19 @@ BOARD_TERMS: tuple[Term, ...] = (
 )
 """Evidence from one board's signals; signals that exporters name differently share one name."""
 
+LOSES_SPEED = Signal(SPEED) < LEARNED_FROM
+KEEPS_SPEED = (Signal(SPEED) >= LEARNED_FROM) & (ITL_DRIFT < SLOWER).assume(unknown=True)
+"""Steps take no longer than usual. If they do, a larger batch may explain it, or hide a loss."""
+
+_LOSES_SPEED, _KEEPS_SPEED = LOSES_SPEED.python(), KEEPS_SPEED.python()
+
 ENGINE_TERMS: tuple[Term, ...] = (
     term(
         Signal(SPEED),
         LEARNED_FROM,
         0.8,
         "the engine has {value:%} of its usual speed at equal work",
-        when=Signal(SPEED) < LEARNED_FROM,
+        when=LOSES_SPEED,
         below=True,
     ),
     term(
@@ -280,7 +285,7 @@ ENGINE_TERMS: tuple[Term, ...] = (
         None,
         -0.6,
         "the engine has its usual speed",
-        when=Signal(SPEED) >= LEARNED_FROM,
+        when=KEEPS_SPEED,
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import CHANGED_FROM, DEMAND
 from kneewatch.diagnose.causes.bottleneck import is_bound
 from kneewatch.diagnose.causes.clients import SOME_GIVEN_UP
 from kneewatch.diagnose.causes.common_conditions import (
@@ -129,9 +130,10 @@ STEADY_BY_DESIGN = (
     & (60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
     & (-60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
     & (SERVED > 0.0)
+    & (Signal(DEMAND) > 1 / CHANGED_FROM).assume(unknown=True)
 ).assume(unknown=False)
-"""The queue moves, and neither grows nor drains, and no quiet time was seen: callers that wait for
-their turn, as those of a batch do. Nothing says that they expect less."""
+"""The queue moves as fast as usual, and neither grows nor drains, and no quiet time was seen:
+callers that wait for their turn, as those of a batch do. Nothing says that they expect less."""
 
 KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE) & QUEUE_HELD
 
@@ -328,7 +330,8 @@ BEHIND_A_PREFILL = (
 SLOW_FROM_DRIFT = 1.6
 """Steps count as slow from this ratio of inter-token latency to its quiet mean on."""
 
-STEPS_ARE_SHORT = ((ITL_P50_S < 0.1) | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
+MEDIAN_IS_SHORT = ITL_P50_S < 0.1
+STEPS_ARE_SHORT = (MEDIAN_IS_SHORT | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
 """Steps count as fast; used only if no quiet baseline is known to compare them with.
 
 The median step is short, or the batch has one request: its steps mostly read weights, so a second
@@ -352,6 +355,7 @@ If one of these was not measured, the cause is queue_saturation instead.
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
+GROWS, IS_QUEUED = SLOPE_PER_S > GROWS_FROM_PER_S, QUEUE > 0.0
 """From this growth of the queue (requests/s) on, more requests arrive than are served.
 
 A smaller growth may be noise of a steady queue.
@@ -384,7 +388,7 @@ FAST_STEPS = (
         0.3,
         "ITL P50 is {value:s} and prefill runs {prefill_busy_ratio:%} of the time: most steps are "
         "fast",
-        when=~ITL_DRIFT.known & (ITL_P50_S < 0.1),
+        when=~ITL_DRIFT.known & MEDIAN_IS_SHORT,
         below=True,
     ),
 )
@@ -435,7 +439,7 @@ def _queue(
     """
     return Form(
         # A streak outlasts one scrape without a queue, and the wait is the window's mean.
-        gate=QUEUE_HELD & (QUEUE > 0.0) & RUNS & HURTS & NOT_EVICTING & gate,
+        gate=QUEUE_HELD & IS_QUEUED & RUNS & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
         terms=(
             term(QUEUE, 2.0, 1.2, _expected_wait),
@@ -452,7 +456,7 @@ def _queue(
                 GROWS_FROM_PER_S,
                 0.6,
                 "the queue grows by {value:requests/s}",
-                when=SLOPE_PER_S > GROWS_FROM_PER_S,
+                when=GROWS,
             ),
             term(WAIT_S, None, 0.0, _wait_beside_usual),
             term(

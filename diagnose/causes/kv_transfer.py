@@ -13,8 +13,8 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_EXPIRES,
     KV_USAGE,
     QUEUES,
-    TTFT_P99_S,
-    TTFT_TARGET_S,
+    TTFT_DRIFT,
+    TTFT_IS_MISSED,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, Tested, term
@@ -47,6 +47,7 @@ DECODE_POOL = (
 MEAN_S, DRIFT = Signal("kv_transfer_mean_s"), Signal("kv_transfer_drift_ratio")
 SHARE = MEAN_S / Signal("ttft_mean_s")
 FAILED = Signal("kv_transfer_failed_per_s")
+FAIL = FAILED > 0.0
 WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
 QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
 FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
@@ -68,12 +69,8 @@ FAR_LONGER = (DRIFT >= 1.5) | (~DRIFT.known & (MEAN_S >= 0.25))
 """A transfer takes longer than usual. If its usual time is unknown, it takes longer than a user
 notices."""
 
-LATE = (TTFT_P99_S > TTFT_TARGET_S) | (Signal("ttft_p50_drift_ratio") >= 1.3)
-LONG = (
-    (SHARE >= 0.3)
-    & (FAR_LONGER | (TTFT_P99_S > TTFT_TARGET_S)).assume(unknown=False)
-    & (LATE.assume(unknown=True))
-)
+LATE = TTFT_IS_MISSED.assume(unknown=False) | (TTFT_DRIFT >= 1.3).assume(unknown=True)
+LONG = (SHARE >= 0.3) & (FAR_LONGER | TTFT_IS_MISSED).assume(unknown=False) & LATE
 """Transfers are a large part of a late TTFT. The share alone proves nothing: on a decode server
 that is fed by prefill servers, most of TTFT may be the transfer."""
 
@@ -89,7 +86,7 @@ RETRIEVED = Tested(
     lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
     "the transfers are LMCache's",
 )
-LOST = (FAILED > 0.0) & Tested(
+LOST = FAIL & Tested(
     lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"),
     "the failures are LMCache's",
 )
@@ -148,12 +145,12 @@ KV_TRANSFER_SLOW = CauseRecord(
     means="Requests wait for KV blocks from another node or cache tier, or transfers of them fail.",
     forms=(
         Form(
-            gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING | HELD_BACK,
+            gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
             start=Number(-0.3),
             terms=(
                 term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
                 term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
-                term(FAILED, None, 1.5, _failing, when=FAILED > 0.0),
+                term(FAILED, None, 1.5, _failing, when=FAIL),
                 term(
                     ARRIVED,
                     None,
@@ -218,7 +215,7 @@ KV_TRANSFER_SLOW = CauseRecord(
                 Level(Severity.WARNING),
             ),
             say=(
-                (FAILED > 0.0, "KV transfers from another node or cache tier fail."),
+                (FAIL, "KV transfers from another node or cache tier fail."),
                 (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
                 (ALWAYS, "Requests wait for KV blocks from another node or cache tier."),
             ),

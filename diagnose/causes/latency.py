@@ -5,11 +5,21 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import COMPUTED, DEMAND
-from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, is_bound
+from kneewatch.diagnose.causes.bottleneck import (
+    GPUS_WAIT_FOR_THE_HOST,
+    LEVERS,
+    MEDIAN_IS_MISSED,
+    PREFILL_S,
+    QUEUE_S,
+    SLOW_STEPS_ALONE,
+    bound_of,
+    bound_terms,
+)
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
     FIRST_TOKENS_VERY_LATE,
+    ITL_IS_MISSED,
     ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
@@ -19,6 +29,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     SERVED,
     SLOW_PROMPTS,
     STALL_SHARE,
+    TTFT_IS_MISSED,
     TTFT_P99_S,
     TTFT_TARGET_S,
     WINDOW_S,
@@ -88,14 +99,12 @@ PROMPTS_WERE_COMPUTED = (
 Otherwise something else delays decoding.
 """
 
-PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
-QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
 PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + QUEUE_S).at_least(1e-9)
 MOST_OF_WAIT, NEARLY_ALL = 0.5, 0.75
 ALONE = PREFILL_S > TTFT_TARGET_S
-PREFILL_BREAKS_TTFT = (TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > NEARLY_ALL) | ALONE)
+PREFILL_BREAKS_TTFT = TTFT_IS_MISSED & ((PREFILL_OF_WAIT > NEARLY_ALL) | ALONE)
 TAIL_ONLY = (
-    (ITL_P99_S > ITL_TARGET_S)
+    ITL_IS_MISSED
     & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
     & PROMPTS_WERE_COMPUTED
     & (~PREFILL_BREAKS_TTFT).assume(unknown=True)
@@ -183,31 +192,13 @@ PREFILL_INTERFERENCE = CauseRecord(
     over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True),
 )
 
-SLOW_STEPS_ALONE = (
-    (TTFT_P99_S > TTFT_TARGET_S)
-    & (ITL_P99_S > ITL_TARGET_S)
-    & (ITL_P50_S > 0.5 * ITL_TARGET_S)
-    & (PREFILL_S > 0.0)
-    & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
-    & ((TTFT_P99_S <= 3.0 * ITL_P99_S) | is_bound("host"))
-).assume(unknown=False)
-"""Slow steps alone explain why TTFT and ITL miss their targets; faster steps would help both.
-
-ITL is slow not only in its tail. A mean first token takes at most three ordinary steps: the rest of
-the running step, and the steps of its prompt. TTFT P99 is at most three of the longest steps; a few
-long prompts would take more. TTFT P99 is not compared if GPUs idle while requests run.
-"""
-
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",
     title="TTFT and ITL both miss their targets",
     means="TTFT and ITL P99 both exceed their targets: tuning for one worsens the other.",
     forms=(
         Form(
-            gate=(TTFT_P99_S > TTFT_TARGET_S)
-            & (ITL_P99_S > ITL_TARGET_S)
-            & NOT_EVICTING
-            & ~SLOW_STEPS_ALONE,
+            gate=TTFT_IS_MISSED & ITL_IS_MISSED & NOT_EVICTING & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
@@ -263,9 +254,7 @@ PREFILL_BOUND = CauseRecord(
     means="TTFT P99 exceeds its target, and prefill is most of that time or alone exceeds it.",
     forms=(
         Form(
-            gate=(TTFT_P99_S > TTFT_TARGET_S)
-            & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE)
-            & ~SLOW_STEPS_ALONE,
+            gate=TTFT_IS_MISSED & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE) & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
@@ -308,7 +297,7 @@ def _decode_lever(facts: Facts) -> str:
 _DECODE_ACTION = "Quantize weights to FP8, raise --tensor-parallel-size, or add replicas."
 
 _DECODE = Form(
-    gate=(ITL_P50_S > ITL_TARGET_S) | SLOW_STEPS_ALONE,
+    gate=MEDIAN_IS_MISSED | SLOW_STEPS_ALONE,
     start=Number(0.3),
     terms=(
         term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:s}"),
@@ -340,7 +329,7 @@ _DECODE = Form(
 )
 _IDLE_GPUS = replace(
     _DECODE,
-    gate=_DECODE.gate & is_bound("host"),
+    gate=GPUS_WAIT_FOR_THE_HOST,
     terms=(*_DECODE.terms[:2], *bound_terms("host")[:1]),
     root=True,
     summary="Decode is slow at every percentile, and the GPUs idle meanwhile",
@@ -364,9 +353,8 @@ TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
 GROWTH = BATCH.otherwise(0.0) / BaselineValue("running_avg")
 """Batch size divided by its quiet size; unknown after a start until a baseline is learned."""
 
-OVER = TTFT_P99_S > TTFT_TARGET_S
 QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)
-LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (OVER | QUEUE_SHOWS)
+LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (TTFT_IS_MISSED | QUEUE_SHOWS)
 IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
 KNEE = Computed(lambda facts: facts.knee.c_max.expected if facts.knee else None, "the learned knee")
 PAST_KNEE_FROM = Computed(
@@ -378,7 +366,7 @@ BEFORE_KNEE_TO = Computed(
     "the lower bound of the learned knee",
 )
 PAST = (IN_FLIGHT > PAST_KNEE_FROM).assume(unknown=False)
-BEYOND = OVER & PAST
+BEYOND = TTFT_IS_MISSED & PAST
 
 
 def _knee(facts: Facts) -> str:
@@ -418,7 +406,7 @@ PAST_KNEE = CauseRecord(
                     "the batch is {value:.1f}x its quiet size",
                     signal="running_avg",
                 ),
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=OVER),
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=TTFT_IS_MISSED),
                 term(
                     IN_FLIGHT,
                     KNEE,
@@ -436,7 +424,7 @@ PAST_KNEE = CauseRecord(
                     signal="running_avg",
                 ),
             ),
-            levels=(Level(Severity.WARNING, OVER), Level(Severity.INFO)),
+            levels=(Level(Severity.WARNING, TTFT_IS_MISSED), Level(Severity.INFO)),
             say=(
                 (
                     LEFT,

@@ -433,7 +433,7 @@ ADAPTER_THRASH = CauseRecord(
             guide=("2.5", "8.5", "9.3"),
         ),
     ),
-    explains=QUEUES,
+    explains=(*QUEUES, "slow_steps"),  # steps wait while adapters are loaded
     covers=("LORA-WAIT", "LORA-CHANGE", *QUEUE_RULES),
     moves=(TTFT, LOAD),
     levers=("more_adapter_slots", "adapter_routing"),

@@ -11,16 +11,19 @@ from kneewatch.diagnose.account_signals import (
     DEMAND,
     DRAFTS,
     LEARNED_FROM,
+    PROMPTS,
     SPEED,
     STREAM,
 )
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST
 from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
     STALL_SHARE,
+    TTFT_DRIFT,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
@@ -38,11 +41,11 @@ UNMOVED = 1.3
 SAME_LOAD = (
     (Signal(DEMAND) <= UNMOVED)
     & (Signal(COMPUTED) <= UNMOVED)
+    & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
     & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 ).assume(unknown=False)
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
-TTFT_DRIFT = Signal("ttft_p50_drift_ratio")
 FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR) & (Signal("ttft_p99_drift_ratio") >= 1.3)
 MEAN_IS_LATE = FIRST_TOKENS_LATE & (
     Signal("ttft_mean_s") / BaselineValue("ttft_mean_s") >= FAR
@@ -53,11 +56,13 @@ USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
 STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (USUAL_ITL_P99_S < 0.25)
 """Streams pause for half a second or more, at least twice as long as 99% of the gaps before."""
 
-FEWER_A_STEP = (Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)
+FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
 """A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
 
-TOKENS_LATE = (ITL_DRIFT >= FAR) & (Signal(SPEED) <= LEARNED_FROM) | FEWER_A_STEP
-"""Tokens come late, and more work in a step (a larger batch, longer contexts) is not the reason."""
+BATCH_GREW = BATCH >= FAR * BaselineValue("running_avg")
+TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW) | FEWER_A_STEP
+"""Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
+batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
 FAR_OFF = (FIRST_TOKENS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False)
 

@@ -136,8 +136,12 @@ class Aftermath:
     def reported(self, causes: Sequence[Cause]) -> None:
         """Remember the causes that are reported now."""
         self._reported = frozenset(cause.id for cause in causes)
-        self._problems = WAITS_FOR.intersection(
-            cause.id for cause in causes if cause.severity >= WARNING and not cause.apart
+        self._problems = frozenset(
+            cause.id
+            for cause in causes
+            if cause.severity >= WARNING
+            and not cause.apart
+            and not WAITS_FOR.isdisjoint((cause.id, *cause.explains))
         )
 
 

@@ -133,8 +133,7 @@ YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
 
 SAME_LOAD_UP_TO, STREAMS_LOST = 1.3, 0.5
-HALF_MS_S = 0.0005
-SQRT_2 = sqrt(2.0)
+HALF_MS_S, SQRT_2 = 0.0005, sqrt(2.0)
 
 
 class Work(Struct, frozen=True):
@@ -347,10 +346,8 @@ class Pace:
         return max(self._quiet_noise.deviation, self._changes.deviation)
 
     def _noise_of(self, samples: int, range_: float) -> float:
-        """Standard deviation of the mean of consecutive samples.
-
-        What changes from sample to sample becomes less; limits that are far apart stay unsure.
-        """
+        """Standard deviation of a mean of samples: what changes from one to the next becomes less.
+        Limits that are far apart stay unsure."""
         steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
         return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
 

@@ -406,6 +406,14 @@ def test_severity_follows_the_wait_against_the_target_or_the_usual(
     assert pinned.causes()["admission_limit"].severity == severity
 
 
+def test_a_steady_queue_is_by_design_only_while_as_many_are_served_as_ever() -> None:
+    quiet = {key: value for key, value in QUEUED.quiet.items() if key != "ttft_p99_s"}
+    steady = replace(QUEUED.but(expected_wait_s=61.0, demand_moved_ratio=1.0), quiet=quiet)
+    assert steady.causes()["queue_saturation"].severity == Severity.WARNING
+    slower = steady.but(demand_moved_ratio=0.1).causes()["queue_saturation"]
+    assert slower.severity == Severity.CRITICAL
+
+
 def test_a_minute_is_critical_in_a_queue_that_grows_though_nothing_usual_is_known() -> None:
     quiet = {key: value for key, value in QUEUED.quiet.items() if key != "ttft_p99_s"}
     grows = replace(QUEUED.but(expected_wait_s=61.0, waiting_slope_per_s=9.0), quiet=quiet)
@@ -435,6 +443,15 @@ def test_a_rate_of_preemptions_is_never_said_to_be_zero(per_s: float, said: str)
     cause = BY_ID["kv_pressure"].examine(pressed.facts())
     assert cause is not None
     assert said in cause.summary
+
+
+def test_a_batch_that_slow_steps_enlarge_does_not_excuse_them_at_an_equal_load() -> None:
+    slow = CONCLUSIVE["unexplained_latency"].but(
+        ttft_p50_drift_ratio=1.0, itl_mean_drift_ratio=3.0, engine_speed_ratio=1.0
+    )
+    assert "unexplained_latency" not in slow.causes(), "its contexts may be longer"
+    slow = slow.but(running_avg=30.0)
+    assert slow.causes()["unexplained_latency"].severity == Severity.WARNING
 
 
 def test_unexplained_latency_names_what_was_ruled_out_and_what_to_do() -> None:
@@ -641,6 +658,12 @@ def test_slow_transfers_show_in_four_ways(
     assert "kv_transfer_slow" in CALM.but(**values).lasting(**streaks_s).causes()
 
 
+def test_a_long_transfer_is_not_slow_while_first_tokens_come_as_usual() -> None:
+    long = CALM.but(kv_transfer_mean_s=0.05, ttft_mean_s=0.1, kv_transfer_drift_ratio=1.6)
+    assert "kv_transfer_slow" in long.but(ttft_p50_drift_ratio=None).causes(), "nothing is known"
+    assert "kv_transfer_slow" not in long.but(ttft_p50_drift_ratio=1.0).causes()
+
+
 @pytest.mark.parametrize(
     ("external_hit_ratio", "is_said"),
     [
@@ -797,11 +820,11 @@ CROWDED = CONCLUSIVE["host_contention"]
         pytest.param(CROWDED, True, id="tasks wait for a CPU"),
         pytest.param(CROWDED.but(host_cpu_pressure_ratio=0.05), False, id="CPUs are free"),
         pytest.param(CROWDED.but(host_cpu_pressure_ratio=None), False, id="the node is unknown"),
-        pytest.param(CROWDED.but(running_avg=14.0), False, id="a larger batch"),
+        pytest.param(CROWDED.but(running_avg=14.0), True, id="slow steps enlarge the batch"),
+        pytest.param(CROWDED.but(engine_speed_ratio=1.0), False, id="more work explains the steps"),
+        pytest.param(CROWDED.but(engine_speed_ratio=None), False, id="the speed is unknown"),
         pytest.param(replace(CROWDED, observed_s=10.0), False, id="a new process warms up"),
-        pytest.param(CROWDED.but(output_tokens_mean=400.0), False, id="longer answers"),
         pytest.param(CROWDED.but(gpu_dram_active_ratio=0.9), False, id="the GPU is the limit"),
-        pytest.param(CROWDED.but(itl_p50_drift_ratio=1.0), False, id="only some steps are slow"),
     ],
 )
 def test_a_host_is_blamed_only_where_it_is_seen(situation: Situation, concluded: bool) -> None:

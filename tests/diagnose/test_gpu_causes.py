@@ -271,6 +271,8 @@ def test_clocks_held_down_are_told_with_the_reason(
     slower = causes_of(reading, CALM.but(engine_speed_ratio=0.65))["gpu_throttled"]
     assert slower.severity == Severity.WARNING
     assert slower.lever.startswith("On" if severity == Severity.INFO else "Drain")
+    hidden = causes_of(reading, AS_EVER.but(itl_mean_drift_ratio=7.0))["gpu_throttled"]
+    assert (hidden.severity, hidden.apart) == (Severity.WARNING, False), "a batch 7x as large"
 
 
 @pytest.mark.parametrize(

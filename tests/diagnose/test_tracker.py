@@ -76,3 +76,11 @@ def test_a_queue_that_stays_after_its_cause_is_reported(
         causes = aftermath.without(now, [queued.causes()["queue_saturation"]])
         aftermath.reported(causes)
     assert (causes == []) == silent
+
+
+def test_a_missed_target_leaves_no_backlog_that_hides_the_next() -> None:
+    bound = CONCLUSIVE["prefill_bound"]
+    aftermath = Aftermath()
+    aftermath.reported(list(CONCLUSIVE["slo_conflict"].causes().values()))
+    causes = list(bound.causes().values())
+    assert aftermath.without(bound.facts(), causes) == causes
