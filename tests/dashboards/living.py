@@ -1,7 +1,9 @@
 """A fleet that lives, played to the exported rules: which alerts fire when.
 
     python -m tests.dashboards.living [SCRAPE_S...]
+    python -m tests.dashboards.living faults [FAULT...]
 
+The second prints a table: the alerts of each fault of `tests.living_faults`, scraped every 30 s.
 promtool evaluates the rules, as fast as it can. Each of the planted faults must be told in time and
 once, and operations by nothing.
 """
@@ -21,6 +23,7 @@ from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.dashboards.promtool import evaluate
+from tests.living_faults import END_S, FAULTS, FROM_S, Fault
 from tests.living_fleet import MIN_S, LivingFleet, operated, with_faults
 
 FIRING = 'ALERTS{alertstate="firing", severity=~"warning|critical"}'
@@ -93,8 +96,36 @@ def _firing(shown: Sequence[set[str]], interval_s: float) -> Iterator[Firing]:
         yield Firing(dict(LABEL.findall(labels)), begins_s, None)
 
 
+def alerted(fault: Fault, folder: Path, *, scrape_s: int = 30) -> dict[str, float]:
+    """The alerts that fire in a fleet with one fault, and when: seconds since the fault began."""
+    fleet = living(scrape_s)
+    fault.plant(fleet, fault.name)
+    plan = Plan(scrape_s=scrape_s, interval_s=scrape_s)
+    first_s: dict[str, float] = {}
+    for firing in fired(fleet, plan, folder, to_s=END_S):
+        first_s.setdefault(firing.labels["alertname"], firing.begins_s - FROM_S)
+    return first_s
+
+
+def table(names: Sequence[str]) -> Iterator[str]:
+    """Yields the rows of a Markdown table: each fault and its alerts."""
+    yield "| fault | alerts |"
+    yield "| --- | --- |"
+    for fault in FAULTS:
+        if not names or fault.name in names:
+            with tempfile.TemporaryDirectory(prefix="kneewatch-living-") as folder:
+                alerts = alerted(fault, Path(folder))
+            told = ", ".join(f"`{name}` after {after_s:.0f} s" for name, after_s in alerts.items())
+            title = str(fault.plant.__doc__).split(". ")[0].rstrip(".")
+            yield f"| {title} | {told or 'none'} |"
+
+
 def main() -> None:
     """Play operations, and faults in the midst of them, at each scrape interval."""
+    if sys.argv[1:2] == ["faults"]:
+        for row in table(sys.argv[2:]):
+            print(row, flush=True)
+        return
     for scrape_s in map(int, sys.argv[1:] or ("15", "30", "60")):
         plan = Plan(scrape_s=scrape_s, interval_s=min(scrape_s, 30))
         for name, scene, to_s in (("operations", operated, 50), ("faults", with_faults, 32)):

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.rules.facts import Targets
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.agent.notify.web import Taker
-from tests.dashboards.living import Firing, fired, living
+from tests.dashboards.living import Firing, alerted, fired, living
+from tests.living_faults import FAULTS
 from tests.living_fleet import FAULTS_S, MIN_S, LivingFleet, operated, with_faults
 from tests.programs import require
 
@@ -102,6 +104,14 @@ def test_symptoms_are_told_of_the_right_replicas(tmp_path: Path) -> None:
     }
     quick = [f for f in firings if "Burn" not in f.labels["alertname"]]
     assert [str(firing) for firing in quick if firing.begins_s - from_s > 5 * MIN_S] == []
+
+
+def test_a_router_that_uses_one_replica_is_no_lack_of_replicas(tmp_path: Path) -> None:
+    require("promtool")
+    (fault,) = (each for each in FAULTS if each.name == "one-takes-all")
+    first = next(iter(alerted(fault, tmp_path, scrape_s=60)))
+    assert first == "KneewatchReplicaImbalance"
+    assert "add replicas" not in rule_files(Plan())[RULES_FILE].lower()
 
 
 @pytest.mark.parametrize("scrape_s", [15, 60])
