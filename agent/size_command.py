@@ -23,7 +23,7 @@ from kneewatch.agent.stated_deployment import (
 )
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.models import Model, text_only
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -97,6 +97,8 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
     if given["model"] is None:
         raise SizingError("required: a catalogue id or the path of a config.json", name="model")
     model = find(given["model"])
+    if given["language_model_only"]:
+        model = text_only(model)
     return Setup(
         model=model,
         gpu=named_gpu(given["gpu"]) if given["gpu"] else None,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.models import model, text_only
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
@@ -42,6 +42,8 @@ def setup_of(case: Case) -> Setup:
     if case.get("gpu_mem_gib"):
         card = replace(card, memory_bytes=int(case["gpu_mem_gib"] * GIB))
     named = model(case["model"])
+    if case.get("language_model_only"):
+        named = text_only(named)
     draft = None
     if case.get("spec") == "mtp":
         if named.own_draft is None:

@@ -66,6 +66,8 @@ class Gpu(Struct, frozen=True, kw_only=True):
     segment: str = "data-centre"
     """data-centre or workstation. A search tries data-centre GPUs only."""
     note: str = ""
+    shares_host_memory: bool = False
+    """Whether CPU and GPU have one memory, so that vLLM counts what the host uses."""
 
     @property
     def host_bytes_per_s(self) -> float:

@@ -23,7 +23,7 @@ from kneewatch.diagnose.catalogue.families import (
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
-from kneewatch.diagnose.catalogue.layers import Layers, ngram_table_bytes
+from kneewatch.diagnose.catalogue.layers import Layers, Recurrent, ngram_table_bytes
 from kneewatch.diagnose.catalogue.parameters import (
     AdapterShape,
     Experts,
@@ -230,6 +230,12 @@ def _words(name: str) -> tuple[tuple[str, ...], str | None]:
     return tuple(kept), scheme_id
 
 
+def text_only(named: Model) -> Model:
+    """The model without its vision and audio towers, as `--language-model-only` loads it."""
+    kept = named.parameters and replace(named.parameters, vision=0.0)
+    return replace(named, parameters=kept, multimodal=False)
+
+
 def _same_architecture(name: str) -> Model | None:
     """The model of the entry that differs from this name in release and quantization only."""
     architecture, said = _words(name)
@@ -242,13 +248,16 @@ def _same_architecture(name: str) -> Model | None:
     stated = said or entry.quantization
     kept = same or scheme(entry.quantization).stated_as == stated
     quantization = entry.quantization if kept else stated
+    if not entry.experts.count and any(isinstance(p.kind, Recurrent) for p in entry.layers):
+        rules = packaged_tables("diagnose.catalogue", "model_names.toml")["recurrent_schemes"]
+        quantization = rules.get(quantization, quantization)
     note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"
     draft = entry.own_draft
     return replace(
         entry,
         id=name,
         quantization=quantization,
-        own_draft=draft and replace(draft, quantization=quantization),
+        own_draft=draft and replace(draft, quantization=_draft_scheme(quantization)),
         notes=(*entry.notes, note),
     )
 
@@ -361,12 +370,21 @@ def _census(
     return experts, parameters, adapters
 
 
+def _draft_scheme(quantization: str) -> str:
+    """The scheme of a checkpoint's prediction layers, which stay in 16 bit in NVFP4 checkpoints.
+
+    Source: vllm/model_executor/models/qwen3_5_mtp.py (0.32).
+    """
+    return "bf16" if scheme(quantization).compute == "fp4" else quantization
+
+
 def _own_draft(config: Config, *, source: str, quantization: str) -> Model | None:
     own = own_layers(config)
     if own is None or not config.has("hidden_size"):
         return None
+    kept = _draft_scheme(quantization)
     try:
-        draft = _model(own, source=source, vision=0.0, quantization=quantization, notes=())
+        draft = _model(own, source=source, vision=0.0, quantization=kept, notes=())
     except SizingError:
         # The model itself can be sized without them.
         return None

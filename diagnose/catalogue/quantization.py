@@ -36,6 +36,7 @@ class Scheme(Struct, frozen=True):
     source: str
     attention_bits: float | None = None
     stated_as: str = ""
+    head_bits: float = FULL_BITS
 
     def attention_bits_of(self, *, mixture: bool) -> float:
         """Bits per attention parameter in a mixture of experts, or in a dense model."""

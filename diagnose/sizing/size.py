@@ -15,6 +15,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
     fewest_gpus,
+    is_measured,
     memory,
     second_copy_ratio,
 )
@@ -126,6 +127,11 @@ def _sources(answer: Memory) -> Iterator[str]:
         )
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
+    if setup.gpu is not None and answer.overhead is not None and not is_measured(setup.gpu):
+        yield (
+            f"{setup.gpu.id}: the overhead was not fitted to start-ups on such GPUs, so its upper "
+            "bound is higher"
+        )
     if setup.model.multimodal and setup.version < V1:
         yield (
             "vLLM V0 profiles vision models with the largest images and may need tens of GiB more "

@@ -51,9 +51,23 @@ _ENCODER_GIB = 0.3
 # mixture over expert-parallel ranks 5, over data-parallel ones too 33 (GB300) and some 60 (B200).
 # None of the logs with more than 2 GiB is from before Blackwell.
 _GRAPHS_GIB = (1.0, 2.0)
+# Of few batch sizes they take half: 0.26 GiB logged at 2 seats, 0.61 at 8, of mixtures.
+_MOST_SIZES = 51
 _EXPERT_GRAPHS_GIB = (5.0, 33.0)
 _DATA_EXPERT_GRAPHS_GIB = (33.0, 60.0)
 _BAND_GIB = 1.5
+# On GPUs of capability 12 and on those without a log the overhead came out up to 4 GiB higher.
+_UNMEASURED_BAND_GIB = 4.5
+_MEASURED_ARCHITECTURES = ("ampere", "hopper", "cdna3")
+# Where CPU and GPU have one memory, vLLM counts what the host allocates while it starts: 7 to 14
+# GiB on three start-ups of GB10.
+_SHARED_HOST_GIB = 7.0
+# DeepSeek V4's four residual streams in float32, in copies: 3 GiB for 4,096 tokens and 8 GiB for
+# 16,384 on the two logged start-ups.
+_STREAM_COPIES = 4 * 7
+# NVFP4 checkpoints keep some layers in 8 or 16 bit, or quantize attention too: logged weights are
+# up to 9% above computed, and the attention of a mixture may be in 4 bit.
+_MIXED_PRECISION_RATIO = 0.09
 # A sparse-attention indexer keeps a workspace of five contexts of 16-bit latent rows
 # (vllm/v1/attention/backends/mla/indexer.py and flashmla_sparse.py, 0.32).
 _INDEX_WORKSPACE_BYTES_PER_TOKEN = 5 * 576 * 2
@@ -129,13 +143,24 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     if setup.model.multimodal and setup.version >= V1:
         activation += _ENCODER_GIB * GIB
     graphs, graphs_high = _graphs_bytes(setup, gpu)
+    shared = _SHARED_HOST_GIB * GIB if gpu.shares_host_memory else 0.0
+    framework += shared
     expected = activation + framework + graphs
+    above = (_BAND_GIB if is_measured(gpu) else _UNMEASURED_BAND_GIB) * GIB + shared
     return Overhead(
         activation_bytes=activation,
         framework_bytes=framework,
         graphs_bytes=graphs,
-        low_bytes=expected - min(_BAND_GIB * GIB, expected / 2),
-        high_bytes=activation + framework + graphs_high + _BAND_GIB * GIB,
+        low_bytes=expected - min(_BAND_GIB * GIB + shared, expected / 2),
+        high_bytes=activation + framework + graphs_high + above,
+    )
+
+
+def is_measured(gpu: Gpu) -> bool:
+    """Whether the overhead was fitted to logged start-ups on GPUs of this class."""
+    data_centre = gpu.architecture == "blackwell" and gpu.segment == "data-centre"
+    return gpu.architecture in _MEASURED_ARCHITECTURES or (
+        data_centre and (gpu.compute_capability or "").startswith("10.")
     )
 
 
@@ -155,11 +180,26 @@ def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
     if setup.version < V1 and (not chunked or (setup.version < _V0_CHARGED and latent)):
         tokens = max(tokens, setup.longest_tokens)
     # Gate, up and their product, and three rows of the hidden state, in 16 bit.
-    row_elements = 3 * model.intermediate_size / setup.parallel.tensor + 3 * model.hidden_size
+    inner_elements = 3 * model.intermediate_size / setup.parallel.tensor
+    if setup.version >= V1:
+        inner_elements = max(inner_elements, _expert_elements(setup))
+    row_elements = inner_elements + 3 * model.hidden_size
     workspace = 0
     if latent and latent[0].index_dim:
         workspace = _INDEX_WORKSPACE_BYTES_PER_TOKEN * setup.longest_tokens
+    if any(isinstance(part.kind, SlidingStates) for part in model.layers):
+        workspace += _STREAM_COPIES * _LOGIT_BYTES * tokens * model.hidden_size
     return max(sampler, tokens * row_elements * 2) + workspace
+
+
+def _expert_elements(setup: Setup) -> float:
+    """Elements per token of the buffers between the two matrices of a layer's routed experts.
+
+    Source: `workspace_shapes` of vllm/model_executor/layers/fused_moe (0.32).
+    """
+    model, parallel = setup.model, setup.parallel
+    width = model.expert_width / (1 if parallel.experts else parallel.tensor)
+    return model.experts.per_token * (max(2 * width, model.hidden_size) + width)
 
 
 def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
@@ -182,10 +222,24 @@ def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
     if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
         return 0.0, 0.0
     expected, most = _GRAPHS_GIB
+    expected *= (1 + _captured_sizes(setup) / _MOST_SIZES) / 2
     if setup.model.experts.count and setup.parallel.experts and gpu.architecture == "blackwell":
         wide = setup.parallel.data > 1
         expected, most = _DATA_EXPERT_GRAPHS_GIB if wide else _EXPERT_GRAPHS_GIB
     return expected * GIB, most * GIB
+
+
+def _captured_sizes(setup: Setup) -> int:
+    """How many batch sizes vLLM captures CUDA graphs for: 1, 2, 4, every 8 to 256, every 16 to 512.
+
+    The largest is twice the tokens of a decode step with all seats taken.
+
+    Source: vllm/config/vllm.py, `_set_cudagraph_sizes` (0.32).
+    """
+    drafted = 0 if setup.draft is None else setup.draft.tokens
+    largest = min(2 * setup.seqs * (1 + drafted), 512)
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    return sum(size <= largest for size in sizes)
 
 
 # --- The memory budget of one GPU, its KV cache, and the fewest GPUs for a load -------------------
@@ -390,10 +444,15 @@ def memory(setup: Setup) -> Memory:
         overhead = overhead_of(setup, weights_bytes, setup.gpu)
         room = setup.utilization * setup.gpu.memory_bytes - weights_bytes - adapters - draft
         copied_bytes = second_copy_ratio(setup) * weights_bytes
+        spared_bytes = 0.0
+        if weights is not None and setup.scheme.compute == "fp4":
+            copied_bytes += _MIXED_PRECISION_RATIO * weights_bytes
+            attention_bits = setup.scheme.attention_bits_of(mixture=bool(setup.model.experts.count))
+            spared_bytes = weights.attention_bytes * (1 - setup.scheme.linear_bits / attention_bits)
         available = Range(
             room - overhead.high_bytes - copied_bytes,
             room - overhead.expected_bytes,
-            room - overhead.low_bytes,
+            room - overhead.low_bytes + spared_bytes,
         )
     context = setup.context
     blocks, request = available.map(layout.blocks), layout.request_blocks(context)

@@ -20,6 +20,8 @@ _MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 64
 # Experts without a gate are padded to this width on each rank in FP8 and NVFP4 (vLLM 0.32,
 # vllm/model_executor/layers/quantization/utils/flashinfer_utils.py and flashinfer_fp4_moe.py).
 _UNGATED_WIDTH = 128
+# Those with a gate in NVFP4 to this one.
+_GATED_NVFP4_WIDTH = 64
 _UNGATED_SCHEMES = frozenset({"fp8", "nvfp4"})
 # On ROCm, rows of 16-bit experts of a multiple of 512 bytes get 256 more, so that they start in
 # different channels of the memory (vLLM 0.32, unquantized_fused_moe_method.py).
@@ -99,10 +101,11 @@ def weights_per_gpu(
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
     attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
     ranks = tp * parallel.data if parallel.experts else tp
-    tables = (parameters.embedding + parameters.head) / tp
+    head = parameters.head * scheme.head_bits / FULL_BITS
+    tables = (parameters.embedding + head) / tp
     if parallel.pipeline > 1:
         # The first stage holds the input table, the last the output projection.
-        tables = max(parameters.embedding, parameters.head) / tp
+        tables = max(parameters.embedding, head) / tp
     return Weights(
         attention_bytes=attention_parameters(model, parameters, tp)
         * stage
@@ -141,6 +144,8 @@ def _padding_ratio(model: Model, scheme: Scheme, *, tensor: int, vendor: str) ->
     ungated = model.expert_matrices < _GATED_MATRICES
     if vendor == "nvidia" and ungated and scheme.id in _UNGATED_SCHEMES:
         return _rounded_up(width, _UNGATED_WIDTH)
+    if vendor == "nvidia" and scheme.id == "nvfp4":
+        return _rounded_up(width, _GATED_NVFP4_WIDTH)
     if vendor == "amd" and scheme.expert_bits == FULL_BITS:
         down = 1 / model.expert_matrices
         return (1 - down) * _rocm_ratio(hidden) + down * _rocm_ratio(width)

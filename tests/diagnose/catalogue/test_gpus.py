@@ -51,8 +51,9 @@ def test_a_gpu_says_where_its_figures_are_from(card: Gpu) -> None:
 @every_gpu
 def test_a_gpu_is_plausible(card: Gpu) -> None:
     assert 0.9 < card.memory_bytes / card.memory_sold_bytes <= 1
-    assert 25 < card.bf16_flop_per_s / card.memory_bandwidth_bytes_per_s < 500
-    assert card.pcie_bytes_per_s in (32e9, 64e9, 128e9)
+    # The most is that of Jetson Thor: 947.
+    assert 25 < card.bf16_flop_per_s / card.memory_bandwidth_bytes_per_s < 1000
+    assert card.pcie_bytes_per_s in (16e9, 32e9, 64e9, 128e9)
     assert 50 < card.power_watts <= 1400
     assert 0.1 < card.usd_per_hour < 20
     assert (card.compute_capability is None) == (card.vendor == "amd")
@@ -244,7 +245,7 @@ NOT_WHOLE_OR_NOT_KNOWN = (
     "NVIDIA GeForce RTX 3090 Ti",
     "NVIDIA H100",
     "NVIDIA",
-    "Tesla T4",
+    "Tesla P4",
     "",
 )
 
@@ -285,6 +286,8 @@ def test_a_gpu_has_values_of_the_right_kind(card: Gpu) -> None:
         elif hints[field.name] in (str, str | None):
             assert isinstance(value, str), field.name
             assert value.strip() or field.name == "note"
+        elif hints[field.name] is bool:
+            assert type(value) is bool
         elif field.name == "names":
             assert all(isinstance(name, str) and plain_name(name) for name in value)
         else:

@@ -153,7 +153,7 @@ def test_a_model_is_found_without_counting_the_others(monkeypatch: pytest.Monkey
     ("name", "entry", "quantization"),
     [
         ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-27B", "bf16"),
-        ("nvidia/Qwen3.8-27B-NVFP4", "Qwen/Qwen3.5-27B", "nvfp4"),
+        ("nvidia/Qwen3.8-27B-NVFP4", "Qwen/Qwen3.5-27B", "nvfp4-mlp"),
         ("qwen3.6-27b-autoround-int4", "Qwen/Qwen3.5-27B", "int4"),
         ("zai-org/GLM-5.1-FP8", "zai-org/GLM-5-FP8", "fp8"),
         ("zai-org/GLM-5.2-FP8", "nvidia/GLM-5.2-NVFP4", "fp8"),

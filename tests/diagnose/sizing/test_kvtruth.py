@@ -88,3 +88,17 @@ def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
     # 164 blocks of context in one group, and 3 groups with 2 states and 2 of drafted tokens.
     assert layout.request_blocks(262_144) == 164 + 3 * 4
     assert memory(setup).logged_tokens.expected == case["kv_tokens"]
+
+
+def test_the_band_holds_nine_of_ten_start_ups_of_2026() -> None:
+    banded = [row.in_band for row in rows() if row.in_band is not None]
+
+    assert len(banded) >= 15
+    assert sum(banded) >= 0.9 * len(banded)
+
+
+def test_a_launch_without_towers_has_more_kv_cache() -> None:
+    case = next(case for case in cases_2026() if case.get("language_model_only"))
+    whole = setup_of({**case, "language_model_only": False})
+
+    assert memory(setup_of(case)).available_bytes.low > memory(whole).available_bytes.low
