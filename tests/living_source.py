@@ -189,7 +189,7 @@ class SimulatedEngines(FleetEngines):
                           for t, value in row.over(at_s, at_s - after_s)]  # fmt: skip
                 if values:
                     answer.append(RawSeries(row.metric, Raw(msgspec.json.encode(values))))
-            self._add(answer)
+            self._pages.add(answer)
             yield [target]
 
 

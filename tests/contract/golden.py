@@ -28,7 +28,8 @@ TRACKED_S = 7_500
 
 Verdict = tuple[float | None, str | None, str]
 """Confidence and severity (None and None where nothing is concluded), and the names of those
-conditions that hold now and must hold for a while; `apart` where the cause explains nothing."""
+conditions that hold now and must hold for a while; `apart` where the cause explains nothing, `over`
+where it would end at once."""
 
 
 class Stored(Struct, frozen=True):
@@ -45,12 +46,14 @@ class Judge:
     def __init__(self, record: CauseRecord) -> None:
         self.record = record
         held = (node for node in nodes(record.forms) if isinstance(node, Held))
+        self._over = None if record.over is None else record.over.python()
         self._held = {(node.name, node.for_s.value): node.of.python() for node in held}
 
     def verdict(self, facts: Facts) -> Verdict:
         """What the record concludes of facts."""
         cause = self.record.examine(facts)
         names = [name for (name, _), holds in self._held.items() if holds(facts)]
+        names += ["over"] if self._over is not None and self._over(facts) else []
         if cause is None:
             return None, None, " ".join(names)
         names += ["apart"] * cause.apart + ["root"] * cause.root

@@ -190,6 +190,13 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:tokens": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_mean_s=0.06, itl_mean_drift_ratio=2.6, engine_speed_ratio=0.8
     ),
+    "unexplained_latency:a larger batch": replace(
+        UNEXPLAINED.but(
+            ttft_p50_drift_ratio=1.0, itl_mean_s=0.06, itl_mean_drift_ratio=2.6,
+            engine_speed_ratio=1.0, running_avg=9.0,
+        ),
+        quiet={**UNEXPLAINED.quiet, "running_avg": 3.0},
+    ),
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),

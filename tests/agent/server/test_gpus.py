@@ -137,7 +137,7 @@ def server_facts(*readings: SourceReading, models: tuple[str, ...]) -> dict[str,
     stream.server = ServerWatch("http://127.0.0.1:1", FetchSettings(), read=read_all)
     stream.take(1000.0, PAGES[0], TYPE)
     assert stream.monitor.server is not None
-    return {fact.name: (fact.value, fact.source) for fact in stream.monitor.server.facts}
+    return {fact.name: (fact.value, fact.source) for fact in stream.monitor.server.at(1000.0).facts}
 
 
 def test_the_gpus_of_the_exporters_page_are_facts() -> None:
