@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED
 from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_IS_MISSED,
@@ -37,7 +38,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Signal, Watched
+from kneewatch.rules.quantities import BaselineValue, Signal, Watched
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -205,19 +206,28 @@ SLOWED_TOKENS = (
 IS_SLOW = SPEED_RATIO <= SLOW_FROM
 """Steps take longer than in quiet times, although they do no more work."""
 
+BATCH_GROWTH = BATCH / BaselineValue("running_avg")
+LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
+SLOW_AT_EQUAL_WORK = (
+    IS_SLOW | ((ITL_DRIFT >= SLOWER) & (Signal("itl_p50_drift_ratio") >= SLOWER) & EQUAL_WORK)
+).assume(unknown=False)
+"""By the account, or because the batch is no larger and answers are no longer, which is known
+earlier."""
+
 IS_PRESSED, IS_STOLEN = PRESSURE >= PRESSED_FROM, STEAL >= STOLEN_FROM
 
 WARMED_UP = Watched(Number(1.0))
 """The process has run for one window: its first steps are slow, and loading weights takes CPU."""
 
-_IS_SLOW = IS_SLOW.python()
+_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:
     """A note if steps are slow at equal work and nothing is known about the host; otherwise
     empty."""
     seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
-    if seen or not _IS_SLOW(facts):
+    if seen or not _SLOW_AT_EQUAL_WORK(facts):
         return []
     return [
         "host_contention: steps are slow at equal work; whether the host lacks CPU cannot be "
@@ -250,7 +260,7 @@ HOST_CONTENTION = CauseRecord(
     "or the hypervisor gives it to others. Or requests wait for the API server's process.",
     forms=(
         Form(
-            gate=IS_SLOW
+            gate=SLOW_AT_EQUAL_WORK
             & (IS_PRESSED | IS_STOLEN)
             & WARMED_UP
             & ~is_bound("memory")
@@ -276,7 +286,7 @@ HOST_CONTENTION = CauseRecord(
             ),
             levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
             say=((ALWAYS, "Steps take {slower:.1f}x as long at equal work: the host lacks CPU."),),
-            words=(("slower", SLOWER_BY),),
+            words=(("slower", ITL_DRIFT),),
             summary="Steps slow down at equal work: the host lacks CPU",
             lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
             "its own (CPU manager policy static, cpuset), or move one of both to another node.",

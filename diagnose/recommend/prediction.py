@@ -294,9 +294,10 @@ def _tails(context: LeverContext, change: After, speed: Speed) -> dict[str, floa
         if len(ratios) >= TAIL_WINDOWS_MIN:
             ratios.sort()
             skipped = floor(TAIL_BAND * len(ratios))
-            numbers[f"{name}_p99_s"] = mean_s * median(ratios)
-            numbers[f"{name}_p99_low_s"] = mean_s * ratios[skipped]
-            numbers[f"{name}_p99_high_s"] = mean_s * ratios[-1 - skipped]
+            numbers[f"{name}_p99_s"] = float(f"{mean_s * median(ratios):.3g}")
+            # More digits than the band can have would fill the history.
+            for end, ratio in (("low", ratios[skipped]), ("high", ratios[-1 - skipped])):
+                numbers[f"{name}_p99_{end}_s"] = float(f"{mean_s * ratio:.2g}")
     return numbers
 
 

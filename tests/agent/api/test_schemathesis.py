@@ -23,11 +23,13 @@ checks: Any = openapi_checks
 EXAMPLES = 40
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-PLAIN = ("/healthz", "/metrics")
+PLAIN = ("/healthz", "/probe", "/probe/{target}", "/metrics")
 """Nothing can be wrong with a request for these."""
 
 OPERATIONS = (
     ("/healthz", "GET"),
+    ("/probe", "GET"),
+    ("/probe/{target}", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),
     ("/api/v1/triage", "GET"),

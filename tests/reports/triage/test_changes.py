@@ -67,8 +67,9 @@ def test_what_it_costs(usd_per_hour: float | None, words: str) -> None:
 
 
 def test_a_change_that_does_not_suffice_says_so() -> None:
-    assert doubt(made(Change("--a", 1, 2), predicted={"kv_demand_ratio": 1.2}))
-    assert not doubt(made(Change("--a", 1, 2), predicted={"kv_demand_ratio": 0.8}))
+    assert doubt(made(Change("--a", 1, 2), suffices=False))
+    assert not doubt(made(Change("--a", 1, 2), suffices=True))
+    assert not doubt(made(Change("--a", 1, 2))), "unknown"
 
 
 @given(st.text(), st.text(min_size=1))
