@@ -15,6 +15,7 @@ from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settin
 from tests.agent.notify.factories import sick
 from tests.agent.notify.posts import alert, post
 from tests.diagnose.fleet.example_fleets import fleet, verdict
+from tests.recordings import NO_TARGETS
 from tests.reports.diagnoses import NOW_S
 
 JSON, TEXT, MARKDOWN = "application/json", "text/plain", "text/markdown"
@@ -41,8 +42,12 @@ def api_examples() -> str:
     """The examples as a part of the OpenAPI document: under its paths, with its keys."""
     state = state_of(SICK_NAME, sick())
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    moment = FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0)
     watch.state = replace(
-        watch.state, moment=FleetMoment(verdict(*fleet(3)), {}), seen_s=NOW_S - 10, cycles=1
+        watch.state,
+        moment=moment,
+        seen_s=NOW_S - 10,
+        cycles=1,
     )
 
     def accepted(_asked: object) -> list[EngineAcceptance]:

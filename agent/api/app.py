@@ -55,7 +55,7 @@ from kneewatch.agent.api.triage_page import PageRequest, Views, page_request
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.diagnose.fleet.verdict import FLEET
+from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.acceptance import AcceptRequest
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ log = logging.getLogger(__name__)
 
 PAGES_AT_ONCE = 2
 """Triage pages rendered at the same time; more would take CPU time from the scrape cycles."""
-
 
 PAGE_WAIT_S = 15.0
 """Maximum seconds that a page waits for the metrics system."""
@@ -223,7 +222,7 @@ class Routes:
             return None, asked
         if asked.at_s is None:
             return self._service.fleet.state.moment_at(self._service.clock()), asked
-        if not asked.target.startswith(f"{FLEET}/"):
+        if not asked.target.startswith(IN_FLEET):
             return None, asked
         try:
             return await self._fleet_past.at(asked.at_s, answer_s=PAGE_WAIT_S), asked

@@ -20,12 +20,12 @@ def probe(service: Service, target: str) -> Response:
     It is 200 also where kneewatch cannot know: a target that is not watched, does not answer, or
     was not scraped lately. A probe that fails then would restart servers that work.
     """
-    state = service.state(target) if target else None
-    states = service.states() if not target else [] if state is None else [state]
+    states = [service.state(target)] if target else service.states()
     now_s = service.clock()
-    if any(_is_hung(each) for each in states if not late(each, now_s)):
+    watched = [state for state in states if state is not None]
+    if any(_is_hung(state) for state in watched if not late(state, now_s)):
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, "hung")
-    return _answer(HTTPStatus.OK, "not hung" if states else "not watched")
+    return _answer(HTTPStatus.OK, "not hung" if watched else "not watched")
 
 
 def _is_hung(state: TargetState) -> bool:

@@ -99,17 +99,16 @@ class Service(Struct, frozen=True, kw_only=True):
     def states(self) -> list[TargetState]:
         """The newest states of all targets and of the fleet's pools, worst first."""
         states = self.board.states()
-        if self.fleet is not None:
-            states += self.fleet.board.states()
+        if self.fleet is not None and (moment := self.fleet.state.moment) is not None:
+            states += moment.pools.values()
         return sorted(states, key=lambda state: -state.severity)
 
     def state(self, target: str) -> TargetState | None:
         """The newest state of a target, of a pool of the fleet, or of a replica. None if there is
         none."""
         state = self.board.get(target)
-        if state is not None or self.fleet is None:
-            return state
-        return self.fleet.target(target)
+        moment = None if self.fleet is None else self.fleet.state.moment
+        return moment.target(target) if state is None and moment is not None else state
 
 
 # --- Freshness ------------------------------------------------------------------------------------

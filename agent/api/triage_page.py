@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,12 +13,11 @@ from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.past import History, history_reach
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.fleet.moment import IN_FLEET, FleetMoment, Replica
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.reports.triage.pools import pool_facts, replica_rows
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
@@ -27,6 +27,9 @@ from kneewatch.reports.triage.view_model import (
     cited,
     sentence,
 )
+
+if TYPE_CHECKING:
+    from kneewatch.agent.fleet.moment import FleetMoment
 
 REFRESH_S = 5.0
 NO_HISTORY = "No history is stored, or it cannot be read: timeline and charts are missing."
@@ -93,8 +96,8 @@ class Views:
         Raises:
             Problem: the requested target does not exist.
         """
-        pool = None if fleet is None else fleet.target(request.target, REFRESH_S)
-        request = request if pool is None else replace(request, target=pool.name)
+        of_fleet = None if fleet is None else fleet.target(request.target)
+        request = request if of_fleet is None else replace(request, target=of_fleet.name)
         notices, engines = list(request.notices), self._engines(request.target)
         only = self._only(request, engines or [])
         request = replace(request, target=request.target or only)
@@ -103,13 +106,13 @@ class Views:
         notices += map(sentence, self._history.notices(request.now_s))
         past = _Past(self._history, engines or [], request)
         targets = (
-            self._then(request, past, pool)
+            self._then(request, past, of_fleet)
             if request.at_s is not None
             else self._now(request, past)
         )
         if fleet is not None:
-            notices += [sentence(notice) for notice in (fleet.verdict.lost,) if notice]
-            targets = [_with_replicas(target, fleet) for target in targets]
+            notices += [sentence(fleet.verdict.lost)] if fleet.verdict.lost else []
+            targets = [fleet.shown(target) for target in targets]
         intervals = [state.interval_s for state in self._service.states()]
         return TriageView(
             now_s=request.now_s,
@@ -161,8 +164,8 @@ class Views:
         for name in self._names(request, past):
             then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
             if not then and of_fleet is not None:
-                found = [EngineView(verdict) for verdict in of_fleet.diagnoses]
-                views.append(_target(of_fleet, found, of_fleet.t_s, sources=False))
+                engines = [EngineView(verdict) for verdict in of_fleet.diagnoses]
+                views.append(_target(of_fleet, engines, of_fleet.t_s, sources=False))
                 continue
             if not then:
                 why = DAMAGED if name in past.damaged else past.nothing_then(name)
@@ -255,18 +258,6 @@ class _Past:
                 ):
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])
-
-
-def _with_replicas(target: TargetView, fleet: FleetMoment) -> TargetView:
-    """The view of a pool with its replicas, or that of a replica with its pool."""
-    pool = target.labels.get("pool")
-    if pool is None or not target.engines or not target.name.startswith(Replica(pool).target):
-        return target
-    if target.name != Replica(pool).target:
-        return replace(target, pool=Replica(pool).target)
-    rows = replica_rows(fleet.verdict, pool, lambda name: Replica(pool, name).target)
-    facts = pool_facts(target.engines[0].diagnosis, rows, fleet.targets)
-    return replace(target, replicas=rows, facts=facts)
 
 
 def _target(

@@ -3,93 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Observed
-from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict
+from kneewatch.diagnose.fleet.verdict import FleetVerdict, target_of
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.triage.pools import pool_facts, replica_rows
+from kneewatch.reports.triage.view_model import TargetView
 from kneewatch.rules.facts import Targets
 
-IN_FLEET = f"{FLEET}/"
-"""The first characters of the names of a fleet's targets."""
-
-
-class Replica(NamedTuple):
-    """A replica of a pool; `name` is empty for the pool as a whole."""
-
-    pool: str
-    name: str = ""
-
-    @property
-    def target(self) -> str:
-        """The name as a target of the triage page."""
-        return f"{IN_FLEET}{self.pool}/{self.name}" if self.name else f"{IN_FLEET}{self.pool}"
+Engines = Mapping[tuple[str, str], Sequence[Verdict]]
+"""The verdicts on engines by pool and replica."""
 
 
 class FleetMoment(Struct, frozen=True):
-    """The verdict on a fleet at one moment, and the verdicts on the engines of its replicas.
+    """The verdict on a fleet at one moment, and its pools and replicas by their names as targets.
     `targets` are the latency targets that it was judged by."""
 
     verdict: FleetVerdict
-    engines: Mapping[Replica, Sequence[Verdict]]
-    targets: Targets = Targets()
+    pools: Mapping[str, TargetState]
+    replicas: Mapping[str, TargetState]
+    targets: Targets
 
     @classmethod
     def of(
-        cls, observed: Observed, profile: Profile, comparisons: Comparisons | None = None
+        cls, verdict: FleetVerdict, engines: Engines, targets: Targets, interval_s: float
     ) -> FleetMoment:
-        """Judge what was observed, as `diagnose` does."""
-        engines: dict[Replica, list[Verdict]] = {}
-        for member in observed.shape.members:
-            verdict = observed.verdicts.get(member.key)
-            if verdict is not None:
-                replica = Replica(member.pool, member.replica)
-                engines.setdefault(replica, []).append(replace(verdict, target=replica.target))
-        return cls(diagnose(observed, profile, comparisons), engines, profile.targets)
+        """The moment of a verdict. `interval_s` is the time between cycles."""
+        pools: dict[str, TargetState] = {}
+        for pool, of_pool in verdict.by_pool().items():
+            pools[of_pool.target] = state_of(verdict, {"pool": pool}, (of_pool,), interval_s)
+        replicas: dict[str, TargetState] = {}
+        for (pool, replica), verdicts in engines.items():
+            name = target_of(pool, replica)
+            named = [replace(each, target=name) for each in verdicts]
+            labels = {"pool": pool, "replica": replica}
+            replicas[name] = state_of(verdict, labels, named, interval_s)
+        return cls(verdict, pools, replicas, targets)
 
-    def pools(self, interval_s: float) -> list[TargetState]:
-        """The pools as targets, each with one verdict. `interval_s` is the time between cycles."""
-        return [
-            self._state(Replica(pool), (verdict,), interval_s)
-            for pool, verdict in self.verdict.by_pool().items()
-        ]
-
-    def target(self, name: str, interval_s: float) -> TargetState | None:
+    def target(self, name: str) -> TargetState | None:
         """The pool or replica with this name. None if the fleet does not have it. The name of a
         tier, as in notifications, means its pool."""
-        for replica, verdicts in self.engines.items():
-            if replica.target == name:
-                return self._state(replica, verdicts, interval_s)
-        pools = self.pools(interval_s)
-        same = (pool for pool in pools if name == pool.name or name.startswith(f"{pool.name} on "))
-        return max(same, key=lambda pool: len(pool.name), default=None)
+        of_tier = name.rpartition(" on ")[0]
+        return self.pools.get(name) or self.replicas.get(name) or self.pools.get(of_tier)
 
-    def _state(
-        self, replica: Replica, verdicts: Sequence[Verdict], interval_s: float
-    ) -> TargetState:
-        labels = {"pool": replica.pool} | ({"replica": replica.name} if replica.name else {})
-        return TargetState(
-            name=replica.target,
-            url=self.verdict.source,
-            labels=labels,
-            t_s=self.verdict.t_s,
-            diagnoses=tuple(verdicts),
-            cycle_s=self.verdict.load.seconds,
-            interval_s=interval_s,
-            cycles=0,
-            failures=0,
-            failing=0,
-        )
+    def shown(self, view: TargetView) -> TargetView:
+        """The view of a pool with its replicas, that of a replica with its pool, others as they
+        are."""
+        pool = view.labels.get("pool")
+        if pool is None or not view.engines:
+            return view
+        if view.name in self.replicas:
+            return replace(view, pool=target_of(pool))
+        if view.name != target_of(pool):
+            return view
+        rows = replica_rows(self.verdict, pool)
+        facts = pool_facts(view.engines[0].diagnosis, rows, self.targets)
+        return replace(view, replicas=rows, facts=facts)
+
+
+def engines_of(observed: Observed) -> Engines:
+    """The verdicts on the engines that were observed."""
+    engines: dict[tuple[str, str], list[Verdict]] = {}
+    for member in observed.shape.members:
+        verdict = observed.verdicts.get(member.key)
+        if verdict is not None:
+            engines.setdefault((member.pool, member.replica), []).append(verdict)
+    return engines
 
 
 def stored(pool: TargetState) -> Cycle:
     """A pool's state in the form that is stored."""
     engines = tuple(EngineCycle(verdict) for verdict in pool.diagnoses)
     return Cycle(pool.t_s, pool.name, pool.labels, engines)
+
+
+def state_of(
+    fleet: FleetVerdict,
+    labels: Mapping[str, str],
+    verdicts: Sequence[Verdict],
+    interval_s: float,
+) -> TargetState:
+    """Verdicts on a part of a fleet as a target's state."""
+    return TargetState(
+        name=verdicts[0].target,
+        url=fleet.source,
+        labels=labels,
+        t_s=fleet.t_s,
+        diagnoses=tuple(verdicts),
+        cycle_s=fleet.load.seconds,
+        interval_s=interval_s,
+        cycles=0,
+        failures=0,
+        failing=0,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -14,22 +14,17 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.fleet.engines import FleetEngines
-from kneewatch.agent.fleet.moment import FleetMoment, stored
+from kneewatch.agent.fleet.moment import FleetMoment, engines_of, state_of, stored
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.store.records import Cycle
-from kneewatch.agent.target_state import (
-    FAILURES_BEFORE_BACKOFF,
-    Board,
-    TargetState,
-    backoff_s,
-)
+from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.diagnose.fleet.diagnosis import Comparisons
-from kneewatch.diagnose.fleet.inventory import Past
-from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching
+from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
+from kneewatch.diagnose.fleet.inventory import Observed, Past
+from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching, target_of
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
@@ -133,8 +128,6 @@ class FleetWatch(Job):
         self.learned: LearnedStates | None = None
         """Keeps what was learned about engines across restarts of the daemon."""
         self._on_names: Callable[[], None] = lambda: None
-        self.board = Board()
-        """The newest states of the pools."""
         self._store: Callable[[Cycle], None] = lambda _cycle: None
         self._config = fleet_config(settings, selector)
         self._engines = FleetEngines(self._config.profile)
@@ -188,7 +181,7 @@ class FleetWatch(Job):
                 if self.learned is not None:
                     for target, engine in self._engines.monitored():
                         self.learned.exchange(target, engine, observed.t_s)
-            now = FleetMoment.of(observed, self._config.profile, self._comparisons)
+            now = self._judged(observed, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
@@ -210,26 +203,15 @@ class FleetWatch(Job):
             failing=0,
             error="",
         )
-        self.show(now)
+        for pool in now.pools.values():
+            self._store(stored(pool))
         return None
 
-    def show(self, moment: FleetMoment) -> None:
-        """Put the pools on the board and into the history."""
-        pools = moment.pools(self.state.interval_s)
-        names = {pool.name for pool in pools}
-        for gone in [state.name for state in self.board.states() if state.name not in names]:
-            self.board.drop(gone)
-        for pool in pools:
-            self.board.put(pool)
-            self._store(stored(pool))
-
-    def target(self, name: str) -> TargetState | None:
-        """The newest state of the pool or replica with this name as a target. None if the fleet
-        does not have it. The name of a tier, as in notifications, means its pool."""
-        state = self.board.get(name)
-        if state is None and self.state.moment is not None:
-            state = self.state.moment.target(name, self.state.interval_s)
-        return state
+    def _judged(self, observed: Observed, comparisons: Comparisons | None = None) -> FleetMoment:
+        profile = self._config.profile
+        verdict = diagnose(observed, profile, comparisons)
+        engines = engines_of(observed)
+        return FleetMoment.of(verdict, engines, profile.targets, self.state.interval_s)
 
     def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
         """Make the present values of a replica's engines the usual ones. Thread-safe."""
@@ -243,8 +225,7 @@ class FleetWatch(Job):
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM then.
         """
-        observed = observe(self._past, replace(self._config, at_s=at_s))
-        return FleetMoment.of(observed, self._config.profile)
+        return self._judged(observe(self._past, replace(self._config, at_s=at_s)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -305,18 +286,12 @@ SYSTEM_DOWN = "metrics_system_down"
 def states_of(verdict: FleetVerdict, *, interval_s: float) -> list[TargetState]:
     """The verdict as target states for the notifier. A problem that is missing from a partial
     answer is not treated as resolved."""
-    labels: dict[str, Mapping[str, str]] = {FLEET: {}}
-    verdicts = {FLEET: verdict.as_target(FLEET)}
-    for (pool, tier), of_place in verdict.by_place().items():
-        labels[of_place.target] = {"pool": pool, "tier": tier or ""}
-        verdicts[of_place.target] = of_place
-    return [
-        TargetState(
-            name, verdict.source, labels[name], verdict.t_s, (verdicts[name],),
-            verdict.load.seconds, interval_s, 0, 0, 0,
-        )
-        for name in verdicts
-    ]  # fmt: skip
+    system = state_of(verdict, {}, [verdict.as_target(FLEET)], interval_s)
+    places = [
+        state_of(verdict, {"pool": pool, "tier": tier or ""}, [of_place], interval_s)
+        for (pool, tier), of_place in verdict.by_place().items()
+    ]
+    return [system, *places]
 
 
 def names_of(
@@ -331,7 +306,8 @@ def names_of(
         return before | {state.name for state in states}
     serving = {tier.pool for tier in verdict.tiers}
     empty = {replica.pool for replica in verdict.gone} - serving
-    waiting = {name for name in before for pool in empty if name.startswith(f"{FLEET}/{pool} on ")}
+    tiers = tuple(f"{target_of(pool)} on " for pool in empty)
+    waiting = {name for name in before if name.startswith(tiers)}
     return frozenset({state.name for state in states} | waiting)
 
 

@@ -38,7 +38,7 @@ from kneewatch.agent.store.stored_series import (
 )
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
-from kneewatch.diagnose.fleet.verdict import FLEET
+from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS
@@ -95,7 +95,7 @@ class History(Reader):
         """The stored engines of a target, or of all targets, without the pools of a fleet: their
         engines are reported from the metrics system."""
         engines = super().engines(target)
-        return [engine for engine in engines if not engine.target.startswith(f"{FLEET}/")]
+        return [engine for engine in engines if not engine.target.startswith(IN_FLEET)]
 
     def members(self, request: ReportRequest) -> list[Member]:
         """The requested engines of both periods.

@@ -38,7 +38,8 @@ from kneewatch.rules.wire import (
 
 SCHEMA: Literal["kneewatch.fleet/1"] = "kneewatch.fleet/1"
 FLEET = "fleet"
-"""The first part of the names that a fleet's pools have as targets of notifications."""
+IN_FLEET = f"{FLEET}/"
+"""What the names of a fleet's pools and replicas as targets begin with."""
 
 
 class FleetAdvice(Recommendation, frozen=True, kw_only=True):
@@ -338,7 +339,7 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         causes = [cause for cause in self.causes if (cause.pool, cause.tier) == (pool, tier)]
         stage = self._worst_stage(pool, tier, causes)
         return replace(
-            self.as_target(f"{FLEET}/{place(pool, tier)}"),
+            self.as_target(target_of(place(pool, tier))),
             health="unknown" if self.partial else (stage.severity or OK).word,
             stage=stage,
             causes=[
@@ -367,14 +368,14 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         severity = max([stage.severity or OK, *(cause.severity for cause in causes)])
         unseen = self.partial or not engines or all(each.health == "unknown" for each in engines)
         return replace(
-            self.as_target(f"{FLEET}/{pool}"),
+            self.as_target(target_of(pool)),
             model=engines[0].model if engines else "",
             health="unknown" if unseen and severity < WARNING else severity.word,
             stage=stage,
             causes=causes,
             recommendations=[row for row in self.advice if row.pool == pool],
             values={
-                signal: fold(known) if (known := _known(engines, signal)) else None
+                signal: fold(values) if (values := _measured(engines, signal)) else None
                 for signal, fold in POOL_SIGNALS.items()
             },
             unknown=self.warnings,
@@ -469,7 +470,12 @@ def tier_verdict(
     )
 
 
-def _known(engines: Iterable[EngineVerdict], signal: str) -> list[float]:
+def target_of(pool: str, replica: str = "") -> str:
+    """The name of a pool, or of one of its replicas, as a target."""
+    return f"{IN_FLEET}{pool}/{replica}" if replica else f"{IN_FLEET}{pool}"
+
+
+def _measured(engines: Iterable[EngineVerdict], signal: str) -> list[float]:
     return [engine.values[signal] for engine in engines if signal in engine.values]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict
+from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict, target_of
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.fleet_rendering import engine_facts
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST, ReplicaRow
@@ -22,10 +22,8 @@ SHOWN: Mapping[str, str] = {
 """Words for a pool's signals: sums over its replicas, or the worst replica's value."""
 
 
-def replica_rows(
-    fleet: FleetVerdict, pool: str, target_of: Callable[[str], str]
-) -> list[ReplicaRow]:
-    """The replicas of a pool, worst first. `target_of` gives the target's name of a replica."""
+def replica_rows(fleet: FleetVerdict, pool: str) -> list[ReplicaRow]:
+    """The replicas of a pool, worst first."""
     worst: dict[str, EngineVerdict] = {}
     for engine in fleet.engines:
         if engine.pool == pool:
@@ -33,7 +31,7 @@ def replica_rows(
             if other is None or RANKS[engine.health] > RANKS[other.health]:
                 worst[engine.replica] = engine
     rows = [
-        ReplicaRow(name, target_of(name), engine.health, engine_facts(engine))
+        ReplicaRow(name, target_of(pool, name), engine.health, engine_facts(engine))
         for name, engine in worst.items()
     ]
     rows += [
@@ -49,13 +47,13 @@ def pool_facts(verdict: Verdict, rows: list[ReplicaRow], targets: Targets) -> li
     stated = {"ttft_p99_s": targets.ttft_p99_s, "itl_p99_s": targets.itl_p99_s}
     counts = Counter(row.health for row in rows)
     tally = ", ".join(f"{counts[word]} {word}" for word in WORST_FIRST if counts[word])
-    known = ((words, key, verdict.values.get(key)) for key, words in SHOWN.items())
+    values = {key: verdict.values.get(key) for key in SHOWN}
     return [
         f"{plural(len(rows), 'replica')}: {tally}",
         *(
-            words.format(quantity(key, value))
+            SHOWN[key].format(quantity(key, value))
             + ("" if (most := stated.get(key)) is None else f" (target {quantity(key, most)})")
-            for words, key, value in known
+            for key, value in values.items()
             if value is not None
         ),
     ]

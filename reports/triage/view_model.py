@@ -206,8 +206,8 @@ class Standing(Struct, frozen=True):
         diagnosis = self.diagnosis
         if diagnosis is None:
             return ""
-        known = {"model": diagnosis.model, "engine": diagnosis.engine}
-        return ", ".join(f"{name} {value}" for name, value in known.items() if value)
+        labels = {"model": diagnosis.model, "engine": diagnosis.engine}
+        return ", ".join(f"{name} {value}" for name, value in labels.items() if value)
 
     @property
     def headline(self) -> str:

@@ -10,6 +10,7 @@ from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict
+from tests.recordings import NO_TARGETS
 from tests.reports.diagnoses import HEALTHY, NOW_S
 
 
@@ -21,7 +22,7 @@ def fleet_watch(**changes: object) -> FleetWatch:
 
 
 DOWN = {
-    "moment": FleetMoment(verdict(*fleet(3)), {}),
+    "moment": FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0),
     "seen_s": NOW_S - 900,
     "failing": 5,
     "error": "refused",

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from msgspec.structs import replace
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.fleet.moment import FleetMoment, Replica, stored
+from kneewatch.agent.fleet.moment import FleetMoment, stored
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Retention
@@ -33,10 +33,9 @@ SMALL = fleet(1, model_name="small")
 
 def at(fleet_verdict: FleetVerdict, t_s: float) -> FleetMoment:
     """The fleet at a moment, with what is known of its replica r1."""
-    replica = Replica("prod/m", "r1")
-    engine: Verdict = replace(HEALTHY, t_s=t_s, target=replica.target)
-    targets = Targets(ttft_p99_s=1.5)
-    return FleetMoment(replace(fleet_verdict, t_s=t_s), {replica: [engine]}, targets)
+    engine: Verdict = replace(HEALTHY, t_s=t_s)
+    targets, then = Targets(ttft_p99_s=1.5), replace(fleet_verdict, t_s=t_s)
+    return FleetMoment.of(then, {("prod/m", "r1"): [engine]}, targets, 30.0)
 
 
 class Watched:
@@ -46,17 +45,18 @@ class Watched:
         path = folder / "s.sqlite"
         self.store = Store.open(path, retention=Retention())
         self.watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-        self.watch.store_through(self.store.put)
-        service = service_of(fleet=self.watch)
         self.reader = Reader(path)
-        app = make_app(replace(service, reader=self.reader, store=self.store))
+        service = service_of(fleet=self.watch)
+        self.service = replace(service, reader=self.reader, store=self.store)
+        app = make_app(self.service)
         self.client = TestClient(app, base_url="http://127.0.0.1")
 
     def judge(self, fleet_verdict: FleetVerdict, t_s: float) -> None:
         """As a cycle of the watch does when the metrics system answered."""
         moment = at(fleet_verdict, t_s)
         self.watch.state = replace(self.watch.state, moment=moment, seen_s=t_s)
-        self.watch.show(moment)
+        for pool in moment.pools.values():
+            self.store.put(stored(pool))
 
     def page(self, **parameters: str) -> str:
         """The page's HTML."""
@@ -119,10 +119,11 @@ def test_what_was_said_then_is_shown_then(watched: Watched) -> None:
     assert "replicas at that moment are unknown" in then, "the metrics system is down"
 
 
-def test_a_pool_that_is_no_longer_there_leaves_the_board(watched: Watched) -> None:
+def test_a_pool_that_is_no_longer_there_is_no_target(watched: Watched) -> None:
     watched.judge(ILL, NOW_S - 2)
     watched.judge(verdict(*SMALL), NOW_S - 1)
-    assert [state.name for state in watched.watch.board.states()] == ["fleet/prod/small"]
+    assert [state.name for state in watched.service.states()] == ["fleet/prod/small"]
+    assert watched.service.state(POOL) is None
 
 
 def test_a_lost_metrics_system_is_said_and_nothing_is_ok(watched: Watched) -> None:
@@ -149,7 +150,7 @@ def test_a_browser_that_asks_for_the_fleet_is_sent_to_the_page(watched: Watched)
 
 
 def test_pools_are_stored_as_targets() -> None:
-    (pool,) = at(ILL, NOW_S).pools(30.0)
+    (pool,) = at(ILL, NOW_S).pools.values()
     cycle = stored(pool)
     assert (cycle.target, cycle.t_s) == (POOL, NOW_S)
     assert [engine.diagnosis.causes[0].id for engine in cycle.engines] == ["kv_pressure"]

@@ -19,9 +19,10 @@ from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import CollectError
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict
+from tests.recordings import NO_TARGETS
 from tests.waiting import PATIENCE_S
 
-FOUND = FleetMoment(verdict(*fleet(3)), {})
+FOUND = FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0)
 
 
 class System:

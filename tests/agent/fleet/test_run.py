@@ -93,6 +93,20 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> int:
     return int(same["load"]["queries"])
 
 
+def check_the_page(daemon: Daemon) -> None:
+    """The pools are on the page, and their history is kept."""
+    html = daemon.get("/triage")
+    pools = sorted({cause["pool"] for cause in told(daemon)["causes"]})
+    for pool in pools:
+        assert f"fleet/{pool}" in html
+
+    def kept() -> set[str]:
+        past = json.loads(daemon.get(f"/api/v1/triage/fleet/{pools[0]}?since=-5m&format=json"))
+        return {interval["target"] for interval in past["intervals"]}
+
+    until(lambda: kept() == {f"fleet/{pools[0]}"})
+
+
 def ids(taker: Taker) -> set[tuple[str, str]]:
     """What a receiver has been told of."""
     return {(event["target"], event["id"]) for post in taker.posts for event in post.body["events"]}
@@ -132,6 +146,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
             assert {labels["cause"] for labels, _ in severities} == active
             queries = check_the_past(daemon, server)
             until(lambda: told(daemon)["watch"]["cycles"] >= 3)
+            check_the_page(daemon)
             asked = told(daemon)["load"]["queries"]
             assert asked < queries, "peaks of days are not asked each time"
         except BaseException:

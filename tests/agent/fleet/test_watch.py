@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.metrics import exposition
 from kneewatch.agent.api.service import source_problems
-from kneewatch.agent.fleet import moment as of_moment
 from kneewatch.agent.fleet import watch as of_watch
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
@@ -22,6 +21,7 @@ from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.example_fleets import fleet, shaped, verdict
+from tests.recordings import NO_TARGETS
 from tests.reports.diagnoses import NOW_S
 
 
@@ -29,8 +29,12 @@ from tests.reports.diagnoses import NOW_S
 def watch() -> FleetWatch:
     """One whose metrics system is never asked; its newest answer is ten seconds old."""
     fleet_watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    moment = FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0)
     fleet_watch.state = replace(
-        fleet_watch.state, moment=FleetMoment(verdict(*fleet(3)), {}), seen_s=NOW_S - 10, cycles=1
+        fleet_watch.state,
+        moment=moment,
+        seen_s=NOW_S - 10,
+        cycles=1,
     )
     return fleet_watch
 
@@ -105,7 +109,7 @@ def test_a_reload_of_unchanged_settings_keeps_what_is_going_on(
         return verdict(*fleet(3))
 
     monkeypatch.setattr(of_watch, "observe", observed)
-    monkeypatch.setattr(of_moment, "diagnose", diagnosed)
+    monkeypatch.setattr(of_watch, "diagnose", diagnosed)
     for settings in (settings_of(), settings_of(window_s=20.0)):
         watch.cycle()
         watch.adopt(settings)
