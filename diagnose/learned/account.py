@@ -412,14 +412,16 @@ class Pace:
     def speed(self, most: float, least: float, samples: int = 1) -> Speed | None:
         """The speed that lies between two limits, by so many samples; None if it is unknown.
 
-        A speed of 1 that the limits allow is taken for 1. Otherwise the speed is at the nearer
-        limit, or between them where even that is far off. Noise of quiet times is taken for 1.
+        `least` is 0 without a lower limit. A speed of 1 that the limits allow is taken for 1.
+        Otherwise the speed is at the nearer limit, or between them where even that is far off.
+        Noise of quiet times is taken for 1.
         """
         if least <= 1.0 <= most:
             if most > KNOWN_UP_TO * least:
                 return None
             ratio = 1.0
         elif most < 1.0:
+            least = least or most / KNOWN_UP_TO  # no reference gives a lower limit
             towards_middle = min(1.0, max(0.0, (LEARNED_FROM - most) / 0.25))
             ratio = most * (least / most) ** (towards_middle / 2)
         else:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Struct
 
 from kneewatch.diagnose import account_signals as accounts
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
-from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.learned.account import Account, Pace, Step
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
 from tests.incidents.shares import above_whole
@@ -322,6 +325,28 @@ def test_a_loss_that_lasts_is_seen_though_single_samples_are_as_noisy() -> None:
     served.under(callers, slowed(1.4), 120.0)
     assert served.speed is not None
     assert served.speed == pytest.approx(1 / 1.4, abs=0.1)
+
+
+@given(most=st.floats(0.001, 50.0), share=st.floats(0.0, 1.0), samples=st.integers(1, 3))
+def test_any_limits_give_a_speed_between_them_or_none(
+    most: float, share: float, samples: int
+) -> None:
+    speed = Pace(first_samples=1, noise=0.05).speed(most, share * most, samples)
+    if speed is not None:
+        assert 0.0 < speed.ratio <= max(1.0, most)
+
+
+def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() -> None:
+    pace = Pace(first_samples=1, noise=0.05)
+    for at in range(50):
+        pace.learn(Step(0.05, 10.0, 0.3, 4000.0, 1.0), 10.0 * at)
+    pace.settle(inf)
+    limits_s = pace.limits(Step(0.2, 10.0, 0.3, 10.0, 1.0), 5e-5)
+    assert limits_s is not None
+    assert limits_s[0] == 0.0
+    speed = pace.speed(limits_s[1] / 0.2, 0.0, 3)
+    assert speed is not None
+    assert 0.1 < speed.ratio < 0.3
 
 
 def test_the_split_is_one_line() -> None:
