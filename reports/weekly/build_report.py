@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -186,13 +186,15 @@ def _sections(
     before_grid, seen_before = observed.before_grid, tier.before if tier.engines else ()
     before = past(before_grid or observed.grid, seen_before, tier.totals_before)
     own = tuple(incident for incident in all_incidents if incident.tier == tier.id)
-    worst = _worst(own)
+    roots = [(incident.cause, incident.severity) for incident in own]
+    effects = [(span.id, span.severity) for incident in own for span in incident.causes]
+    worst = _worst([*roots, *effects])
     knee_curve = curve(tier, observed.grid.to_s, faults(own))
     recommended = [
         recommendation for recommendation in observed.recommended if recommendation.tier == tier.id
     ]
     work = workload(tier, now, before)
-    size = sized(tier, work, knee_curve, now, roots=_roots(own), recommended=recommended)
+    size = sized(tier, work, knee_curve, now, roots=_worst(roots), recommended=recommended)
     return TierSections(
         tier=_tier(tier, observed.grid),
         partial=observed.partial,
@@ -213,27 +215,12 @@ def _sections(
     )
 
 
-def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
-    """The worst severity of each cause in a tier's incidents. Downstream effects are included."""
+def _worst(causes: Iterable[tuple[str, str]]) -> Mapping[str, Severity]:
+    """The worst severity of each cause, from causes with the words of their severities."""
     worst: dict[str, Severity] = {}
-    for incident in own:
-        spans = [
-            (incident.cause, incident.severity),
-            *((span.id, span.severity) for span in incident.causes),
-        ]
-        for cause, word in spans:
-            worst[cause] = max(worst.get(cause, Severity.OK), BY_WORD[word])
+    for cause, word in causes:
+        worst[cause] = max(worst.get(cause, Severity.OK), BY_WORD[word])
     return worst
-
-
-def _roots(own: Sequence[Incident]) -> Mapping[str, Severity]:
-    """The worst severity of each root cause in a tier's incidents."""
-    roots: dict[str, Severity] = {}
-    for incident in own:
-        roots[incident.cause] = max(
-            roots.get(incident.cause, Severity.OK), BY_WORD[incident.severity]
-        )
-    return roots
 
 
 def _tier(tier: TierObserved, grid: Grid) -> Tier:

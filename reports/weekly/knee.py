@@ -50,6 +50,10 @@ class FaultSpan(NamedTuple):
     from_s: float
     until_s: float
 
+    def has(self, point: Point) -> bool:
+        """Whether the window of a point overlaps this time."""
+        return self.from_s <= point.t_s < self.until_s + WINDOW_S
+
 
 def faults(own: Sequence[Incident]) -> list[FaultSpan]:
     """The times of a tier's incidents whose root is no lack of capacity: what an engine serves then
@@ -66,18 +70,11 @@ def curve(tier: TierObserved, until_s: float, faulty: Sequence[FaultSpan] = ()) 
     """The latency curve of a tier, from the windows of all its engines outside faults. None if too
     few different loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
-    chosen = thinned(
-        [
-            point
-            for engine in tier.engines
-            for point in engine.points
-            if not any(
-                fault.replica in (engine.target, engine.replica)
-                and fault.from_s <= point.t_s < fault.until_s + WINDOW_S
-                for fault in faulty
-            )
-        ]
-    )
+    healthy: list[Point] = []
+    for engine in tier.engines:
+        own = [fault for fault in faulty if fault.replica in (engine.target, engine.replica)]
+        healthy += [point for point in engine.points if not any(each.has(point) for each in own)]
+    chosen = thinned(healthy)
     for point in chosen:
         learner.take(point)
     learned = learner.knee(until_s, tier.stated.targets)
