@@ -106,8 +106,8 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
 def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
     """The facts of the log. Empty if the log was not used for this server; the reason is then
     printed to stderr."""
-    known = stream.monitor.server
-    server = Server() if known is None else known.at(time.time())
+    facts = stream.monitor.server
+    server = Server() if facts is None else facts.at(time.time())
     if not log.facts or any(fact.source == LOG for fact in server.facts):
         return log.facts
     for note in server.notes:

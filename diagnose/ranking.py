@@ -103,7 +103,7 @@ MODULES = (
 
 BY_ID: Mapping[str, CauseRecord] = {
     record.id: record
-    for record in (*(found for module in MODULES for found in vars(module).values()), *OF_FLEETS)
+    for record in (*(value for module in MODULES for value in vars(module).values()), *OF_FLEETS)
     if isinstance(record, CauseRecord)
 }
 CAUSES = tuple(BY_ID.values())

@@ -66,8 +66,8 @@ def _read(target: str, stream: TargetStream, settings: Settings) -> float:
     now_s = time.time()
     if error is not None and log is not None:
         say(f"{error}: only the settings and {log.path} are used")
-        known = stated_of(stream.monitor.profile.stated)
-        stream.monitor.set_server(*facts_of_log(known, log.log, now_s))
+        stated = stated_of(stream.monitor.profile.stated)
+        stream.monitor.set_server(*facts_of_log(stated, log.log, now_s))
     return now_s
 
 

@@ -331,8 +331,8 @@ class Computed(Struct, frozen=True):
         compute = self.compute
 
         def value(window: Window) -> float | None:
-            known = [number for of in bound if (number := of(window)) is not None]
-            return compute(*known) if len(known) == len(bound) else None
+            values = [number for of in bound if (number := of(window)) is not None]
+            return compute(*values) if len(values) == len(bound) else None
 
         return value
 

@@ -91,7 +91,7 @@ def own_layers(config: Config) -> Config | None:
     )
     if not steps:
         return None
-    steps = 1 if described.get("one") else steps
+    steps = 1 if described.get("first_only") else steps
     layers = {key: value * steps for key, value in described.get("layers", {}).items()}
     depth_of_step = max(map(len, described.get("layers", {}).values()), default=1)
     kept = {key: value for key, value in config.fields.items() if key not in _PER_LAYER}

@@ -155,8 +155,7 @@ def advice(
 def _basis(context: LeverContext) -> Mapping[str, float]:
     own_steps, shares = context.memo.get(OWN_STEPS), context.memo.get(MEASURED, {})
     factors = {**context.memo.get(STEP_TIMES, {}), "window_s": context.facts.window_s}
-    known = own_steps or {**shares, **factors}
-    return {key: float(f"{value:.3g}") for key, value in known.items()}
+    return own_steps or {**shares, **factors}
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
