@@ -22,14 +22,14 @@ from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 
-_CASES = Path(__file__).parent / "fixtures" / "kvtruth" / "cases.jsonl"
+_FOLDER = Path(__file__).parent / "fixtures" / "kvtruth"
 Case = Mapping[str, Any]
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    """Every recorded start-up."""
-    return tuple(json.loads(line) for line in _CASES.read_text().splitlines())
+def cases(name: str = "cases.jsonl") -> tuple[Case, ...]:
+    """Every start-up that a file recorded."""
+    return tuple(json.loads(line) for line in (_FOLDER / name).read_text().splitlines())
 
 
 def setup_of(case: Case) -> Setup:

@@ -5,12 +5,8 @@ Usage: python -m tests.kvtruth_2026
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,15 +17,9 @@ from kneewatch.diagnose.catalogue.models import model, text_only
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
+from tests.kvtruth import Case, cases
 
-_CASES = Path(__file__).parent / "fixtures" / "kvtruth" / "cases_2026.jsonl"
-Case = Mapping[str, Any]
-
-
-@cache
-def cases() -> tuple[Case, ...]:
-    """Every recorded start-up of 2026."""
-    return tuple(json.loads(line) for line in _CASES.read_text().splitlines())
+RECORDED = "cases_2026.jsonl"
 
 
 def setup_of(case: Case) -> Setup:
@@ -119,13 +109,13 @@ def row_of(case: Case) -> Row:
 
 def rows() -> list[Row]:
     """Every start-up of 2026, judged."""
-    return [row_of(case) for case in cases()]
+    return [row_of(case) for case in cases(RECORDED)]
 
 
 def within(values: Sequence[float | None], bound_ratio: float) -> tuple[int, int]:
     """How many of the values are within the bound, and how many there are."""
-    known = [value for value in values if value is not None]
-    return sum(abs(value) <= bound_ratio for value in known), len(known)
+    measured = [value for value in values if value is not None]
+    return sum(abs(value) <= bound_ratio for value in measured), len(measured)
 
 
 _COLUMNS: Mapping[str, tuple[Callable[[Row], float | None], float]] = {
@@ -144,8 +134,8 @@ def report() -> Iterator[str]:
     for title, (value, bound_ratio) in _COLUMNS.items():
         values = [value(row) for row in judged]
         hits, count = within(values, bound_ratio)
-        known = [each for each in values if each is not None]
-        middle = f", median {statistics.median(known):+.1%}" if known else ""
+        measured = [each for each in values if each is not None]
+        middle = f", median {statistics.median(measured):+.1%}" if measured else ""
         yield f"  {title:<34}{hits:>3} of {count} within {bound_ratio:.0%}{middle}"
     banded = [row.in_band for row in judged if row.in_band is not None]
     yield f"  {'inside the stated band':<34}{sum(banded):>3} of {len(banded)}"

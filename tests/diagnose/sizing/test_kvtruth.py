@@ -19,8 +19,7 @@ from tests.kvtruth import (
     rule_misses,
     weights_misses,
 )
-from tests.kvtruth_2026 import cases as cases_2026
-from tests.kvtruth_2026 import rows, setup_of
+from tests.kvtruth_2026 import RECORDED, rows, setup_of
 from tests.kvtruth_2026 import within as within_bound
 
 VERSIONS = {case["case_id"]: case["version"] for case in cases()}
@@ -79,7 +78,7 @@ def test_concurrency_of_2026_is_within_1_percent_for_9_of_10() -> None:
 
 
 def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
-    case = next(case for case in cases_2026() if case["case_id"].endswith("27b-nvfp4-mtp2"))
+    case = next(case for case in cases(RECORDED) if case["case_id"].endswith("27b-nvfp4-mtp2"))
     setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
 
     layout = memory(setup).layout
@@ -98,7 +97,7 @@ def test_the_band_holds_nine_of_ten_start_ups_of_2026() -> None:
 
 
 def test_a_launch_without_towers_has_more_kv_cache() -> None:
-    case = next(case for case in cases_2026() if case.get("language_model_only"))
+    case = next(case for case in cases(RECORDED) if case.get("language_model_only"))
     whole = setup_of({**case, "language_model_only": False})
 
     assert memory(setup_of(case)).available_bytes.low > memory(whole).available_bytes.low
