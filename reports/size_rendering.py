@@ -469,7 +469,7 @@ def _step(step: Step, *, width: int) -> list[str]:
 
 def _fewest(answer: Size) -> list[str]:
     fewest = answer.fewest
-    if fewest is None or answer.memory.setup.available_kv_bytes is not None:
+    if fewest is None:
         return []
     if fewest.expected is None:
         return ["Fewest GPUs for one replica: more than 32"]

@@ -398,7 +398,7 @@ def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
         f"{scheme}-weights",
         [("checkpoint", "16-bit", words)],
         f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: each step "
-        "reads fewer weight bytes{_freed_words(context)}",
+        f"reads fewer weight bytes{_freed_words(context)}",
         before=present(context),
         predicted=_quantized_numbers(context, scheme),
         checks=checks,

@@ -69,6 +69,8 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     if gpus is not None and gpus <= setup.parallel.tensor * setup.parallel.pipeline:
         gpus = None  # these GPUs are there already
     split = f"split the model over {gpus or 'more'} GPUs"
+    if not longest and setup.available_kv_bytes is not None:
+        return "vLLM would not start: the stated KV cache holds no request; state a larger one"
     if not longest:
         return (
             "vLLM would not start: weights and overhead leave no room for a KV cache; "
@@ -401,7 +403,8 @@ def size(question: Question) -> Size:
 
 def _fewest(question: Question) -> FewestGpus | None:
     setup = question.setup
-    if setup.gpu is None or setup.model.parameters is None:
+    # A stated KV cache is that of one layout: it says nothing about others.
+    if setup.gpu is None or setup.model.parameters is None or setup.available_kv_bytes is not None:
         return None
     return fewest_gpus(setup, concurrency=question.concurrency_per_engine)
 

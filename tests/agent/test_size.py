@@ -472,6 +472,15 @@ def test_a_launch_that_would_not_start_names_the_change_once() -> None:
     assert "= 0 blocks [" in text
 
 
+@pytest.mark.parametrize("stated_gib", ["2", "0.001"])
+def test_a_stated_kv_cache_says_nothing_about_other_numbers_of_gpus(stated_gib: str) -> None:
+    done = size(*LLAMA, "--tp", "2", "--available-kv-gib", stated_gib)
+    verdict = " ".join(done.stdout.split("one GPU")[0].split())
+    assert verdict.startswith("DOES NOT FIT: vLLM would not start:")
+    assert "split" not in verdict
+    assert "Fewest GPUs" not in verdict
+
+
 def test_answers_stand_before_the_arithmetic_in_the_same_figures() -> None:
     done = size(
         "--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--search",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -188,6 +190,19 @@ def test_a_gpu_without_fp8_gets_another_quantization(
     assert changes(levers[lever]) == {"checkpoint": ("16-bit", checkpoint)}
     assert levers[lever].predicted["kv_capacity_tokens"] > 160_000
     assert not {"fp8-weights", "awq-weights", "int8-weights"} - {lever} & set(levers)
+
+
+@pytest.mark.parametrize("gpu_id", ["a100-80gb", "h100-sxm"])
+def test_memory_that_weights_free_is_no_kv_cache_where_its_bytes_are_set(gpu_id: str) -> None:
+    stated = replace(LLAMA, gpu=gpu(gpu_id))
+    fixed: dict[str, Any] = {"kv_cache_memory_bytes": "20000000000"}
+    for given, words in (({}, "for the KV cache"), (fixed, "stays unused until you raise")):
+        levers = advised(
+            "decode_bound", situation=FULL.but(itl_mean_s=0.02), stated=stated, **given
+        )
+        (lever,) = [each for each in levers.values() if each.id.endswith("-weights")]
+        assert words in lever.summary
+        assert "{" not in lever.summary
 
 
 @pytest.mark.parametrize("cause", ["queue_saturation", "past_knee", "decode_bound", "slo_conflict"])
