@@ -11,6 +11,7 @@ import click
 
 from kneewatch.agent.cli import cli
 from kneewatch.agent.export import dcgm_files
+from kneewatch.agent.notify.receivers import KEYS, KINDS
 from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
@@ -135,6 +136,21 @@ def settings_page() -> str:
         f"{HEAD}\n# Settings\n\nDefaults < TOML file (`--config`) < environment < flags; "
         "`kneewatch config` prints the effective values and where each came from.\n\n"
         + table(("setting", "default", "environment", "flag", "what"), rows)
+        + "\n\n## Keys of `[[notify]]`\n\nKinds: "
+        + ", ".join(f"`{kind}`" for kind in KINDS)
+        + ". Durations are seconds.\n\n"
+        + table(
+            ("key", "kind", "default", "what"),
+            (
+                (
+                    f"`{key.key}`",
+                    "all" if kinds == KINDS else ", ".join(kinds),
+                    "" if key.default is None else f"`{key.default}`",
+                    key.help,
+                )
+                for key, kinds in KEYS.values()
+            ),
+        )
         + "\n"
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.notify.receivers import KEYS, KINDS, Mail, Receiver, Web, as_toml, receivers
+from kneewatch.agent.notify.receivers import KINDS, Mail, Receiver, Web, as_toml, receivers
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import receiver, settings
@@ -198,21 +198,6 @@ def test_patterns_and_plain_names_choose_targets(tmp_path: Path) -> None:
     assert configured.matches("http://[::1]:8000", {})
     assert configured.matches("r1", {})
     assert not configured.matches("r10", {})
-
-
-def shown(default: object) -> str:
-    if default is None:
-        return "-"
-    value = str(default).lower() if isinstance(default, bool) else default
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def test_every_key_is_documented_as_it_is() -> None:
-    lines = ALERTING.read_text().splitlines()
-    for key, kinds in KEYS.values():
-        receivers_named = "all" if kinds == KINDS else ", ".join(kinds)
-        row = f"| `{key.key}` | {receivers_named} | {shown(key.default)} | {key.help} |"
-        assert row in lines, row
 
 
 def test_the_documented_tables_are_right(tmp_path: Path) -> None:
