@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.files import read_file
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
@@ -90,9 +91,7 @@ def _cached(name: str) -> Path | None:
 
 def _document(path: Path) -> object:
     try:
-        if path.stat().st_size > CONFIG_MAX_BYTES:
-            raise SizingError(f"{path} is too large for a model configuration", name="model")
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path, CONFIG_MAX_BYTES))
     except OSError as exc:
         raise SizingError(f"{path} cannot be read: {exc.strerror}", name="model") from exc
     except (ValueError, RecursionError) as exc:
@@ -117,14 +116,11 @@ def text_of(path: str, name: str) -> str:
         SizingError: the file is missing, too large, unreadable or not text.
     """
     try:
-        if not Path(path).is_file():
-            reason = "is not a regular file" if Path(path).exists() else "does not exist"
-            raise SizingError(f"{path} {reason}", name=name)
-        if Path(path).stat().st_size > TEXT_MAX_BYTES:
-            raise SizingError(f"{path} is larger than {TEXT_MAX_BYTES:,} bytes", name=name)
-        return Path(path).read_text("utf-8")
+        return read_file(path, TEXT_MAX_BYTES).decode()
     except OSError as exc:
-        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
+        missing = isinstance(exc, FileNotFoundError)
+        reason = "does not exist" if missing else f"cannot be read: {exc.strerror}"
+        raise SizingError(f"{path[:200]} {reason}", name=name) from exc
     except UnicodeDecodeError as exc:
         raise SizingError(f"{path} is not a text file", name=name) from exc
 

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from kneewatch.agent.settings.effective import Settings, reported_together
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ ALL: Scopes = frozenset({READ, ADMIN})
 FILES = ("http.token_file", "http.admin_token_file")
 CHECK_EVERY_S = 1.0
 SHORT_BYTES = 16
-LARGEST_BYTES = 64 * 1024
 
 Stamp = tuple[int, int, int]
 
@@ -68,9 +68,7 @@ class TokenFile(Struct):
         """
         try:
             status = self.path.stat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
-                raise SettingsError(f"{self.key} = {self.path} is too large or not a regular file")
-            lines = self.path.read_bytes().splitlines()
+            lines = read_file(self.path, SECRET_MAX_BYTES).splitlines()
         except OSError as exc:
             raise SettingsError(f"{self.key} = {self.path}: {exc.strerror}") from exc
         tokens = tuple(line.strip() for line in lines if line.strip())

@@ -73,8 +73,9 @@ class Service(Struct, frozen=True, kw_only=True):
 
     `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without a
     metrics system. `targets` returns the configured targets. `restart_needed` returns the keys of
-    settings that changed but take effect only after a restart. `accept` makes present values of
-    engines the usual ones. `replicas` has the exported numbers of replicas.
+    settings that changed but take effect only after a restart. `problems` returns a line for each
+    file that cannot be followed. `accept` makes present values of engines the usual ones.
+    `replicas` has the exported numbers of replicas.
     """
 
     board: Board
@@ -87,6 +88,7 @@ class Service(Struct, frozen=True, kw_only=True):
     notifier: Notifier | None = None
     fleet: FleetWatch | None = None
     restart_needed: Callable[[], Sequence[str]] = tuple
+    problems: Callable[[], Sequence[str]] = tuple
     accept: Callable[[AcceptRequest], Sequence[EngineAcceptance]] = lambda _request: ()
     clock: Callable[[], float] = time.time
     replicas: dict[Labels, Recommended] = field(default_factory=dict[Labels, Recommended])
@@ -176,9 +178,10 @@ def has_diagnosed(service: Service) -> bool:
 
 
 def source_problems(service: Service) -> list[str]:
-    """A line for each source without a current answer, and one if the history cannot be written.
+    """A line for each source without a current answer and each file of targets that cannot be read,
+    and one if the history cannot be written.
     Empty if all work."""
-    now_s, lines = service.clock(), list[str]()
+    now_s, lines = service.clock(), list(service.problems())
     for spec in service.targets():
         state = service.board.get(spec.name)
         if state is None:

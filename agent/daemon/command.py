@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -66,7 +65,7 @@ log = logging.getLogger(__name__)
 DEFAULTS = {"interval_s": 5.0}
 DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
 
-STOP_S = 2.5
+STOP_S = 2.2
 """Maximum seconds for the shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
 
 FLUSH_S = 0.4
@@ -101,7 +100,6 @@ def run(
     with _store_file(settings, demo=demo) as store_file:
         Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s, note=note)
     # Everything is closed. Freeing the memory of 1,000 targets would take seconds.
-    sys.stdout.flush()
     os._exit(OK)
 
 
@@ -153,6 +151,7 @@ class Daemon:
         self._discovery, self._settings, self._fleet_watch = discovery, settings, fleet_watch
         self._store_file = store_file
         self._deadline_s: float | None = None
+        self._supervisor: Supervisor | None = None
         self._board = Board()
         # Closed in reverse order: the history last, because the other parts still write to it.
         with ExitStack() as parts:
@@ -204,7 +203,7 @@ class Daemon:
     ) -> None:
         """Print the addresses and the note, then run until stopped. The shutdown takes less than 3
         s, even if a part hangs."""
-        supervisor = Supervisor(
+        supervisor = self._supervisor = Supervisor(
             scheduler=self._scheduler,
             cycles=self._cycles,
             jobs=self._jobs,
@@ -238,11 +237,10 @@ class Daemon:
                 every_s = fleet.state.interval_s
                 self._scheduler.put("fleet", fleet, interval_s=every_s, first_in_s=0.0)
             self._server.start()
-            click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
+            lines = [f"triage   {self._server.url}/triage", f"history  {self._store_file}"]
             if self._fleet_watch is not None:
-                click.echo(f"fleet    {self._server.url}/api/v1/fleet")
-            if note:
-                click.echo(note)
+                lines.append(f"fleet    {self._server.url}/api/v1/fleet")
+            _announce("\n".join([*lines, note] if note else lines))
             supervisor.run(for_s)
             self._deadline_s = time.monotonic() + STOP_S
 
@@ -258,6 +256,7 @@ class Daemon:
             notifier=self._notifier,
             fleet=self._fleet_watch,
             restart_needed=lambda: self._reload.restart_needed,
+            problems=lambda: self._supervisor.problems() if self._supervisor else (),
             accept=self._accept,
         )
 
@@ -288,6 +287,14 @@ class Daemon:
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + STOP_S
         return max(0.0, min(most_s, self._deadline_s - time.monotonic()))
+
+
+def _announce(text: str) -> None:
+    """Print where the daemon answers. A full disk behind stdout does not stop it."""
+    try:
+        click.echo(text)
+    except OSError as exc:
+        log.warning("cannot write to stdout error=%s text=%s", exc.strerror, text)
 
 
 def _retention(settings: Settings) -> Retention:

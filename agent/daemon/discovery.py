@@ -6,9 +6,10 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
+from kneewatch.collector.files import read_file
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -191,6 +193,7 @@ SUFFIXES = (".json", ".yml", ".yaml")
 SCHEME, PATH = "__scheme__", "__metrics_path__"
 
 Stamp = tuple[int, int, int]
+UNREADABLE: Stamp = (0, 0, 0)
 
 
 class FileState(Struct, frozen=True):
@@ -218,8 +221,11 @@ class FileTargets:
         files: dict[str, FileState] = before._files if before else {}
         # Errors are dropped, so that a reload logs them again.
         self._files: dict[str, FileState] = {
-            path: FileState(None, file.specs) for path, file in files.items()
+            path: FileState(None, file.specs)
+            for path, file in files.items()
+            if any(PurePath(path).match(pattern) for pattern in self._patterns)
         }
+        self._unlisted: list[str] = []
         for pattern in self._patterns:
             if not glob.glob(pattern):  # noqa: PTH207 - a pattern may be absolute
                 log.warning("file_sd: no file matches yet pattern=%s", pattern)
@@ -227,10 +233,13 @@ class FileTargets:
     def refresh(self, others: Sequence[TargetSpec]) -> bool:
         """Read new and changed files. Returns whether the targets may have changed.
 
-        An invalid file keeps its previous targets, which is logged. A deleted file loses its
-        targets. `others` are targets from other sources; no file may use one of their names.
+        An invalid file keeps its previous targets, which is logged; so does a file that cannot be
+        looked for. A deleted file loses its targets. `others` are targets from other sources; no
+        file may use one of their names.
         """
-        stamps = {path: _file_stamp(path) for path in self._paths()}
+        self._check_folders()
+        paths = sorted({*self._paths(), *self._files})
+        stamps = {path: stamp for path in paths if (stamp := _file_stamp(path)) is not None}
         if stamps == {path: file.stamp for path, file in self._files.items()}:
             return False
         for path in [path for path in self._files if path not in stamps]:
@@ -247,8 +256,27 @@ class FileTargets:
         """The targets of all files, file by file."""
         return [target for path in sorted(self._files) for target in self._files[path].specs]
 
+    def problems(self) -> list[str]:
+        """A line for each folder that cannot be listed, and for each file that cannot be used."""
+        return [*self._unlisted, *(file.error for file in self._files.values() if file.error)]
+
+    def _check_folders(self) -> None:
+        """Find the folders that cannot be listed; glob would report them as empty."""
+        unlisted = list[str]()
+        for folder in sorted({_folder(pattern) for pattern in self._patterns}):
+            try:
+                os.scandir(folder).close()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as exc:
+                unlisted.append(f"file_sd: cannot list {folder}: {exc.strerror}")
+        for problem in unlisted:
+            if problem not in self._unlisted:
+                log.error("%s, keeping its targets", problem)
+        self._unlisted = unlisted
+
     def _paths(self) -> list[str]:
-        return sorted({path for pattern in self._patterns for path in glob.glob(pattern)})  # noqa: PTH207 - a pattern may be absolute
+        return [path for pattern in self._patterns for path in glob.glob(pattern)]  # noqa: PTH207 - a pattern may be absolute
 
     def _read(
         self, path: str, stamp: Stamp, before: FileState, others: Sequence[TargetSpec]
@@ -319,9 +347,7 @@ def _document(path: Path, origin: str) -> object:
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{origin}: its name must end in {', '.join(SUFFIXES)}")
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MAX_FILE_BYTES).decode()
     except OSError as exc:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
@@ -345,11 +371,21 @@ def _yaml(text: str, origin: str) -> object:
         raise SettingsError(f"{origin}: not YAML: {' '.join(str(exc).split())}") from exc
 
 
-def _file_stamp(path: str) -> Stamp:
+def _folder(pattern: str) -> str:
+    """The folder above the first part of a pattern with a wildcard."""
+    folder = Path(pattern).parent
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return str(folder)
+
+
+def _file_stamp(path: str) -> Stamp | None:
+    """The stamp of a file; None if it does not exist. A file that cannot be looked at exists."""
     try:
         stat = Path(path).stat()
-    except OSError:  # just deleted, or a dangling link
-        return 0, 0, 0
+    except OSError as exc:
+        is_gone = isinstance(exc, FileNotFoundError | NotADirectoryError)
+        return None if is_gone and not os.path.lexists(path) else UNREADABLE
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
@@ -411,6 +447,10 @@ class Discovery:
         have changed."""
         files = self._files.refresh(self._static)
         return self._refresh_pods() or files
+
+    def problems(self) -> list[str]:
+        """A line for each file or folder of targets that cannot be read. Thread-safe."""
+        return self._files.problems()
 
     def specs(self) -> list[TargetSpec]:
         """All targets."""

@@ -154,15 +154,19 @@ class GpuSource:
     def retire(self) -> Event:
         """Stop reading. The collector is closed when no reading runs any more. Returns an event
         that is set when the collector is closed."""
-        with self._lock:
-            self._retired = True
+        self._retired = True
+        # Held for long only by `_read`, which closes the collector itself.
+        if self._lock.acquire(timeout=TURN_S / 2):
             self._monitors.clear()
-            if self._run is None:
+            is_running = self._run is not None
+            self._lock.release()
+            if not is_running:
                 _in_thread(self._close)
         return self._closed
 
     def _close(self) -> None:
-        self._collector.close()
+        if not self._closed.is_set():
+            self._collector.close()
         self._closed.set()
 
     def _read(self, run: Reading) -> None:
@@ -182,7 +186,7 @@ class GpuSource:
             elif failed is not None and not run.given_up and not retired:
                 self._fail(failed, run.t_s, took_s)
         run.done.set()
-        if retired:
+        if self._retired:
             self._close()
 
     def _take(self, page: GpuPage, t_s: float, took_s: float) -> None:

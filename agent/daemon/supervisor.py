@@ -17,10 +17,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kneewatch.agent import logs
+from kneewatch.agent.console import OK
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import (
     Discovery,
@@ -227,6 +229,13 @@ STALLED_S = 20.0
 """The scheduler counts as stalled after being idle for this many seconds; its heartbeat comes more
 often. The queue of cycles counts as stalled when a cycle is late by this many seconds."""
 
+HUNG_S = 30.0
+"""The reading of files and settings counts as hung after this many seconds."""
+
+STOP_MAX_S = 2.8
+"""Seconds after a stop signal at which the process ends, whatever it waits for: service managers
+send SIGKILL after 3 s at the earliest."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 
@@ -234,8 +243,9 @@ SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 class Supervisor:
     """Runs the daemon until a signal stops it.
 
-    `read_settings` reads the settings again. `apply_settings` passes new settings to all parts
-    except the targets. `address` is the URL of the triage page.
+    Files and settings are read in a thread of their own, so that a file system that hangs delays no
+    signal. `read_settings` reads the settings again. `apply_settings` passes new settings to all
+    parts except the targets. `address` is the URL of the triage page.
     """
 
     def __init__(
@@ -258,6 +268,10 @@ class Supervisor:
         self._profiles = TargetProfiles()
         # A signal handler may only call reentrant code; SimpleQueue.put is.
         self._signals: SimpleQueue[int] = SimpleQueue()
+        self._stops: SimpleQueue[int] = SimpleQueue()
+        self._reloads: SimpleQueue[int] = SimpleQueue()
+        self._reading_since_s: float | None = None
+        self._failure = self._hung = ""
         self._ready = False
         self._status = ""
 
@@ -273,23 +287,66 @@ class Supervisor:
         """Run until SIGTERM, SIGINT or the end of `for_s` seconds. Call this within the context
         `handled`."""
         began_s = time.monotonic()
+        Thread(target=self._follow_files, name="kneewatch-files", daemon=True).start()
         while for_s is None or time.monotonic() - began_s < for_s:
-            self._tick(time.monotonic() - began_s)
+            with self._surviving():
+                self._tick(time.monotonic() - began_s)
             left_s = math.inf if for_s is None else began_s + for_s - time.monotonic()
             number = self._next_signal(max(0.0, left_s))
             if number in STOP_SIGNALS:
                 log.info("stopping signal=%s", signal.Signals(number).name)
                 break
             if number == signal.SIGHUP:
-                self._reload()
+                self._reloads.put(number)
         self._systemd.stopping()
+
+    def problems(self) -> list[str]:
+        """A line for each reason why targets or settings may be older than their files.
+        Thread-safe."""
+        lines = [line for line in (self._failure, self._hung) if line]
+        return lines + self._discovery.problems()
+
+    @contextmanager
+    def _surviving(self) -> Generator[None]:
+        """A context whose exceptions are logged and reported, and do not end the daemon."""
+        try:
+            yield
+        except Exception as error:
+            failure = f"internal error: {type(error).__name__}: {error}"
+            if failure != self._failure:
+                log.exception("main loop failed, going on")
+            self._failure = failure
+        else:
+            self._failure = ""
+
+    def _follow_files(self) -> None:
+        """Read changed files at each tick, and the settings after each SIGHUP."""
+        while True:
+            work = self._reload
+            try:
+                self._reloads.get(timeout=self._tick_s())
+            except Empty:
+                work = self._poll
+            self._reading_since_s = time.monotonic()
+            with self._surviving():
+                work()
+            self._reading_since_s, self._hung = None, ""
+
+    def _poll(self) -> None:
+        if self._discovery.poll():
+            self._apply_file_changes()
+
+    def _tick_s(self) -> float:
+        return TICK_S if self._ready else STARTING_TICK_S
 
     def _tick(self, elapsed_s: float) -> None:
         step_s = max(self._scheduler.check(), self._cycles.check(), key=abs)
         if step_s:
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
-        if self._discovery.poll():
-            self._apply_file_changes()
+        since_s = self._reading_since_s
+        if since_s is not None and time.monotonic() - since_s > HUNG_S and not self._hung:
+            self._hung = f"reading files and settings has taken more than {HUNG_S:.0f} s"
+            log.error("%s, keeping the previous targets", self._hung)
         if not self._ready and (self._jobs.all_scraped or elapsed_s > READY_AFTER_S):
             self._ready = True
             self._systemd.ready(self._status_line())
@@ -331,23 +388,28 @@ class Supervisor:
         """Wait for the next signal until the next tick, and at most `left_s` seconds. Returns None
         if no signal came."""
         try:
-            return self._signals.get(
-                timeout=min(TICK_S if self._ready else STARTING_TICK_S, left_s)
-            )
+            return self._signals.get(timeout=min(self._tick_s(), left_s))
         except Empty:
             return None
 
     @contextmanager
     def handled(self) -> Generator[None]:
         """A context in which signals are queued for the main loop. A second stop signal ends the
-        process at once."""
+        process at once, and it ends in any case `STOP_MAX_S` after the first one."""
+
+        def end() -> None:
+            self._stops.get()
+            time.sleep(STOP_MAX_S)
+            os._exit(OK)
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self._signals.put(number)
             if number in STOP_SIGNALS:
+                self._stops.put(number)
                 for stop in STOP_SIGNALS:
                     signal.signal(stop, signal.SIG_DFL)
 
+        Thread(target=end, name="kneewatch-end", daemon=True).start()
         before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
             yield

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_resolved, problems
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
+from kneewatch.collector.files import read_file
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.ranking import WAITS_FOR
 from kneewatch.rules.cascade import EVICTS
@@ -378,8 +379,7 @@ def _replace(path: Path, document: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Mapping[str, Any]]:
     try:
-        with path.open("rb") as file:
-            document = json.loads(file.read(LARGEST_BYTES))
+        document = json.loads(read_file(path, LARGEST_BYTES))
         rows = cast("dict[str, Any]", document["receivers"])
         return {name: state for name, state in rows.items() if isinstance(state, dict)}
     except FileNotFoundError:

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from kneewatch.agent.settings.effective import (
 )
 from kneewatch.agent.settings.table import Setting, settings_of
 from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
@@ -183,7 +183,7 @@ class Receiver(Struct, frozen=True, kw_only=True):
 
 def _contents(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_file(file, SECRET_MAX_BYTES).decode()
     except OSError as exc:
         raise SettingsError(f"the file {file}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError:

@@ -10,9 +10,9 @@ import os
 import pwd
 import re
 import socket
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.server.host import text_of
+from kneewatch.collector import files
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading, printable
@@ -48,24 +49,12 @@ def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
         FileError: the file does not exist, has more than `most_bytes`, or the user may not read it.
     """
     try:
-        # A pipe or a device must not block: without O_NONBLOCK, opening it could.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FileError(f"{path} is not a regular file")
-            if not _may_read(descriptor, status, user_id):
-                raise FileError(f"{path} is not readable by the server's user")
-            data = file.read(most_bytes + 1)
-    except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not a path"
-        raise FileError(f"{path} cannot be read: {reason}") from exc
-    if len(data) > most_bytes:
-        raise FileError(f"{path} is larger than {most_bytes} bytes")
-    return data
+        return files.read_file(path, most_bytes, partial(_may_read, user_id))
+    except OSError as exc:
+        raise FileError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
-def _may_read(descriptor: int, status: os.stat_result, user_id: int) -> bool:
+def _may_read(user_id: int, descriptor: int, status: os.stat_result) -> bool:
     """Whether a user may read an opened file and enter all folders above it."""
     if user_id == 0:
         return True

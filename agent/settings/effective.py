@@ -19,6 +19,7 @@ from msgspec import Struct
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
+from kneewatch.collector.files import read_file
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from kneewatch.diagnose.diagnosis_config import Profile
 
 HIDDEN = "(hidden)"
+
+
+FILE_MAX_BYTES = 4 * 1024 * 1024
 
 
 class Effective(Struct, frozen=True):
@@ -251,14 +255,13 @@ def reported_together() -> Generator[list[str]]:
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        return flattened(tomllib.loads(read_file(file, FILE_MAX_BYTES).decode()))
     except OSError as exc:
         raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except ValueError as exc:  # not UTF-8, not TOML, or an integer of thousands of digits
         raise SettingsError(f"settings file {file}: {exc}") from exc
-    except RecursionError as exc:  # without this, a reload would end the daemon
+    except RecursionError as exc:
         raise SettingsError(f"settings file {file}: nested too deeply") from exc
-    return flattened(document)
 
 
 def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
@@ -293,7 +296,7 @@ def _threshold(
     thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
 ) -> None:
     parts = key.removeprefix(RULES_PREFIX).split(".")
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if len(parts) != 2 or not number:
         raise SettingsError(f"{origin}: {key} must be rules.<ID>.<severity> = number")
     thresholds.setdefault(parts[0], {})[parts[1]] = float(cast("float", value))
@@ -344,7 +347,10 @@ def validated(setting: Setting, value: object, origin: str) -> object:
         _check_text(setting, value, origin)
     if not number:
         return value
-    amount = float(cast("float", value))
+    try:
+        amount = float(cast("float", value))
+    except OverflowError as exc:
+        raise SettingsError(f"{origin}: {setting.key} is out of range") from exc
     within = amount > 0 and setting.least <= amount <= setting.most
     if not within or not math.isfinite(amount):
         least = f"{setting.least:,.0f} or more" if setting.least else "more than 0"

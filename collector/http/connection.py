@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
 from kneewatch.collector.http.address import PORTS, Address
 from kneewatch.collector.http.fetch_settings import FetchSettings
 
@@ -451,7 +452,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 def _from_file(path: str) -> str:
     try:
-        value = Path(path).read_text(encoding="utf-8").strip()
+        value = read_file(path, SECRET_MAX_BYTES).decode().strip()
     except (OSError, ValueError) as exc:
         raise unreadable_file("token file", path, exc, kind="auth") from exc
     if not value:

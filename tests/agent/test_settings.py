@@ -246,7 +246,7 @@ def test_config_refuses_what_run_would(main: Main, tmp_path: Path, text: str, sa
 def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_bytes(b"\xff\xfe")
     assert "settings file k.toml: 'utf-8' codec" in main("config", "--config", "k.toml").err
-    assert main("config", "--config", ".").err == "kneewatch: settings file .: Is a directory\n"
+    assert main("config", "--config", ".").err == "kneewatch: settings file .: not a regular file\n"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_shipped_example_is_one(main: Main) -> None:
         ("typo.toml", "typo.toml: unknown key lengths.input_p95; did you mean input_p95_tokens?"),
         ("none.toml", "none.toml does not exist"),
         ("deep.toml", "deep.toml: is nested too deeply"),
-        (".", ". is not a regular file"),
+        (".", ". cannot be read: not a regular file"),
     ],
 )
 def test_what_cannot_be_is_said(main: Main, path: str, says: str) -> None:

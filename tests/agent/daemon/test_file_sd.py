@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.discovery import FileTargets, file_specs
 from kneewatch.collector.errors import KneewatchError, SettingsError
+from kneewatch.collector.files import read_file
 from tests.agent.daemon.factories import settings, target
 
 GROUPS: list[dict[str, object]] = [
@@ -211,3 +212,57 @@ def test_other_settings_read_the_files_again(tmp_path: Path) -> None:
     third = FileTargets([f"{tmp_path}/c.json"], other, second)
     third.refresh([])
     assert third.specs() == []
+
+
+def test_a_folder_that_cannot_be_looked_into_keeps_its_targets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, aside = tmp_path / "targets", tmp_path / "aside"
+    folder.mkdir()
+    put(folder / "a.json", "a:1")
+    files = FileTargets([f"{folder}/*.json"], settings())
+    files.refresh([])
+    assert not files.problems()
+    folder.rename(aside)
+    folder.symlink_to(folder)  # it exists, but no program can enter it
+    for _ in range(2):
+        files.refresh([])
+        assert names(files) == ["a:1"]
+    assert any("cannot list" in problem for problem in files.problems())
+    assert caplog.text.count("cannot list") == 1
+    folder.unlink()
+    aside.rename(folder)
+    files.refresh([])
+    assert (names(files), files.problems()) == (["a:1"], [])
+    (folder / "a.json").unlink()
+    files.refresh([])
+    assert names(files) == []
+
+
+def test_files_of_a_pattern_that_was_removed_are_not_kept(tmp_path: Path) -> None:
+    put(tmp_path / "a.json", "a:1")
+    before = FileTargets([f"{tmp_path}/*.json"], settings())
+    before.refresh([])
+    after = FileTargets([f"{tmp_path}/*.yml"], settings(), before)
+    after.refresh([])
+    assert names(after) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "a.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+    with pytest.raises(SettingsError, match="not a regular file"):
+        list(file_specs(str(file), settings()))
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(b" " * 11)
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_file(file, 10)

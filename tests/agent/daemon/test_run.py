@@ -8,14 +8,16 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
 from tests.agent.daemon.running import Daemon
-from tests.agent.running import Main, bodies, in_turn, run
+from tests.agent.running import ARGV, Main, bodies, environment, in_turn, run
 from tests.collector.servers import Start
 from tests.waiting import PATIENCE_S, until
 
@@ -290,3 +292,43 @@ def test_a_second_signal_ends_it_at_once(serving: Start, tmp_path: Path) -> None
             os.kill(daemon.process.pid, number)
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
+
+
+def test_hostile_files_stop_neither_the_daemon_nor_its_end(serving: Start, tmp_path: Path) -> None:
+    server = serving(in_turn(HEALTHY))
+    folder, config = tmp_path / "targets", tmp_path / "k.toml"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps([{"targets": [server.url]}]))
+    config.write_text(f'file_sd = ["{folder}/*.json"]\n')
+    os.mkfifo(folder / "pipe.json")
+    (folder / "zeros.json").symlink_to("/dev/zero")
+    with Daemon(tmp_path, "--config", config, *QUICK) as daemon:
+        until(lambda: len(daemon.diagnoses()) == 1)
+        failed = "reload failed, keeping the old settings"
+        texts = [f"window_s = {'9' * 4400}", f"a{'.a' * 5000} = 1", f"window_s = 0x{'f' * 4000}"]
+        for times, text in enumerate(texts, 1):
+            config.write_text(f"{text}\n")
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_for(failed, times)
+        config.unlink()
+        os.mkfifo(config)
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for(failed, len(texts) + 1)
+        daemon.wait_for("file_sd: invalid file, keeping its previous targets", 2)
+        before = len(server.requests)
+        until(lambda: len(server.requests) > before + 2)
+        with pytest.raises(HTTPError) as caught:
+            daemon.get("/readyz?strict=true")
+        assert "not a regular file" in caught.value.read().decode()
+        assert daemon.end() < 3.0
+    assert "Traceback" not in daemon.log
+
+
+def test_a_full_disk_behind_stdout_does_not_stop_it(tmp_path: Path) -> None:
+    argv = [*ARGV, "run", "--demo", "--for", "0.1s", "--listen", "127.0.0.1:0"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 0
+    assert b"cannot write to stdout" in done.stderr

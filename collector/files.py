@@ -1,0 +1,43 @@
+"""Reads files that other programs write. I/O edge."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+SECRET_MAX_BYTES = 64 * 1024
+"""Maximum size of a file with tokens or a password."""
+
+MayRead = Callable[[int, os.stat_result], bool]
+
+
+def read_file(path: str | Path, most_bytes: int, may_read: MayRead | None = None) -> bytes:
+    """The contents of a regular file. Links are followed. Never waits for another program, as a
+    pipe does, and reads no more than the limit, whatever size the file claims.
+
+    `may_read` gets the open file's descriptor and status, and returns whether it may be read.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or has more than `most_bytes`.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe or a device could block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as exc:  # a zero byte in the path
+        raise OSError(errno.EINVAL, "not a path", str(path)) from exc
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if may_read is not None and not may_read(descriptor, status):
+            raise OSError(errno.EACCES, "not readable by the server's user", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
+    return data
