@@ -9,6 +9,7 @@ from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import bound_matcher
 from kneewatch.collector.signals.vllm import within_ttft
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, span
+from kneewatch.diagnose.fleet.inventory import DEFAULTS
 from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN, ROUTERS
 from kneewatch.rules.facts import number
 from kneewatch.rules.rule import Severity
@@ -31,6 +32,10 @@ DOWN_S = 120.0
 LOADING_S = 900.0
 """Seconds that a pod may take to load its model."""
 
+NAMED_POD = 'pod!=""'
+UP_NO_WORKER = 'up{pod!~".+-[0-9]+-[0-9]+"}'
+"""`up` without the workers of LeaderWorkerSets, which have no page: chat-0-1."""
+
 CRASHES, CRASHES_S = 3, 1800.0
 """Restarts within CRASHES_S from which on a server is in a crash loop."""
 
@@ -45,10 +50,28 @@ HITS_FELL = 0.2
 LOOKED_UP_PER_S = 100.0
 """Minimum prompt tokens/s for a judgement of the prefix cache."""
 
+NO_BATCH = f'{DEFAULTS["goal"][0]}!="throughput"'
+"""A matcher that leaves out throughput pools, whose requests queue by design."""
+
 TIMES_ITS_SHARE = 3.0
 """A replica takes too much of its pool's requests from this multiple of the mean on."""
 
 BUSY_RUNNING = 4.0
+
+NO_PREFILL = 'role!="prefill"'
+RESTARTED, UP_FROM = 2, 0.85
+"""An alert fires if at least so many replicas of a job restarted lately, each of them quickly: it
+was up for at least this share of LOADING_S. Longer outages are KneewatchTargetDown."""
+
+STEPS_BELOW, HANGS_BELOW = 0.6, 0.05
+"""A busy replica is slow if its steps/s are below the first of these shares of its pool's median,
+and hangs if they are below the second."""
+
+SERVES_FROM_PER_S = 0.2
+"""Requests/s of the median replica from which one that serves nothing is suspect."""
+
+TRANSFER_TIMES, TRANSFER_FROM_S = 3.0, 0.1
+"""A KV transfer is slow at this multiple of its mean of the hours before and at this length."""
 
 PROGRAMS_XIDS = (13, 31, 43, 45, 63, 92)
 """XIDs that are no reason to act: errors of a program, and notes about repaired memory."""
@@ -83,6 +106,8 @@ class _Series:
         """A series that each engine has, and no router."""
         self.running = dialect.series("num_requests_running")
         self.waiting = dialect.series("num_requests_waiting")
+        self.queued = dialect.series("num_requests_waiting", extra=NO_BATCH)
+        """The queue, where it is no throughput pool's, which queues by design."""
         self.tokens = dialect.series("generation_tokens", "_total")
         self.first_tokens = dialect.series("time_to_first_token_seconds", "_count")
         self.preempted = f"rate({dialect.series('num_preemptions', '_total')}[{self.range}])"
@@ -188,6 +213,30 @@ def _targets(plan: Plan, series: _Series) -> Iterator[Alert]:
         "causes/engine_restarted",
     )
     yield alert(
+        plan, "KneewatchPoolRestarts", WARNING,
+        # A container that starts anew in its pod has died: a rollout makes new pods.
+        f"count by (namespace, job) (changes({_started(plan, NAMED_POD)}[{span(LOADING_S)}]) > 0"
+        f" and on (job, instance) avg_over_time(up[{span(LOADING_S)}]) > {number(UP_FROM)}"
+        f" and {series.served}) >= {RESTARTED}",
+        0.0,
+        "vLLM servers of one job restart{{ with $labels.namespace }} in {{ . }}{{ end }}"
+        " (job {{ $labels.job }})",
+        f"{{{{ $value }}}} containers started anew in their pods within {span(LOADING_S)}.",
+        "Compare with the newest release, and roll it back if it is the cause. Read the end of"
+        " the logs before the restarts (kubectl logs --previous).",
+        "causes/engine_restarted", kneewatch="observer",
+    )  # fmt: skip
+    yield alert(
+        plan, "KneewatchTargetDown", WARNING,
+        f"{UP_NO_WORKER} == 0 unless max_over_time(up[{span(SEEN_S)}]) > 0"
+        f" and on (namespace, job) {series.present}",
+        LOADING_S,
+        f"vLLM server has never answered: {WHO}{PLACE}",
+        f"{WHO} has been a target for {span(LOADING_S)}, and no scrape succeeded.",
+        "Read the pod's events and log: image, weights, GPU memory, probes.",
+        "causes/target_down", how="never_answered",
+    )  # fmt: skip
+    yield alert(
         plan,
         "KneewatchNoMetrics",
         CRITICAL,
@@ -213,9 +262,9 @@ def _targets(plan: Plan, series: _Series) -> Iterator[Alert]:
     yield from _pools(plan, series)
 
 
-def _started(plan: Plan) -> str:
+def _started(plan: Plan, *matchers: str) -> str:
     return plan.dialect.labelled(
-        "process_start_time_seconds", [plan.selector] if plan.selector else []
+        "process_start_time_seconds", [part for part in (plan.selector, *matchers) if part]
     ).removeprefix(plan.prefix)
 
 
@@ -291,7 +340,7 @@ def _engines(plan: Plan, series: _Series) -> Iterator[Alert]:
         "KneewatchKvFull",
         WARNING,
         f"{series.least(series.present)} > {number(FULL_FROM)}"
-        f" and {series.least(series.waiting)} > 0 unless {series.preempted} > 0",
+        f" and {series.least(series.queued)} > 0 unless {series.preempted} > 0",
         settles_s,
         f"KV cache is full and requests wait: {WHO}{PLACE}",
         f"The KV cache of {WHO} was at least {{{{ $value | humanizePercentage }}}} full for"
@@ -301,7 +350,7 @@ def _engines(plan: Plan, series: _Series) -> Iterator[Alert]:
     )
     yield alert(
         plan, "KneewatchQueueGrows", WARNING,
-        f"{series.least(series.waiting)} / (rate({series.first_tokens}[{range_}]) > 0)"
+        f"{series.least(series.queued)} / (rate({series.first_tokens}[{range_}]) > 0)"
         f" > {number(WAIT_FROM_S)}",
         settles_s,
         f"Requests queue: {WHO}{PLACE}",
@@ -392,6 +441,56 @@ def _sharing(plan: Plan, series: _Series) -> Iterator[Alert]:
         " replicas do not help.",
         "causes/replica_imbalance",
     )  # fmt: skip
+    yield from _peers(plan, series, requests)
+
+
+def _peers(plan: Plan, series: _Series, requests: str) -> Iterator[Alert]:
+    """Alerts for a replica that does less than the median of its pool."""
+    range_ = series.range
+    of_all, of_one = (
+        f"rate({plan.dialect.series('iteration_tokens_total', '_count', extra=extra)}[{range_}])"
+        for extra in ("", NO_PREFILL)
+    )
+    yield alert(
+        plan, "KneewatchReplicaSlow", WARNING,
+        f"{of_one} / on ({plan.pool}) group_left quantile by ({plan.pool}) (0.5, {of_all})"
+        f" > {number(HANGS_BELOW)} < {number(STEPS_BELOW)}"
+        f" and {series.least(series.present)} > 0",
+        2 * plan.settles_s,  # while an engine stops, it is slow for less than the range
+        f"Replica is slower than its pool: {WHO}{PLACE}",
+        f"{WHO} is busy and steps at {{{{ $value | humanizePercentage }}}} of the speed of its"
+        " pool's median.",
+        "Check its GPU's clocks and temperature, the node's CPU, and its prompts' length; drain"
+        " the node if only this replica is slow.",
+        "causes/bad_node",
+    )  # fmt: skip
+    yield alert(
+        plan, "KneewatchReplicaServesNothing", WARNING,
+        f"{requests} == 0 unless {series.running} > 0"
+        f" and on ({plan.pool}) quantile by ({plan.pool}) (0.5, {requests})"
+        f" > {number(SERVES_FROM_PER_S)}",
+        plan.settles_s,
+        f"Replica serves nothing while its pool serves: {WHO}{PLACE}",
+        f"{WHO} began no request within {range_}.",
+        "Send it a request: without an answer the engine hangs (save its stacks, restart it)."
+        " With an answer, check why the router does not use it.",
+        "causes/engine_stalled",
+    )  # fmt: skip
+    transfers = [plan.dialect.series("nixl_xfer_time_seconds", of) for of in ("_sum", "_count")]
+    now, usual = (
+        " / ".join(f"rate({each}{over})" for each in transfers)
+        for over in (f"[{range_}]", f"[{span(3 * SEEN_S)}] offset {span(LOADING_S)}")
+    )
+    yield alert(
+        plan, "KneewatchKvTransferSlow", WARNING,
+        f"{now} > {number(TRANSFER_FROM_S)} > {number(TRANSFER_TIMES)} * {usual}",
+        plan.settles_s,
+        f"KV transfers are slow: {WHO}{PLACE}",
+        f"A KV transfer to {WHO} takes {{{{ $value | humanizeDuration }}}}, at least"
+        f" {number(TRANSFER_TIMES)} times its mean of the hours before.",
+        "Check the network between prefill and decode replicas: RDMA, UCX_TLS, errors of the NIC.",
+        "causes/kv_transfer_slow",
+    )  # fmt: skip
 
 
 # --- Latency targets ------------------------------------------------------------------------------
@@ -415,7 +514,7 @@ def _latencies(plan: Plan, series: _Series) -> Iterator[Alert]:
         ("ITL", "inter_token_latency_seconds", plan.targets.itl_p99_s),
     ):
         if target_s is not None:
-            buckets = plan.dialect.series(metric, "_bucket")
+            buckets = plan.dialect.series(metric, "_bucket", extra=NO_BATCH)
             yield alert(
                 plan, f"Kneewatch{name.capitalize()}P99", WARNING,
                 f"histogram_quantile(0.99, rate({buckets}[{over}])) > {number(target_s)}",
@@ -488,7 +587,8 @@ def _gpus(plan: Plan, series: _Series) -> Iterator[Alert]:
         plan, "KneewatchGpuThrottled", WARNING,
         f"{clocks} < {number(HELD_BELOW)} * max_over_time({clocks}[6h])"
         f" and {_dcgm(plan, 'DEV_GPU_TEMP')} >= {number(HOT_C)}"
-        f" and {_dcgm(plan, 'PROF_GR_ENGINE_ACTIVE')} > {number(GPU_BUSY)}",
+        f" and ({_dcgm(plan, 'PROF_GR_ENGINE_ACTIVE')} > {number(GPU_BUSY)}"
+        f" or {_dcgm(plan, 'DEV_GPU_UTIL')} > {number(100 * GPU_BUSY)})",
         plan.settles_s,
         f"{GPU} is throttled by heat",
         f"The SM clock of {GPU} is {{{{ $value }}}} MHz under load, at {number(HOT_C)} C or more.",

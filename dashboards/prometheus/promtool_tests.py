@@ -170,6 +170,7 @@ class Server:
             self.named("kv_cache_usage_perc"): self.level(usage),
             self.named("num_preemptions_total"): self.rate(preempted_per_s),
             self.named("generation_tokens_total"): self.rate(tokens_per_s),
+            self.named("iteration_tokens_total_count"): self.rate(bool(tokens_per_s) / itl_s),
             self.named("prompt_tokens_total"): self.rate(4 * served_per_s),
             self.named("request_success_total", 'finished_reason="stop"'): self.rate(served_per_s),
             self.up: self.level(1),
@@ -282,6 +283,17 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
         server.named("prefix_cache_hits_total"): server.turns(2800.0, 400.0),
     }
     yield server.scenario(server.busy(running=8) | hits, ("KneewatchPrefixHitFell", "warning"))
+    server = Server(plan, "transfers of the KV cache become slow")
+    transfers = {
+        server.named("nixl_xfer_time_seconds_sum"): server.turns(0.14, 3.6),
+        server.named("nixl_xfer_time_seconds_count"): server.rate(4.0),
+    }
+    yield server.scenario(
+        server.busy(running=8) | transfers, ("KneewatchKvTransferSlow", "warning")
+    )
+    server = Server(plan, "a batch server that queues by design")
+    waiting = server.named("num_requests_waiting", 'kneewatch_goal="throughput"')
+    yield server.scenario(server.busy(running=8) | {waiting: server.level(300)})
     server = Server(plan, "a router without endpoints")
     unrouted = server.busy(running=0, usage=0, served_per_s=0, tokens_per_s=0)
     unrouted |= {server.page("llm_d_epp_ready_endpoints"): server.level(0)}
@@ -298,6 +310,16 @@ def _absent(plan: Plan) -> Iterator[Scenario]:
     starts = " ".join(f"{600 * at}x{server.steps // 8}" for at in range(9))
     crashing = {server.page("process_start_time_seconds"): starts}
     yield server.scenario(server.busy(running=8) | crashing, ("KneewatchCrashLoop", "critical"))
+    series: dict[str, str] = {}
+    for at in range(2):
+        server = Server(plan, "two containers die", name=f"two containers die, {at}")
+        started = server.page("process_start_time_seconds", f'pod="p-{at}"')
+        series |= server.busy(running=8) | {started: f"1x{server.steps - FEW} 900x{FEW}"}
+    yield server.scenario(series, ("KneewatchPoolRestarts", "warning"))
+    server = Server(plan, "a new server that never answers")
+    silent = Server(plan, "a new server that never answers", name="silent")
+    up = {silent.up: silent.level(0)}
+    yield server.scenario(server.busy(running=8) | up, ("KneewatchTargetDown", "warning"))
     server = Server(plan, "a page that has lost vLLM's metrics")
     answers = {server.up: server.level(1)}
     vanished = ("KneewatchMetricsVanished", "warning")
@@ -317,15 +339,22 @@ def _gone(server: Server, *, until: int) -> dict[str, str]:
 
 def _with_peers(plan: Plan) -> Iterator[Scenario]:
     """Yields scenarios with four servers of the same model. Each has its own requests/s."""
-    for name, served, fires in (
-        ("one of four gets all", (0.0, 0.0, 0.0, 8.0), {("KneewatchReplicaImbalance", "warning")}),
-        ("requests are spread", (4.0, 2.0, 3.0, 5.0), set[tuple[str, str]]()),
+    for name, served, itl_s, alert in (
+        ("one of four gets all", (0.0, 0.0, 0.0, 8.0), 0.02, "KneewatchReplicaImbalance"),
+        ("one of four gets none", (0.0, 4.0, 3.0, 5.0), 0.02, "KneewatchReplicaServesNothing"),
+        ("one of four is slow", (4.0, 2.0, 3.0, 5.0), 0.04, "KneewatchReplicaSlow"),
+        ("requests are spread", (4.0, 2.0, 3.0, 5.0), 0.03, ""),
     ):
         series: dict[str, str] = {}
         for at, per_s in enumerate(served):
             server = Server(plan, name, name=f"{name}, {at}")
-            series |= server.busy(running=2 * per_s, served_per_s=per_s, tokens_per_s=200 * per_s)
-        yield Scenario(name, series, frozenset(fires))
+            series |= server.busy(
+                running=2 * per_s,
+                served_per_s=per_s,
+                tokens_per_s=200 * per_s,
+                itl_s=0.02 if at else itl_s,
+            )
+        yield Scenario(name, series, frozenset({(alert, "warning")} if alert else ()))
 
 
 def _own(plan: Plan) -> Iterator[Scenario]:

@@ -101,6 +101,7 @@ def test_symptoms_are_told_of_the_right_replicas(tmp_path: Path) -> None:
         ("KneewatchTtftBudgetFastBurn", late.pods[0].name),
         ("KneewatchTtftBudgetSlowBurn", late.pods[0].name),
         ("KneewatchItlP99", late.pods[0].name),
+        ("KneewatchReplicaSlow", late.pods[0].name),
     }
     quick = [f for f in firings if "Burn" not in f.labels["alertname"]]
     assert [str(firing) for firing in quick if firing.begins_s - from_s > 5 * MIN_S] == []
