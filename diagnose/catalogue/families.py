@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec import Struct, convert
+
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -26,6 +28,32 @@ _HARMLESS = frozenset({
     "quantization_config", "return_hidden_states", "sliding_window", "sliding_window_pattern",
     "use_mamba_kernels", "use_mambapy", "use_sliding_window", "video_token_index",
 })  # fmt: skip
+
+
+class Tower(Struct, frozen=True):
+    """A vision tower, as far as encoding takes memory.
+
+    - `width`, `inner`: of its rows and of its MLP, which has a gate or not.
+    - `patch_elements`: elements of a patch of pixels.
+    - `modalities`: patches and tokens of the largest item, by modality.
+    - `levels`: rows of output per token: the last layer's, and those of deeper features.
+    - `positions`: classes of one-hot positions; 0 without them. `frame_patches`: of a frame.
+    """
+
+    width: int
+    inner: int
+    modalities: Mapping[str, tuple[int, int]]
+    patch_elements: int
+    gated: bool = False
+    levels: int = 1
+    positions: int = 0
+    frame_patches: int = 0
+
+
+def tower_of(config: Config) -> Tower | None:
+    """The family's vision tower; None if families.toml does not describe it."""
+    described = _tables()["towers"].get(config.model_type)
+    return None if described is None else convert(described, Tower)
 
 
 def _tables() -> Mapping[str, Mapping[str, Any]]:

@@ -75,6 +75,15 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return self.c2c_bytes_per_s or self.pcie_bytes_per_s
 
     @property
+    def shows_whole_memory(self) -> bool:
+        """Whether a card's stated memory is more than Linux reports.
+
+        The driver of Windows, which WSL uses, shows its reserve too.
+        """
+        listed = gpus().get(self.id, self)
+        return self.segment != "data-centre" and self.memory_bytes > 1.01 * listed.memory_bytes
+
+    @property
     def memory_is_estimated(self) -> bool:
         """Whether `memory_bytes` is an estimate instead of a figure from a log."""
         return self.memory_source.startswith("estimated")

@@ -15,10 +15,12 @@ from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import (
+    Tower,
     family_value,
     in_group,
     is_known_family,
     refuse_unmodelled,
+    tower_of,
 )
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -135,6 +137,7 @@ class Model(Struct, frozen=True):
     - `own_draft`: the prediction layers that the checkpoint contains.
     - `expert_width`: the inner size of a routed expert.
     - `expert_matrices`: matrices per expert: 3 with a gate, 2 without.
+    - `tower`: the vision tower; None without one, and where its shape is unknown.
     - `notes`: assumptions.
     """
 
@@ -157,6 +160,7 @@ class Model(Struct, frozen=True):
     own_draft: Model | None = None
     expert_width: int = 0
     expert_matrices: int = 3
+    tower: Tower | None = None
 
 
 def model_ids() -> tuple[str, ...]:
@@ -233,7 +237,7 @@ def _words(name: str) -> tuple[tuple[str, ...], str | None]:
 def text_only(named: Model) -> Model:
     """The model without its vision and audio towers, as `--language-model-only` loads it."""
     kept = named.parameters and replace(named.parameters, vision=0.0)
-    return replace(named, parameters=kept, multimodal=False)
+    return replace(named, parameters=kept, multimodal=False, tower=None)
 
 
 def _same_architecture(name: str) -> Model | None:
@@ -248,9 +252,11 @@ def _same_architecture(name: str) -> Model | None:
     stated = said or entry.quantization
     kept = same or scheme(entry.quantization).stated_as == stated
     quantization = entry.quantization if kept else stated
+    rules = packaged_tables("diagnose.catalogue", "model_names.toml")
     if not entry.experts.count and any(isinstance(p.kind, Recurrent) for p in entry.layers):
-        rules = packaged_tables("diagnose.catalogue", "model_names.toml")["recurrent_schemes"]
-        quantization = rules.get(quantization, quantization)
+        quantization = rules["recurrent_schemes"].get(quantization, quantization)
+    for pattern, made in rules["checkpoints"].items():
+        quantization = made if re.match(pattern, name.lower()) else quantization
     note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"
     draft = entry.own_draft
     return replace(
@@ -349,6 +355,7 @@ def _model(
         if experts.count
         else 0,
         expert_matrices=matrices(config),
+        tower=tower_of(config) if config.multimodal or vision > 0 else None,
     )
 
 

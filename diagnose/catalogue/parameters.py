@@ -29,11 +29,15 @@ from kneewatch.diagnose.catalogue.layers import compressed_parameters, recurrent
 
 
 class Experts(Struct, frozen=True):
-    """Routed experts: `count` in each of `layers` layers; each token uses `per_token` of them."""
+    """Routed experts: `count` in each of `layers` layers; each token uses `per_token` of them.
+
+    `gelu`: their activation is GELU, which not every kernel has.
+    """
 
     count: int = 0
     per_token: int = 0
     layers: int = 0
+    gelu: bool = False
 
 
 def expert_census(config: Config) -> Experts:
@@ -51,7 +55,7 @@ def expert_census(config: Config) -> Experts:
     # LongCat's router may choose experts that do nothing: all are taken to be chosen alike.
     idle = config.count("zero_expert_num", default=0)
     computed = round(per_token * count / (count + idle))
-    return Experts(count, computed, _expert_layers(config))
+    return Experts(count, computed, _expert_layers(config), in_group(config, "gelu_experts"))
 
 
 def _expert_layers(config: Config) -> int:

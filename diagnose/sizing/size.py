@@ -15,11 +15,11 @@ from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
     fewest_gpus,
-    is_measured,
     memory,
     second_copy_ratio,
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
+from kneewatch.diagnose.sizing.memory.overhead import is_measured
 from kneewatch.diagnose.sizing.memory.weights import Draft
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question

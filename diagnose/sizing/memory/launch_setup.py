@@ -127,6 +127,8 @@ class Setup(Struct, frozen=True):
       values. Adapters and a draft are added to the weights.
     - `overhead_excess_bytes`: how much more memory the running server uses than the overhead model
       predicts; None if not measured.
+    - `limit_mm_per_prompt`: most items of a modality in a request; a modality without a limit is
+      absent.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     """
 
@@ -143,6 +145,8 @@ class Setup(Struct, frozen=True):
     block_tokens: int | None = None
     decode_context_parallel: int = 1
     enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    limit_mm_per_prompt: tuple[tuple[str, int], ...] = ()
     hybrid_pool: bool = True
     prefix_caching: bool | None = None
     overhead: str = "fitted"

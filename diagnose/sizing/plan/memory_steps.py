@@ -11,15 +11,17 @@ from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
-    ACTIVATION_RATIO,
-    FRAMEWORK_HIGH_RATIO,
-    FRAMEWORK_LOW_RATIO,
     HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,
     kv_layout_of,
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.overhead import (
+    ACTIVATION_RATIO,
+    FRAMEWORK_HIGH_RATIO,
+    FRAMEWORK_LOW_RATIO,
+)
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,

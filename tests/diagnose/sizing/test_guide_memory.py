@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.sizing.memory.budget import FRAMEWORK_HIGH_RATIO, FRAMEWORK_LOW_RATIO
+from kneewatch.diagnose.sizing.memory.overhead import FRAMEWORK_HIGH_RATIO, FRAMEWORK_LOW_RATIO
 from tests.diagnose.sizing.guide_formulas import kv_bytes, kv_bytes_per_token, lora_adapter_bytes
 
 GB = 1e9

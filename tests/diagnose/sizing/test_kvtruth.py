@@ -77,6 +77,20 @@ def test_concurrency_of_2026_is_within_1_percent_for_9_of_10() -> None:
     assert hits >= 0.9 * count
 
 
+def test_kv_of_2026_from_flags_is_within_10_percent_for_17_of_20() -> None:
+    hits, count = within_bound([row.kv for row in rows()], 0.10)
+
+    assert count >= 15
+    assert hits >= 0.85 * count
+
+
+def test_weights_of_2026_are_within_3_percent_for_9_of_10() -> None:
+    hits, count = within_bound([row.weights for row in rows()], 0.03)
+
+    assert count >= 8
+    assert hits >= 0.9 * count
+
+
 def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
     case = next(case for case in cases(RECORDED) if case["case_id"].endswith("27b-nvfp4-mtp2"))
     setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)

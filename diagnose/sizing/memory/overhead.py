@@ -1,0 +1,302 @@
+"""GPU memory beside weights and KV cache: activations, the encoder's profile, CUDA graphs, and what
+the process holds outside PyTorch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.catalogue.families import Tower
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    SlidingAttention,
+    SlidingStates,
+)
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup, Version
+
+_LOGIT_BYTES = 4
+_ELEMENT_BYTES = 2
+_MIB = 2**20
+# From 0.18 a kernel replaces the sampler's sort; logged residuals of H100 and H200 halve.
+_KERNEL_SAMPLER: Version = (0, 18, 0)
+# Gemma 4's frames one by one before, in batches from here on.
+_BATCHED_FRAMES: Version = (0, 22, 0)
+# FlashInfer's experts with GELU; read in 0.27, not in 0.22.
+_FLASHINFER_GELU: Version = (0, 27, 0)
+# V0 up to 0.7 charged every communicator to the first rank.
+_V0_CHARGED: Version = (0, 8, 0)
+_V0_WHOLE_PROMPT_TOKENS = 32_768
+# A sparse-attention indexer keeps a workspace of five contexts of 16-bit latent rows
+# (vllm/v1/attention/backends/mla/indexer.py and flashmla_sparse.py, 0.32).
+_INDEX_WORKSPACE_BYTES_PER_TOKEN = 5 * 576 * 2
+# DeepSeek V4's four residual streams in float32, in copies: 3 GiB for 4,096 tokens and 8 GiB for
+# 16,384 on the two logged start-ups.
+_STREAM_COPIES = 4 * 7
+
+ACTIVATION_RATIO = 0.20
+"""Activations divided by weight bytes, with FlashAttention (guide 2.3)."""
+FRAMEWORK_LOW_RATIO, FRAMEWORK_HIGH_RATIO = 0.05, 0.10
+"""Share of a GPU's memory that the serving framework uses (guide 2.4)."""
+
+
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return packaged_tables("diagnose.sizing.memory", "overhead.toml")
+
+
+def _figures() -> Mapping[str, float]:
+    return _tables()["figures"]
+
+
+class Overhead(Struct, frozen=True):
+    """Overhead in bytes on one GPU: the expected parts, and lower and upper bounds of their sum."""
+
+    activation_bytes: float
+    framework_bytes: float
+    graphs_bytes: float
+    low_bytes: float
+    high_bytes: float
+
+    @property
+    def expected_bytes(self) -> float:
+        """The sum of the parts."""
+        return self.activation_bytes + self.framework_bytes + self.graphs_bytes
+
+
+def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+    """GPU memory used beside weights and KV cache, by the launch's overhead model.
+
+    If it was measured on the running server, the measured value, which is then also both bounds.
+    """
+    guide = setup.overhead == "guide"
+    predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
+    excess_bytes = setup.overhead_excess_bytes
+    if excess_bytes is None:
+        return predicted
+    shown_bytes = predicted.expected_bytes + excess_bytes
+    return replace(
+        predicted,
+        framework_bytes=predicted.framework_bytes + excess_bytes,
+        low_bytes=shown_bytes,
+        high_bytes=shown_bytes,
+    )
+
+
+def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
+    """Overhead by the guide's planning figures: 20% of the weights, 5 to 10% of memory (2.3,
+    2.4)."""
+    activation = ACTIVATION_RATIO * weights_bytes
+    return Overhead(
+        activation_bytes=activation,
+        framework_bytes=0.075 * gpu.memory_bytes,
+        graphs_bytes=0.0,
+        low_bytes=activation + FRAMEWORK_LOW_RATIO * gpu.memory_bytes,
+        high_bytes=activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes,
+    )
+
+
+def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
+    """The overhead, by vLLM's own terms and the figures of logged start-ups.
+
+    The lower bound is at least half of the expected value. The upper bound includes the largest
+    size that CUDA graphs may have.
+    """
+    figures = _figures()
+    activation = _activation_bytes(setup, gpu)
+    framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
+    graphs, graphs_high = _graphs_bytes(setup, gpu)
+    shared = figures["shared_host_gib"] * GIB if gpu.shares_host_memory else 0.0
+    framework += shared
+    expected = activation + framework + graphs
+    band = figures["band_gib"] * GIB
+    above = (band if is_measured(gpu) else figures["unmeasured_band_gib"] * GIB) + shared
+    return Overhead(
+        activation_bytes=activation,
+        framework_bytes=framework,
+        graphs_bytes=graphs,
+        low_bytes=expected - min(band + shared, expected / 2),
+        high_bytes=activation + framework + graphs_high + above,
+    )
+
+
+def is_measured(gpu: Gpu) -> bool:
+    """Whether the overhead was fitted to logged start-ups on GPUs of this class."""
+    data_centre = gpu.architecture == "blackwell" and gpu.segment == "data-centre"
+    return gpu.architecture in _tables()["measured_architectures"] or (
+        data_centre and (gpu.compute_capability or "").startswith("10.")
+    )
+
+
+def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
+    """The peak of the profiling run: of the encoder, or of the decoder beside the encoder's output.
+
+    Source: `profile_run` of vllm/v1/worker/gpu_model_runner.py (0.32).
+    """
+    model = setup.model
+    encoder, kept = _encoder_bytes(setup, gpu)
+    peak = max(encoder, kept + _decoder_bytes(setup, gpu))
+    latent = [part.kind for part in model.layers if isinstance(part.kind, LatentAttention)]
+    if latent and latent[0].index_dim:
+        peak += _INDEX_WORKSPACE_BYTES_PER_TOKEN * setup.longest_tokens
+    if any(isinstance(part.kind, SlidingStates) for part in model.layers):
+        peak += _STREAM_COPIES * _LOGIT_BYTES * setup.batched_tokens * model.hidden_size
+    return peak
+
+
+def _decoder_bytes(setup: Setup, gpu: Gpu) -> float:
+    """The sampler's peak or the widest layer's activations, whichever is larger."""
+    model, tokens, figures = setup.model, setup.batched_tokens, _figures()
+    copies = figures["sampler_copies"]
+    if setup.version >= _KERNEL_SAMPLER:
+        copies = figures["kernel_sampler_copies"]
+    elif setup.version >= V1 and gpu.architecture == "ampere":
+        copies = figures["ampere_copies"]
+    sampler = copies * setup.seqs * model.vocab_size * _LOGIT_BYTES
+    latent = any(isinstance(part.kind, LatentAttention) for part in model.layers)
+    # V0 profiled whole prompts at once, and chunked only contexts beyond 32,768 tokens; latent
+    # attention could not be chunked at first.
+    chunked = setup.longest_tokens > _V0_WHOLE_PROMPT_TOKENS
+    if setup.version < V1 and (not chunked or (setup.version < _V0_CHARGED and latent)):
+        tokens = max(tokens, setup.longest_tokens)
+    # Gate, up and their product, and three rows of the hidden state, in 16 bit.
+    inner_elements = 3 * model.intermediate_size / setup.parallel.tensor
+    if setup.version >= V1:
+        inner_elements = max(inner_elements, _expert_elements(setup, gpu))
+    row_elements = inner_elements + 3 * model.hidden_size
+    return max(sampler, tokens * row_elements * _ELEMENT_BYTES)
+
+
+def _expert_elements(setup: Setup, gpu: Gpu) -> float:
+    """Elements per token of the buffers between the two matrices of a layer's routed experts.
+
+    CUTLASS kernels of NVFP4, which experts with GELU had before FlashInfer's, copy the rows in
+    front of the first matrix, behind the second, and times the routing weights.
+
+    Source: `workspace_shapes` and `run_cutlass_moe_fp4` of vllm/model_executor/layers/fused_moe
+    (0.32).
+    """
+    model, parallel = setup.model, setup.parallel
+    width = model.expert_width / (1 if parallel.experts else parallel.tensor)
+    row_elements = max(2 * width, model.hidden_size) + width
+    native = setup.scheme.compute == "fp4" and gpu.fp4_flop_per_s is not None
+    if native and model.experts.gelu and setup.version < _FLASHINFER_GELU:
+        row_elements += 3 * model.hidden_size
+    return model.experts.per_token * row_elements
+
+
+def _encoder_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
+    """Peak bytes of encoding the largest items that fit into a step, and those of their output.
+
+    vLLM encodes as many items of the modality with the most tokens as the encoder's budget holds,
+    at least one, and keeps the output while it profiles the decoder.
+
+    Source: vllm/multimodal/encoder_budget.py (0.32).
+    """
+    model, tower = setup.model, setup.model.tower
+    if not model.multimodal or setup.version < V1:
+        return 0.0, 0.0
+    if tower is None:
+        unknown = _figures()["unknown_tower_gib"] * GIB
+        return 0.0, unknown
+    limits = dict(setup.limit_mm_per_prompt)
+    items = [
+        (tokens, patches, limits.get(modality))
+        for modality, (patches, tokens) in tower.modalities.items()
+        if limits.get(modality) != 0
+    ]
+    if not items:
+        return 0.0, 0.0
+    tokens, patches, limit = max(items)
+    count = max(setup.batched_tokens // tokens, 1)
+    if limit is not None:
+        count = min(count, setup.seqs * limit)
+    output = count * tokens * model.hidden_size * tower.levels * _ELEMENT_BYTES
+    return _tower_bytes(tower, count * patches, setup, gpu) + output, output
+
+
+def _tower_bytes(tower: Tower, patches: int, setup: Setup, gpu: Gpu) -> float:
+    """Peak bytes of a vision tower that encodes these patches: of its attention or its MLP."""
+    if tower.positions:
+        # A one-hot row of int64 a coordinate and its cast to 16 bit; batches of frames are chosen
+        # for 32 bytes a position within a tenth of the memory.
+        row_bytes = 2 * tower.positions * (8 + _ELEMENT_BYTES)
+        if setup.version < _BATCHED_FRAMES:
+            return tower.frame_patches * row_bytes
+        most = max(gpu.memory_bytes / 10 * (8 + _ELEMENT_BYTES) / 16, 1)
+        return min(patches * row_bytes, max(most, tower.frame_patches * row_bytes))
+    inner = max(8 * tower.width, (3 if tower.gated else 2) * tower.inner)
+    row_elements = 2 * tower.width + inner / setup.parallel.tensor + tower.patch_elements
+    return patches * row_elements * _ELEMENT_BYTES
+
+
+def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
+    """Contexts, kernels and communicators: what vLLM logs as "non-torch"."""
+    figures = _figures()
+    large = gpu.nvlink_bytes_per_s is not None and gpu.architecture != "ampere"
+    workstation = gpu.architecture == "blackwell" and gpu.segment != "data-centre"
+    name = "large" if large else "workstation_blackwell" if workstation else "small"
+    listed: Mapping[str, float] = _tables()["non_torch_gib"][name]
+    table = {int(size): gib for size, gib in listed.items()}
+    taken = table[max(size for size in table if size <= tensor_parallel)]
+    if version < _V0_CHARGED and tensor_parallel > 1:
+        taken = figures["v0_gib_per_rank"] * tensor_parallel
+    if gpu.vendor == "amd":
+        taken = max(taken, figures["rocm_gib_per_rank"] * tensor_parallel)
+    if version >= _KERNEL_SAMPLER and tensor_parallel > 1 and large:
+        # No log shows more than eight ranks: a node's workspaces are its own.
+        ranks = min(tensor_parallel, 8)
+        taken = max(taken, table[1] + figures["workspace_gib_per_rank"] * ranks)
+    if gpu.shows_whole_memory:
+        taken += figures["windows_gib"]
+    return taken * GIB
+
+
+def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
+    """Bytes that CUDA graphs take from the KV budget: expected, and at most."""
+    if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
+        return 0.0, 0.0
+    model, parallel, figures = setup.model, setup.parallel, _figures()
+    mixture = bool(model.experts.count)
+    if mixture and parallel.experts and parallel.data > 1 and gpu.architecture == "blackwell":
+        return figures["wide_graphs_gib"] * GIB, figures["most_wide_graphs_gib"] * GIB
+    each = figures["graph_mib_per_layer"]
+    each += figures["graph_mib_per_layer_experts"] * mixture
+    # Over NVLink vLLM's own all-reduce is a kernel like others; NCCL's takes more.
+    nccl = parallel.tensor > gpu.nvlink_gpus or (mixture and parallel.experts)
+    each += figures["graph_mib_per_layer_nccl"] * nccl
+    layers = model.depth / parallel.pipeline
+    expected = figures["first_graph_gib"] * GIB + _graphs(setup) * layers * each * _MIB
+    if gpu.architecture == "blackwell" and _flashinfer(model):
+        expected += figures["flashinfer_workspace_mib"] * _MIB
+    return expected, expected + figures["graphs_above_gib"] * GIB
+
+
+def _flashinfer(model: Model) -> bool:
+    """Whether vLLM's attention kernels on Blackwell are FlashInfer's: heads of one size."""
+    heads = {
+        (part.kind.key_dim, part.kind.value_dim)
+        for part in model.layers
+        if isinstance(part.kind, FullAttention | SlidingAttention)
+    }
+    return len(heads) == 1
+
+
+def _graphs(setup: Setup) -> int:
+    """How many CUDA graphs vLLM captures: of whole decode steps, and of mixed steps in pieces.
+
+    Mixed steps up to twice the tokens of a decode step with all seats taken, of 1, 2, 4, every 8 to
+    256 and every 16 to 512 tokens. Whole decode steps up to that many tokens.
+
+    Source: vllm/config/vllm.py, `_set_cudagraph_sizes` (0.32).
+    """
+    drafted = 0 if setup.draft is None else setup.draft.tokens
+    seated = setup.seqs * (1 + drafted)
+    sizes = setup.cudagraph_capture_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    mixed = [size for size in sizes if setup.cudagraph_capture_sizes or size <= 2 * seated]
+    return len(mixed) + sum(size <= seated for size in mixed)
