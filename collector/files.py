@@ -1,4 +1,4 @@
-"""Reads files that other programs write. I/O edge."""
+"""Reads files that other programs write, and replaces own files. I/O edge."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ def read_file(path: str | Path, most_bytes: int, may_read: MayRead | None = None
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return data
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file whole, so that a crash or a loss of power leaves the old or the new contents.
+    Only its owner can read it; a link that somebody put in its place is not followed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # else the new name may be lost with the power
+    finally:
+        os.close(folder)

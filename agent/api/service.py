@@ -178,9 +178,9 @@ def has_diagnosed(service: Service) -> bool:
 
 
 def source_problems(service: Service) -> list[str]:
-    """A line for each source without a current answer and each file of targets that cannot be read,
-    and one if the history cannot be written.
-    Empty if all work."""
+    """A line for each source without a current answer, each file of targets that cannot be read,
+    and each receiver for which messages were given up; one if the history cannot be written. Empty
+    if all work."""
     now_s, lines = service.clock(), list(service.problems())
     for spec in service.targets():
         state = service.board.get(spec.name)
@@ -197,6 +197,8 @@ def source_problems(service: Service) -> list[str]:
     more = len(lines) - SHOWN
     if more > 0:
         lines[SHOWN:] = [f"and {more} more targets"]
+    if service.notifier is not None:
+        lines += service.notifier.problems()
     if service.store is not None and service.store.stats().last_error:
         lines.append("the history cannot be written; see kneewatch's log")
     return lines

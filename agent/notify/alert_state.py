@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
@@ -12,12 +11,22 @@ from threading import Lock
 from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_resolved, problems
+from kneewatch.agent.notify.events import (
+    DedupKey,
+    Event,
+    EventKind,
+    Key,
+    Problem,
+    is_resolved,
+    problems,
+)
+from kneewatch.agent.notify.message import Message, identity
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
-from kneewatch.collector.files import read_file
+from kneewatch.collector.files import read_file, replace_file
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.ranking import WAITS_FOR
 from kneewatch.rules.cascade import EVICTS
@@ -47,7 +56,8 @@ class ActiveProblem(Struct):
 
     `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
     `notified_s` is the time of the last delivered message about the problem; None before the first.
-    `is_announced`: its first message is due. `is_sent`: a message is queued or delivered. `gone_s`
+    `repeated_s` is the time of the last message that repeats it. `is_announced`: its first message
+    is due. `is_sent`: a message is queued or delivered. `gone_s`
     is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
     it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
     from the state file.
@@ -58,6 +68,7 @@ class ActiveProblem(Struct):
     since_s: float
     notified: tuple[Severity, int] | None = None
     notified_s: float | None = None
+    repeated_s: float | None = None
     is_announced: bool = False
     is_sent: bool = False
     ended_s: float | None = None
@@ -135,7 +146,7 @@ class AlertState:
         return True
 
     def delivered(self, *events: Event) -> None:
-        """Mark events as settled: they were delivered, or given up."""
+        """Mark events as delivered."""
         for event in events:
             active = self._active.get(event.key)
             if active is None or active.serial != event.serial:  # a later problem with the same key
@@ -229,12 +240,9 @@ class AlertState:
         if worse:
             return _event("worse", problem, active, before=before)
         repeat_s = self._receiver.repeat_s
-        if (
-            repeat_s is not None
-            and active.notified_s is not None
-            and t_s - active.notified_s >= repeat_s
-        ):
-            active.notified_s = t_s
+        last_s = max(active.since_s, active.notified_s or 0.0, active.repeated_s or 0.0)
+        if repeat_s is not None and active.is_sent and t_s - last_s >= repeat_s:
+            active.repeated_s = t_s
             return _event("still", problem, active)
         return None
 
@@ -333,6 +341,56 @@ def state_path(store: Path) -> Path:
     return store.with_name(f"{store.stem}.notify.json")
 
 
+class Stored(Struct, frozen=True):
+    """A forwarded message in the outbox folder, with the keys of its alerts."""
+
+    receiver: str
+    queued_s: float
+    keys: tuple[DedupKey, ...]
+    message: Message
+
+
+MESSAGE_MAX_BYTES = 16 * 1024 * 1024
+
+
+class OutboxFolder:
+    """The forwarded messages that are not delivered yet: a file each, written before Alertmanager
+    gets an answer. With `path` None nothing is stored."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._is_failing = path, False
+
+    def add(self, stored: Stored) -> Path | None:
+        """Store a message. Returns its file. If that fails, the error is logged once, and the
+        message is lost if the process ends before it is delivered."""
+        if self._path is None:
+            return None
+        file = self._path / f"{identity(stored.receiver, stored.message.id)}.json"
+        try:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            replace_file(file, encode(stored))
+        except OSError as exc:
+            if not self._is_failing:
+                log.error("notify: cannot store messages folder=%s error=%s", self._path, exc)  # noqa: TRY400
+            self._is_failing = True
+            return None
+        self._is_failing = False
+        return file
+
+    def waiting(self, receiver: str) -> list[tuple[Path, Stored]]:
+        """The stored messages of a receiver, oldest first."""
+        found: list[tuple[Path, Stored]] = []
+        for file in sorted(self._path.glob("*.json")) if self._path is not None else ():
+            try:
+                stored = decode(read_file(file, MESSAGE_MAX_BYTES), type=Stored)
+            except (OSError, ValueError) as exc:
+                log.error("notify: unreadable stored message file=%s error=%s", file, exc)  # noqa: TRY400
+                continue
+            if stored.receiver == receiver:
+                found.append((file, stored))
+        return sorted(found, key=lambda row: row[1].queued_s)
+
+
 class StateFile:
     """The alert state of all receivers in one JSON file. Each change replaces the whole file.
 
@@ -344,6 +402,7 @@ class StateFile:
         self._lock = Lock()
         self._receivers = _read(path) if path is not None else {}
         self._is_failing = False
+        self.outbox = OutboxFolder(path and path.with_suffix(".outbox"))
 
     def get(self, receiver: str) -> Mapping[str, Any]:
         """The stored state of a receiver; empty if there is none."""
@@ -357,7 +416,8 @@ class StateFile:
             if self._path is None:
                 return
             try:
-                _replace(self._path, {"schema": SCHEMA, "receivers": self._receivers})
+                document = {"schema": SCHEMA, "receivers": self._receivers}
+                replace_file(self._path, json.dumps(document).encode())
             except OSError as exc:
                 if not self._is_failing:
                     log.warning(
@@ -366,15 +426,6 @@ class StateFile:
                 self._is_failing = True
             else:
                 self._is_failing = False
-
-
-def _replace(path: Path, document: Mapping[str, Any]) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 def _read(path: Path) -> dict[str, Mapping[str, Any]]:

@@ -9,13 +9,15 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from threading import Condition, Thread
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.notify import events
-from kneewatch.agent.notify.alert_state import AlertState, StateFile
+from kneewatch.agent.notify.alert_state import AlertState, StateFile, Stored
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.events import Event, Groups, SentAlerts
 from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
@@ -23,7 +25,9 @@ from kneewatch.agent.notify.message import Message
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 
-QUEUE_MAX = 256
+log = logging.getLogger(__name__)
+
+QUEUE_MAX, GIVEN_UP_MAX = 256, 64
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -40,6 +44,11 @@ class RetryPolicy(Struct, frozen=True):
         whole_s = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 32))
         return whole_s * random.uniform(0.5, 1.0)
 
+    def after_s(self, failures: int, error: SendError) -> float:
+        """Seconds to wait after an error. What the receiver asks for counts up to `most_s`, so that
+        one answer cannot silence it for years."""
+        return max(self.wait_s(failures), min(error.after_s or 0.0, self.most_s))
+
 
 class NotifierStats(Struct, frozen=True):
     """Counts of messages: delivered, failed attempts, in the queue now, and given up."""
@@ -51,7 +60,8 @@ class NotifierStats(Struct, frozen=True):
 
 
 class Outgoing(Struct):
-    """A queued message. `done` is called once, with True if the message was delivered."""
+    """A queued message. `done` is called with True when the message is delivered, with False when
+    it is given up."""
 
     message: Message
     done: Callable[[bool], object]
@@ -64,12 +74,14 @@ class Outbox:
     """A queue that keeps the order of messages: a message that waits for a retry blocks all later
     ones.
 
-    All times are monotonic.
+    All times are monotonic. `given_up` are the messages that were given up last; `retry_given_up`
+    queues them again.
     """
 
     def __init__(self, *, retry: RetryPolicy, give_up_s: float) -> None:
         self._retry, self._give_up_s = retry, give_up_s
         self._waiting: deque[Outgoing] = deque()
+        self.given_up: deque[Outgoing] = deque(maxlen=GIVEN_UP_MAX)
         self._trying: Outgoing | None = None
         self._sent = self._failed = self._dropped = 0
 
@@ -102,12 +114,11 @@ class Outbox:
         self._trying = None
         self._failed += 1
         outgoing.failures += 1
-        wait_s = self._retry.wait_s(outgoing.failures)
-        if error.after_s is not None:
-            wait_s = max(wait_s, error.after_s)
-        if error.final or now_s + wait_s - outgoing.born_s > self._give_up_s:
+        left_s = outgoing.born_s + self._give_up_s - now_s
+        if error.final or left_s <= 0:
             self._drop(outgoing)
             return None
+        wait_s = min(self._retry.after_s(outgoing.failures, error), left_s)
         outgoing.due_s = now_s + wait_s
         self._waiting.appendleft(outgoing)
         return wait_s
@@ -124,15 +135,21 @@ class Outbox:
         waiting = len(self._waiting) + (self._trying is not None)
         return NotifierStats(self._sent, self._failed, waiting, self._dropped)
 
+    def retry_given_up(self, now_s: float) -> None:
+        """Queue the messages that were given up again, before all others."""
+        for outgoing in reversed(self.given_up):
+            outgoing.born_s = outgoing.due_s = now_s
+            outgoing.failures = 0
+            self._waiting.appendleft(outgoing)
+        self.given_up.clear()
+
     def _drop(self, outgoing: Outgoing) -> None:
         self._dropped += 1
         outgoing.done(False)
+        self.given_up.append(outgoing)
 
 
 # --- The channel ----------------------------------------------------------------------------------
-
-
-log = logging.getLogger(__name__)
 
 
 class ReceiverThread:
@@ -147,6 +164,8 @@ class ReceiverThread:
     ) -> None:
         self.receiver = receiver
         self._state_file, self._clock = state_file, clock
+        self._settled: list[Path] = []
+        """Files of the outbox folder whose messages are delivered."""
         self._state, self._sent_alerts = AlertState(receiver), SentAlerts()
         self._changed = Condition()
         self._close_at_s = math.inf
@@ -187,13 +206,24 @@ class ReceiverThread:
             if not self._is_changed():
                 return
             state = {"troubles": self._state.rows(), "alerts": self._sent_alerts.rows()}
+            settled, self._settled = self._settled, []
         self._state_file.keep(self.receiver.name, state)
+        for file in settled:  # only now: a crash in between sends a message twice, never loses it
+            with suppress(OSError):
+                file.unlink()
 
     def _is_changed(self) -> bool:
         return self._state.is_changed or self._sent_alerts.is_changed
 
     def _is_closing(self) -> bool:
         return self._close_at_s < math.inf
+
+    def retry(self) -> None:
+        """Try messages again that were given up."""
+
+    def problem(self) -> str:
+        """Why the receiver does not get its messages; empty if it does, or may soon."""
+        raise NotImplementedError
 
     def _run(self) -> None:
         """Send until the channel is closed."""
@@ -215,6 +245,12 @@ class Channel(ReceiverThread):
         self._groups = Groups(wait_s=receiver.group_wait_s)
         self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
         self._formatting = 0
+        for file, stored in state_file.outbox.waiting(receiver.name)[-QUEUE_MAX:]:
+            # Alertmanager may have repeated an alert, in a message that was delivered.
+            if [key for key in stored.keys if self._sent_alerts.take(key)]:
+                self._queue_forwarded(stored, file)
+            else:
+                self._settled.append(file)
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
@@ -242,14 +278,33 @@ class Channel(ReceiverThread):
             docs_url=self.receiver.docs_url,
         )
 
-        def done(is_delivered: bool) -> None:
-            for alert in new:
-                self._sent_alerts.done(alert.key, delivered=is_delivered)
-
+        keys = tuple(alert.key for alert in new)
+        stored = Stored(self.receiver.name, now_s, keys, message)
+        file = self._state_file.outbox.add(stored)
         with self._changed:
-            self._put(message, done)
+            self._queue_forwarded(stored, file)
             self._changed.notify()
         return len(new)
+
+    def _queue_forwarded(self, stored: Stored, file: Path | None) -> None:
+        def done(is_delivered: bool) -> None:
+            for key in stored.keys:
+                self._sent_alerts.done(key, delivered=is_delivered)
+            if is_delivered and file is not None:
+                self._settled.append(file)
+
+        self._put(stored.message, done)
+
+    def retry(self) -> None:
+        """Try messages again that were given up."""
+        with self._changed:
+            self._outbox.retry_given_up(time.monotonic())
+            self._changed.notify()
+
+    def problem(self) -> str:
+        """The number of messages that were given up; empty if there are none."""
+        count = len(self._outbox.given_up)
+        return f"{count} messages given up; a reload tries them again" if count else ""
 
     def stats(self) -> NotifierStats:
         """The counts since the start. Events that wait in a group count as queued."""
@@ -298,7 +353,7 @@ class Channel(ReceiverThread):
                 due, receiver=receiver.name, base=receiver.triage_url, docs_url=receiver.docs_url
             )
             with self._changed:
-                self._put(message, lambda _: self._state.delivered(*due))
+                self._put(message, lambda done: self._state.delivered(*(due if done else ())))
         finally:
             self._formatting = 0
 

@@ -94,7 +94,8 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         text = (
             f"{where} answered {exc.smtp_code} {cut(' '.join(words.split()), REPLY_MAX)}".rstrip()
         )
-        raise SendError(text, final=exc.smtp_code >= 500) from exc
+        is_login = isinstance(exc, smtplib.SMTPAuthenticationError)
+        raise SendError(text, final=exc.smtp_code >= 500 and not is_login) from exc
     except TimeoutError as exc:
         raise SendError(f"{where}: timed out after {duration(timeout_s)}") from exc
     except (smtplib.SMTPException, SettingsError, OSError, ValueError) as exc:
@@ -163,8 +164,9 @@ def _tls(mail: Mail) -> ssl.SSLContext:
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-RETRYABLE = frozenset({408, 425, 429})
-"""HTTP statuses after which a retry is useful; so it is after all 5xx."""
+RETRYABLE = frozenset({401, 403, 407, 408, 425, 429})
+"""HTTP statuses after which a retry is useful; so it is after all 5xx. Secrets are read again for
+each attempt, so a rotated token ends a 401 or 403."""
 
 ANSWER_MAX_BYTES = 4096
 SHOWN_HINTS = ("tls", "dns", "auth")

@@ -109,6 +109,7 @@ class AlertmanagerChannel(ReceiverThread):
         self._resolved: dict[tuple[Key, Severity], tuple[dict[str, Any], Event | None]] = {}
         self._sent = self._failed = self._dropped = self._failures = 0
         self._repeat_at_s = self._retry_at_s = 0.0
+        self._is_refused = False
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
@@ -140,6 +141,10 @@ class AlertmanagerChannel(ReceiverThread):
         with self._changed:
             queued = len(self._unsent) + len(self._resolved)
             return NotifierStats(self._sent, self._failed, queued, self._dropped)
+
+    def problem(self) -> str:
+        """Whether the last request was refused for good; empty if it was not."""
+        return "alerts given up: it refuses them; see kneewatch's log" if self._is_refused else ""
 
     def _queue(self, changes: Sequence[Event]) -> None:
         for event in changes:
@@ -227,8 +232,7 @@ class AlertmanagerChannel(ReceiverThread):
             if error is not None:
                 self._failed += 1
                 self._failures += 1
-                retry_s = min(self._repeat_s, self._retry.wait_s(self._failures))
-                retry_s = max(retry_s, error.after_s or 0.0)
+                retry_s = min(self._repeat_s, self._retry.after_s(self._failures, error))
                 self._retry_at_s = time.monotonic() + retry_s
                 log.log(
                     logging.ERROR if error.final else logging.WARNING,
@@ -236,21 +240,22 @@ class AlertmanagerChannel(ReceiverThread):
                     "given up" if error.final else f"not delivered again_s={retry_s:.0f}",
                     self.receiver.name, error,
                 )  # fmt: skip
+                self._is_refused = error.final
                 if not error.final:
                     return False
                 self._dropped += len(body)
             else:
                 self._sent += 1
-                self._failures, self._retry_at_s = 0, 0.0
+                self._failures, self._retry_at_s, self._is_refused = 0, 0.0, False
             for name, (document, end) in resolved.items():
                 if name in self._resolved and self._resolved[name][0] is document:
                     del self._resolved[name]
-                if end is not None:
+                if end is not None and error is None:
                     self._state.delivered(end)
             for key, event in unsent.items():
                 if key in self._unsent and self._unsent[key] is event:
                     del self._unsent[key]
-                if event is not None:
+                if event is not None and error is None:
                     self._state.delivered(event)
         return error is None
 
@@ -317,8 +322,9 @@ class Notifier:
         return bool(self._channels)
 
     def adopt(self, configured: Sequence[Receiver]) -> None:
-        """Replace the receivers. Unchanged receivers continue. A changed receiver gets `CHANGE_S`
-        seconds to send its queue; its alert state, identified by its name, is kept.
+        """Replace the receivers. Unchanged receivers continue, and try again what was given up. A
+        changed receiver gets `CHANGE_S` seconds to send its queue; its alert state, identified by
+        its name, is kept.
 
         Raises:
             SettingsError: a secret of a receiver cannot be read; then nothing changes.
@@ -328,6 +334,8 @@ class Notifier:
         unchanged = {
             item.receiver.name: item for item in self._channels if item.receiver in configured
         }
+        for channel in unchanged.values():
+            channel.retry()
         left = [item for item in self._channels if item.receiver.name not in unchanged]
         self._close(left, CHANGE_S)
         self._channels = [unchanged.get(item.name) or self._channel(item) for item in configured]
@@ -374,6 +382,14 @@ class Notifier:
             if receiver.alerts:
                 sent[receiver.name] = channel.forward(matching, now_s)
         return sent
+
+    def problems(self) -> list[str]:
+        """A line for each receiver for which messages were given up."""
+        return [
+            f"notify: {channel.receiver.name}: {problem}"
+            for channel in self._channels
+            if (problem := channel.problem())
+        ]
 
     def stats_by_receiver(self) -> dict[str, NotifierStats]:
         """The counts since the start, by receiver name."""

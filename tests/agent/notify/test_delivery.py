@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.notify.channel import RetryPolicy
+from kneewatch.agent.notify.forward import Alert, DiagnosedAlert
 from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.notify.receivers import receivers
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Reply, Taking
 from tests.agent.notify.webhooks import LONG_WAIT_S, ended, settle, stats_of, webhook
-from tests.waiting import PATIENCE_S
+from tests.reports.diagnoses import NOW_S
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +119,7 @@ def test_a_refusal_for_now_is_tried_again_when_asked(starting: Starting, taking:
     taker = taking(
         Reply(status=500), Reply(status=429, headers={"Retry-After": "1"}), Reply(status=200)
     )
-    notifier = starting(webhook(taker))
+    notifier = starting(webhook(taker), retry=RetryPolicy(first_s=0.05, most_s=5.0))
     notifier.offer(state(sick()))
     _, refused, taken = taker.wait(3)
     assert taken.at_s - refused.at_s >= 1.0
@@ -184,3 +188,97 @@ def test_without_receivers_nobody_is_told(tmp_path: Path) -> None:
     notifier.offer(state(sick()))
     notifier.close(0.5)
     assert (tmp_path / "kneewatch.notify.json").exists()
+
+
+def forwarded(number: int = 0) -> DiagnosedAlert:
+    alert = Alert(f"f{number}", "firing", {"alertname": "Slow"}, {}, NOW_S, None)
+    return DiagnosedAlert(alert, (("r0", {}),), (), {"number": number})
+
+
+@pytest.mark.parametrize("kind", ["webhook", "alertmanager"])
+def test_no_answer_silences_a_receiver(starting: Starting, taking: Taking, kind: str) -> None:
+    taker = taking(Reply(status=503, headers={"Retry-After": "999999999"}), Reply())
+    text = f'[[notify]]\nkind = "{kind}"\nurl = "{taker.url}"\n'
+    notifier = starting(text + ("group_wait_s = 0.1\n" if kind == "webhook" else ""))
+    notifier.offer(state(sick()))
+    taker.wait(2)
+
+
+def test_a_rotated_token_is_read_again(starting: Starting, taking: Taking, tmp_path: Path) -> None:
+    taker, token = taking(Reply(status=401), Reply()), tmp_path / "token"
+    token.write_text("old")
+    notifier = starting(
+        webhook(taker, f'bearer_token_file = "{token}"'), retry=RetryPolicy(0.5, 0.5)
+    )
+    notifier.offer(state(sick()))
+    taker.wait(1)
+    token.write_text("new")
+    assert taker.wait(2)[1].headers["Authorization"] == "Bearer new"
+    settle(notifier)
+    assert stats_of(notifier).sent == 1
+
+
+def test_the_whole_time_to_give_up_is_used(starting: Starting, taking: Taking) -> None:
+    taker = taking(Reply(status=503))
+    notifier = starting(webhook(taker, "give_up_s = 1.0"), retry=RetryPolicy(20.0, 300.0))
+    notifier.offer(state(sick()))
+    settle(notifier)
+    assert len(taker.posts) == 2
+
+
+def test_a_forwarded_alert_survives_the_end_of_the_daemon(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    taker = taking(Reply(hang=True))
+    first = starting(webhook(taker))
+    assert first.forward([forwarded(1)], NOW_S) == {"webhook-1": 1}
+    first.forward([forwarded(2)], NOW_S + 1)
+    folder = tmp_path / "store.notify.outbox"
+    assert len(list(folder.glob("*.json"))) == 2  # what `kill -9` leaves
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    alive = taking()
+    second = starting(webhook(alive))
+    posts = alive.wait(2)
+    settle(second)
+    assert [post.body["events"] for post in posts] == [[{"number": 1}], [{"number": 2}]]
+    assert second.forward([forwarded(1)], NOW_S) == {"webhook-1": 0}, "it was delivered"
+    second.close(PATIENCE_S)
+    assert not list(folder.iterdir())
+
+
+def test_what_was_given_up_is_not_delivered_and_is_tried_again(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    taker, text = taking(Reply(status=404)), ""
+    text = webhook(taker)
+    first = starting(text)
+    first.offer(state(sick()))
+    first.forward([forwarded()], NOW_S)
+    until(lambda: stats_of(first).dropped == 2)
+    assert first.problems() == ["notify: webhook-1: 2 messages given up; a reload tries them again"]
+    first.adopt(receivers(settings(tmp_path, text)))  # SIGHUP
+    taker.wait(4)
+    until(lambda: stats_of(first).dropped == 4)
+    first.close(PATIENCE_S)
+    taker.replies = [Reply()]
+    second = starting(text)
+    second.offer(state(sick(), after_s=30))
+    taker.wait(6)
+    settle(second)
+    assert second.problems() == []
+    ids = [post.body["id"] for post in taker.posts]
+    assert sorted(ids[-2:]) == sorted(set(ids[:2])), "the same messages"
+
+
+def test_the_state_file_is_private_and_follows_no_link(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "store.notify.json.new").symlink_to(victim)
+    notifier = starting(webhook(taking()))
+    notifier.offer(state(sick()))
+    settle(notifier)
+    notifier.close(PATIENCE_S)
+    assert victim.read_text() == "kept"
+    assert (tmp_path / "store.notify.json").stat().st_mode & 0o777 == 0o600

@@ -87,7 +87,7 @@ def test_encrypted_and_logged_in(
     assert (taken.is_encrypted, taken.user) == (True, "kw")
     (tmp_path / "password").write_text("s3cr3t but wrong")
     error = failure(mail(tmp_path, table(server.port, f'{own}ca_file = "{ca_file}"')))
-    assert error.final
+    assert not error.final, "passwords rotate: the file is read again"
     assert "535" in str(error)
     error = failure(mail(tmp_path, table(server.port, own)))  # its CA is not known
     assert "certificate" in str(error).lower() or "CERTIFICATE" in str(error)

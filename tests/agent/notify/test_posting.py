@@ -55,7 +55,16 @@ def test_headers_and_body_arrive(
 
 @pytest.mark.parametrize(
     ("status", "final"),
-    [(429, False), (408, False), (500, False), (503, False), (400, True), (403, True), (410, True)],
+    [
+        (429, False),
+        (408, False),
+        (500, False),
+        (503, False),
+        (400, True),
+        (401, False),
+        (403, False),
+        (410, True),
+    ],
 )
 def test_what_a_status_means(taking: Taking, tmp_path: Path, status: int, final: bool) -> None:
     error = failure(web(tmp_path, taking(Reply(status=status)).url))
