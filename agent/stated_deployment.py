@@ -10,6 +10,8 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.files import read_file
@@ -73,10 +75,19 @@ def named_model(name: str) -> Model:
     except OSError as exc:
         raise SizingError(f"{name[:200]}: {exc.strerror}", name="model") from exc
     if path.suffix == ".json" or name.startswith((".", "/", "~")):
-        raise SizingError(f"{path} does not exist", name="model")
+        return _named_by_path(path)
     # A configuration of the user's own goes before an entry of the same architecture.
     cached = None if is_listed(name) else _cached(name)
     return model(name) if cached is None else model_from_config(name, _document(cached))
+
+
+def _named_by_path(path: Path) -> Model:
+    """The model that a path of another machine is named after."""
+    try:
+        known = model(path.name)
+    except SizingError as error:
+        raise SizingError(f"{path} does not exist", name="model", choices=error.choices) from error
+    return replace(known, notes=(*known.notes, f"{path} is not on this machine: sized by its name"))
 
 
 def _cached(name: str) -> Path | None:

@@ -182,6 +182,7 @@ def model(name: str) -> Model:
     Raises:
         SizingError: no model matches, or several do; the message lists the most similar ids.
     """
+    name = name.strip().rstrip("/")
     matches = _listed_as(name)
     if len(matches) == 1:
         return _from_entry(matches[0])
@@ -220,7 +221,10 @@ def is_listed(name: str) -> bool:
 def _words(name: str) -> tuple[tuple[str, ...], str | None]:
     """The words of a name that say its architecture, and the quantization that it states."""
     rules = packaged_tables("diagnose.catalogue", "model_names.toml")
-    lowered = name.lower().split("/")[-1].replace("_", "-")
+    lowered = name.lower().split("/")[-1]
+    for pattern, plain in rules["spellings"].items():
+        lowered = re.sub(pattern, plain, lowered)
+    lowered = lowered.replace("_", "-")
     for pattern, entry in rules["releases"].items():
         lowered = re.sub(pattern, entry, lowered)
     kept: list[str] = []
@@ -240,16 +244,35 @@ def text_only(named: Model) -> Model:
     return replace(named, parameters=kept, multimodal=False, tower=None)
 
 
+def _begun(words: tuple[str, ...]) -> list[str]:
+    """The entries whose words, a size among them, begin these; the longest ones.
+
+    What follows names who made the weights or how. Empty if it names another architecture.
+    """
+    different = packaged_tables("diagnose.catalogue", "model_names.toml")["different"]["words"]
+    best: dict[int, list[str]] = {}
+    for key in _entries():
+        begun = _words(key)[0]
+        rest = words[len(begun) :]
+        sized = any(re.fullmatch(r"\d+(\.\d+)?b", word) for word in begun)
+        if sized and rest and words[: len(begun)] == begun:
+            same = not any(re.fullmatch(different, word) for word in rest)
+            best.setdefault(len(begun), []).extend([key] * same)
+    return best[max(best)] if best else []
+
+
 def _same_architecture(name: str) -> Model | None:
     """The model of the entry that differs from this name in release and quantization only."""
     architecture, said = _words(name)
     alike = [key for key in _entries() if _words(key)[0] == architecture]
+    alike = alike or _begun(architecture)
     if not alike:
         return None
     # An entry of the same quantization knows which parts are quantized.
     same = [key for key in alike if _words(key)[1] == said]
     entry = _from_entry((same or alike)[0])
-    stated = said or entry.quantization
+    # A maker's quantization of an entry is not that of the model it was made from.
+    stated = said or ("bf16" if _words(entry.id)[1] and not same else entry.quantization)
     kept = same or scheme(entry.quantization).stated_as == stated
     quantization = entry.quantization if kept else stated
     rules = packaged_tables("diagnose.catalogue", "model_names.toml")

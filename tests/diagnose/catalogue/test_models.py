@@ -184,3 +184,37 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
     with pytest.raises(SizingError, match=r"hf download Qwen/Qwen3\.6-99B config\.json") as refused:
         model("Qwen/Qwen3.6-99B")
     assert any("Qwen3.5" in near for near in refused.value.choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "quantization"),
+    [
+        ("unsloth/Qwen3.6-35B-A3B-GGUF:Q5_K_M", "Qwen3.5-35B-A3B", "q5_k"),
+        ("Qwen3.6-27B-UD-Q4_K_XL.gguf", "Qwen/Qwen3.5-27B", "q4_k"),
+        ("bartowski/Qwen_Qwen3.6-27B-GGUF", "Qwen/Qwen3.5-27B", "q4_k"),
+        ("models--Qwen--Qwen3.6-27B", "Qwen/Qwen3.5-27B", "bf16"),
+        ("QWEN/QWEN3.6-27B-FP8/", "Qwen/Qwen3.5-27B", "fp8"),
+        ("Qwen/Qwen3.6-27B@main", "Qwen/Qwen3.5-27B", "bf16"),
+        ("someone/Qwen3.8-27B-Someones-Distilled", "Qwen/Qwen3.5-27B", "bf16"),
+        ("zai-org/GLM-5.2", "nvidia/GLM-5.2-NVFP4", "bf16"),
+        ("nvidia/Qwen3.6-35B-A3B-NVFP4", "Qwen3.5-35B-A3B", "nvfp4-mlp"),
+        ("nvidia/Gemma-4-26B-A4B-NVFP4", "google/gemma-4-26B-A4B", "nvfp4-experts"),
+        ("XiaomiMiMo/MiMo-V2.5", "XiaomiMiMo/MiMo-V2-Flash", "fp8"),
+        ("mistralai/Mistral-Medium-3.5", "mistralai/Mistral-Medium-3.5-128B", "fp8"),
+    ],
+)
+def test_a_name_as_people_write_it_is_sized_with_its_architecture(
+    name: str, entry: str, quantization: str
+) -> None:
+    found = model(name)
+
+    assert found.quantization == quantization
+    assert any("sized with the architecture of" in note and entry in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3.6-27B-DFlash", "someone/Qwen3-8B-EAGLE3", "Qwen/Qwen3-8B-Embedding"]
+)
+def test_a_model_that_only_begins_like_a_known_one_is_not_guessed(name: str) -> None:
+    with pytest.raises(SizingError, match="not in the catalogue"):
+        model(name)
