@@ -109,6 +109,7 @@ accuracy: $(VENV)/.dev  ## expected against given: labelled recordings, simulate
 	$(BIN)/python -m tests.accuracy
 	$(BIN)/python -m tests.kvtruth
 	$(BIN)/python -m tests.kvtruth_2026
+	$(BIN)/python -m tests.throughput_2026
 	$(BIN)/python -m tests.hard_cases
 	$(BIN)/python -m tests.random_cases
 

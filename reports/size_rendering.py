@@ -139,10 +139,10 @@ def _performance(answer: Size) -> dict[str, Any]:
     if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
-             "running", "binding", "ridge_flop_per_byte", "decode_flop_per_byte",
-             "batch_at_ridge")
+             "ttft_wave_s", "itl_wave_s", "output_tokens_wave_per_s", "running", "binding",
+             "ridge_flop_per_byte", "decode_flop_per_byte", "batch_at_ridge")
         )  # fmt: skip
-    bound = answer.intensity
+    bound, waves = answer.intensity, answer.in_waves()
     batch = None if bound is None else bound.batch_at_ridge
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
@@ -150,6 +150,11 @@ def _performance(answer: Size) -> dict[str, Any]:
         "requests_per_s": round(performance.requests_per_s * engines, 4),
         "ttft_s": round(performance.ttft_s, 5),
         "itl_s": round(performance.itl_s, 6),
+        "ttft_wave_s": None if waves is None else round(waves.ttft_s, 5),
+        "itl_wave_s": None if waves is None else round(waves.itl_s, 6),
+        "output_tokens_wave_per_s": (
+            None if waves is None else round(waves.output_tokens_per_s * engines, 1)
+        ),
         "running": round(performance.running * engines, 2),
         "binding": performance.binding,
         "ridge_flop_per_byte": None if bound is None else round(bound.ridge_flop_per_byte, 2),
@@ -493,8 +498,22 @@ def _speed(answer: Size) -> list[str]:
         f"request{'' if concurrency == 1 else 's'} in flight: "
         f"TTFT {seconds(speed.ttft_s)}, ITL {seconds(speed.itl_s)}, "
         f"{figure(speed.decode_tokens_per_s)} output tokens/s and "
-        f"{figure(speed.requests_per_s)} requests/s; bound by {speed.bound_by}",
+        f"{figure(speed.requests_per_s)} requests/s with steady arrivals; bound by "
+        f"{speed.bound_by}",
+        *_waves(answer, concurrency),
         *_usable(answer),
+    ]
+
+
+def _waves(answer: Size, concurrency: float) -> list[str]:
+    """What a benchmark that starts all requests at once measures. Empty for one request."""
+    waves = answer.in_waves() if concurrency > 1 else None
+    if waves is None:
+        return []
+    return [
+        f"A benchmark that starts {figure(concurrency)} at once (--max-concurrency): TTFT "
+        f"{seconds(waves.ttft_s)}, TPOT {seconds(waves.itl_s)}, "
+        f"{figure(waves.output_tokens_per_s)} output tokens/s"
     ]
 
 

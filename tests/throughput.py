@@ -31,7 +31,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
-from tests.bursts import Burst
+from kneewatch.diagnose.sizing.speed.wave import Burst
 from tests.peers import aiconfigurator_estimates
 
 CATALOGUE = Path(__file__).parents[1] / "diagnose" / "catalogue" / "models.json"

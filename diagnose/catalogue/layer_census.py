@@ -310,8 +310,8 @@ def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
         sparse = sum("sparse" in word for word in config.words("layer_types")[:count])
     kinds: Counter[LayerKind] = Counter({
         kind: indexed,
-        replace(kind, index_dim=0, shares_index=True): sparse - indexed,
-        replace(kind, index_dim=0): count - sparse,
+        replace(kind, index_dim=0, index_heads=0, shares_index=True): sparse - indexed,
+        replace(kind, index_dim=0, index_heads=0): count - sparse,
     })  # fmt: skip
     return +kinds
 
@@ -383,6 +383,7 @@ def _full(config: Config) -> FullAttention | LatentAttention:
             index_dim=config.count(
                 "index_head_dim", default=None if in_group(config, "indexed") else 0
             ),
+            index_heads=config.count("index_n_heads", default=0),
         )
     heads = full_heads(config)
     return FullAttention(heads.kv, heads.key_dim, heads.value_dim)

@@ -32,13 +32,14 @@ class SlidingAttention(Struct, frozen=True):
 class LatentAttention(Struct, frozen=True):
     """One compressed vector per token (MLA), copied to every tensor-parallel rank.
 
-    `index_dim` is the key size of a sparse-attention indexer; 0 without an indexer. `shares_index`:
-    the layer uses the selection of an earlier layer's indexer.
+    `index_dim` is the key size of a sparse-attention indexer with `index_heads`; 0 without an
+    indexer. `shares_index`: the layer uses the selection of an earlier layer's indexer.
     """
 
     latent_dim: int
     rope_dim: int
     index_dim: int = 0
+    index_heads: int = 0
     shares_index: bool = False
 
     @property

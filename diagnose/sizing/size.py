@@ -28,23 +28,26 @@ from kneewatch.diagnose.sizing.speed.performance import (
     Load,
     Performance,
     all_to_all_bytes,
+    closed_loop,
     performance,
     planned_overhead_ratio,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
-    MEASURED_GPUS,
-    MEASURED_RATIOS,
     SOURCE,
     Costs,
     Intensity,
+    busiest_ratio,
     intensity_of,
     launch_costs,
+    measured_ratios,
+    unlike_measured,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     capacity,
     drafting_of,
     performance_steps,
 )
+from kneewatch.diagnose.sizing.speed.wave import Wave, wave
 from kneewatch.rules.formatting import figure, percent
 
 # A stated rate gets a note if the predicted one is this many times as high, or if it is itself
@@ -198,14 +201,11 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
             f"{SOURCE}: set your measured values with "
             f"{' and '.join('--' + name.lower() for name in defaults)}"
         )
-        ratios = ", ".join(
-            f"{name} {low:g} to {high:g}x" for name, (low, high) in MEASURED_RATIOS.items()
-        )
-        chip = question.setup.gpu
-        elsewhere = (
-            "" if chip is None or chip.id in MEASURED_GPUS else f", none of them on {chip.id}"
-        )
-        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction{elsewhere}"
+        bands = measured_ratios(question.setup)
+        ratios = ", ".join(f"{name} {low:g} to {high:g}x" for name, (low, high) in bands.items())
+        unlike = unlike_measured(question.setup)
+        few = f"; few were {unlike}, so the range is wider" if unlike else ""
+        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction{few}"
     if question.setup.decode_context_parallel > 1:
         yield (
             "speed is predicted without the traffic between context-parallel ranks: benchmark "
@@ -278,9 +278,10 @@ def launch_notes(setup: Setup) -> Iterator[str]:
                 "speed"
             )
     if parallel.experts and setup.model.experts.count:
+        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor)
         yield (
-            "the prediction assumes that tokens spread evenly over the experts: a GPU with twice "
-            "the mean load halves the speed of all"
+            f"the prediction assumes that the busiest GPU computes {figure(round(busiest, 2))} "
+            "times the mean of the experts' tokens: more slows all"
         )
     if parallel.pipeline > 1:
         yield (
@@ -343,6 +344,13 @@ class Size(Struct, frozen=True):
         """Whether vLLM starts and holds the concurrency at the context's length."""
         return self.memory.fits(self.question.concurrency_per_engine)
 
+    def in_waves(self) -> Wave | None:
+        """What a benchmark at the load's concurrency measures of one engine; None if unknown."""
+        if self.loaded is None:
+            return None
+        loop = closed_loop(*self.loaded, self.question.efficiency)
+        return wave(loop, self.question.concurrency_per_engine)
+
     @property
     def gpus(self) -> int:
         """GPUs of the fleet; without a peak, of the question's replicas."""
@@ -365,7 +373,7 @@ def size(question: Question) -> Size:
         *question.setup.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
-    loaded = _load(question, answer)
+    loaded = load_of(question, answer)
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
     usable, source, usable_step = _predicted_usable(question, loaded, speed)
@@ -415,7 +423,7 @@ def running_limit(answer: Memory, mean_tokens: float) -> float:
     return max(min(held, float(answer.setup.seqs)), 0.0)
 
 
-def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
+def load_of(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
     """One engine's step costs and load; None if too little is stated or no request can run."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:

@@ -9,7 +9,12 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
+from kneewatch.diagnose.sizing.speed.roofline_inputs import (
+    DEFAULT,
+    Costs,
+    Efficiency,
+    touched_ratio,
+)
 from kneewatch.diagnose.speculation import tokens_per_pass
 
 _ACTIVATION_BYTES = 2.0
@@ -98,7 +103,8 @@ class StepModel(Struct, frozen=True, kw_only=True):
     """Seconds to read all routed experts once."""
     touch_s: float
     """Seconds of fixed costs of all routed experts' kernels."""
-    untouched_ratio: float
+    token_ratio: float
+    """Share of the experts that one token uses."""
     sequence_read_s: float
     sequence_compute_s: float
     prompt_token_compute_s: float
@@ -132,9 +138,9 @@ class StepModel(Struct, frozen=True, kw_only=True):
         )
         total_s += self.weights_s if self.weights_s > compute_s else compute_s
         if self.experts_s:
-            touched_ratio = 1 - self.untouched_ratio**tokens
-            read_s, compute_s = self.experts_s * touched_ratio, tokens * self.token_experts_s
-            total_s += touched_ratio * self.touch_s + (read_s if read_s > compute_s else compute_s)
+            touched = touched_ratio(self.token_ratio, tokens)
+            read_s, compute_s = self.experts_s * touched, tokens * self.token_experts_s
+            total_s += touched * self.touch_s + (read_s if read_s > compute_s else compute_s)
         read_s = sequences * self.sequence_read_s
         compute_s = (
             sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s
@@ -147,20 +153,20 @@ class StepModel(Struct, frozen=True, kw_only=True):
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
-        touched_ratio = 1 - self.untouched_ratio**tokens if self.experts_s else 0.0
+        touched = touched_ratio(self.token_ratio, tokens)
         return StepTime(
             weights=Kernels(
                 self.weights_s,
                 sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
             ),
-            experts=Kernels(self.experts_s * touched_ratio, tokens * self.token_experts_s),
+            experts=Kernels(self.experts_s * touched, tokens * self.token_experts_s),
             attention=Kernels(
                 sequences * self.sequence_read_s,
                 sequences * self.sequence_attention_s
                 + prompt_tokens * self.prompt_token_attention_s,
             ),
             interconnect_s=tokens * self.token_link_s + self.collectives_s,
-            launch_s=self.layers_s + sequences * self.sequence_s + touched_ratio * self.touch_s,
+            launch_s=self.layers_s + sequences * self.sequence_s + touched * self.touch_s,
             host_s=self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
         )
 
@@ -182,16 +188,16 @@ def step_model(
     pair_flop = costs.flop_per_pair * context_tokens
     prompt_pair_flop = costs.prefill_flop_per_pair * prompt_context_tokens
     for window in costs.windows:
-        seen = min(context_tokens, window.tokens)
-        kv_bytes += window.kv_bytes_per_token * seen
-        pair_flop += window.flop_per_pair * seen
-        prompt_pair_flop += window.flop_per_pair * min(prompt_context_tokens, window.tokens)
+        kv_bytes += window.kv_bytes_per_token * min(context_tokens, window.tokens)
+        pair_flop += window.computed(context_tokens)
+        prompt_pair_flop += window.computed(prompt_context_tokens)
     read_per_s = costs.bandwidth_bytes_per_s * efficiency.mbu_ratio
     matrix_per_s = costs.flop_per_s * efficiency.mfu_ratio
     dense_flop = costs.body_flop_per_token - costs.experts_flop_per_token
     attention_per_s = costs.attention_flop_per_s * efficiency.attention_mfu_ratio
     degree, stages = costs.tensor_parallel, costs.pipeline_parallel
-    link_per_s = costs.link_bytes_per_s * efficiency.link_ratio
+    link_ratio = efficiency.pcie_ratio if costs.link == "PCIe" else efficiency.link_ratio
+    link_per_s = costs.link_bytes_per_s * link_ratio
     token_bytes = costs.hidden_size * _ACTIVATION_BYTES
     allreduces = ALLREDUCES_PER_LAYER * costs.layers if degree > 1 else 0
     sent_bytes = allreduces * 2 * (degree - 1) / degree * token_bytes
@@ -200,7 +206,7 @@ def step_model(
         weights_s=costs.weights_bytes / read_per_s,
         experts_s=costs.experts_bytes / read_per_s,
         touch_s=costs.experts * efficiency.expert_s,
-        untouched_ratio=costs.untouched_ratio,
+        token_ratio=costs.touched_ratio,
         sequence_read_s=kv_bytes / read_per_s,
         sequence_compute_s=tokens_per_sequence
         * (dense_flop + costs.head_flop_per_token)
@@ -211,8 +217,9 @@ def step_model(
         sequence_attention_s=tokens_per_sequence * pair_flop / attention_per_s,
         prompt_token_attention_s=prompt_pair_flop / attention_per_s,
         token_link_s=sent_bytes / link_per_s,
-        collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s,
-        layers_s=costs.layers * efficiency.layer_s
+        collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s
+        + allreduces * costs.link_latency_s,
+        layers_s=(costs.layers + costs.added_layers) * efficiency.layer_s
         + costs.expert_layers * efficiency.expert_layer_s,
         sequence_s=efficiency.sequence_s,
         host_s=efficiency.host_s,

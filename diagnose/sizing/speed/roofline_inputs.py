@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Mapping
+from math import ceil, log, sqrt
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
@@ -26,6 +27,8 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 from kneewatch.rules.formatting import figure
 
+_NODE_GPUS = 8
+
 
 class Efficiency(Struct, frozen=True, kw_only=True):
     """Shares of the peaks that a step reaches, and times that no peak explains.
@@ -36,11 +39,12 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     - `expert_mfu_ratio`: of the compute peak, in routed experts.
     - `attention_mfu_ratio`: of the 16-bit compute peak, in attention.
     - `mbu_ratio`: of the memory bandwidth.
-    - `link_ratio`: of the bandwidth between GPUs.
+    - `link_ratio`: of the bandwidth between GPUs; `pcie_ratio`: of PCIe.
 
     Seconds:
 
-    - `allreduce_latency_s`: fixed cost of one all-reduce, or of passing data to the next stage.
+    - `allreduce_latency_s`: fixed cost of one all-reduce over NVLink, or of passing data to the
+      next stage. Other links add their own (`link_latency_s`).
     - `expert_s`: per routed expert and layer that a step uses, besides reading the expert.
     - `layer_s`: between the kernels of one layer.
     - `expert_layer_s`: additionally in a layer with routed experts: router, permutation,
@@ -66,6 +70,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     attention_mfu_ratio: float = 0.58
     mbu_ratio: float = 0.95
     link_ratio: float = 0.27
+    pcie_ratio: float = 0.6
     allreduce_latency_s: float = 2.6e-6
     expert_s: float = 0.5e-6
     layer_s: float = 24e-6
@@ -101,12 +106,38 @@ DEFAULT: Final = Efficiency()
 MEASURED_RATIOS: Final = {
     "output tokens/s": (0.6, 1.4),
     "ITL": (0.72, 1.8),
-    "TTFT": (0.67, 2.5),
+    "TTFT": (0.52, 2.5),
 }
-"""Range of measured over predicted, in nine of ten published benchmarks (tests/throughput.py)."""
+"""Range of measured over predicted, in nine of ten published benchmarks (tests/throughput.py and
+tests/throughput_2026.py)."""
 
-MEASURED_GPUS: Final = frozenset({"a100-80gb", "h100-sxm", "h200"})
-"""The GPUs of those benchmarks."""
+_UNLIKE_RATIOS: Final = {
+    "output tokens/s": (0.45, 1.6),
+    "ITL": (0.65, 2.3),
+    "TTFT": (0.5, 4.5),
+}
+"""The same, of the few benchmarks of launches that `unlike_measured` names."""
+
+MEASURED_GPUS: Final = frozenset(
+    {"a100-80gb", "h100-sxm", "h200", "rtx-pro-6000", "rtx-pro-6000-server"}
+)
+"""The GPUs with several of those benchmarks."""
+
+
+def unlike_measured(setup: Setup) -> str:
+    """What few published benchmarks share with this launch; empty if many are like it."""
+    gpu = setup.gpu
+    if setup.parallel.experts and setup.model.experts.count:
+        return "with expert parallelism"
+    if setup.parallel.tensor > _NODE_GPUS:
+        return "over several nodes"
+    return "" if gpu is None or gpu.id in MEASURED_GPUS else f"on {gpu.id}"
+
+
+def measured_ratios(setup: Setup) -> Mapping[str, tuple[float, float]]:
+    """Range of measured over predicted speed for launches like this, by figure."""
+    return _UNLIKE_RATIOS if unlike_measured(setup) else MEASURED_RATIOS
+
 
 SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 
@@ -118,16 +149,44 @@ SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 
 SPARSE_TOPK_TOKENS = 2048
 """Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
+_SPARSE_HEADS = 64
+"""Heads that the sparse kernel computes at least (FlashMLA: rows of one tile)."""
+_INDEX_SPEEDUP = 2
+"""The indexer computes in FP8, twice as fast as the attention in 16 bit."""
 _NVLINK_DIRECTIONS = 2
 
 
 class Window(Struct, frozen=True):
     """Layers that attend to at most `tokens` tokens; bytes and FLOP are per attended token and
-    GPU."""
+    GPU. `is_padded`: shorter contexts are computed like full windows."""
 
     tokens: int
     kv_bytes_per_token: float
     flop_per_pair: float
+    is_padded: bool = False
+
+    def computed(self, context_tokens: float) -> float:
+        """FLOP of one query at a mean context."""
+        seen = self.tokens if self.is_padded else min(context_tokens, self.tokens)
+        return self.flop_per_pair * seen
+
+
+def touched_ratio(token_ratio: float, tokens: float) -> float:
+    """The share of the experts that a step's tokens use, where a token uses `token_ratio`.
+
+    Experts are not equally popular: their shares of the tokens are spread like an exponential, so
+    rare experts stay unused longer than if each token drew them evenly.
+    """
+    return 1 - (1 - token_ratio) / (1 + token_ratio * max(tokens - 1, 0.0))
+
+
+def busiest_ratio(experts: int, gpus: int) -> float:
+    """The busiest GPU's load, divided by the mean, where each has its own part of the experts.
+
+    With shares spread like an exponential, the load of a part varies by sqrt(parts / experts); the
+    largest of n is about sqrt(2 ln n) deviations above the mean.
+    """
+    return 1 + sqrt(2 * log(gpus) * gpus / experts) if experts else 1.0
 
 
 class Costs(Struct, frozen=True, kw_only=True):
@@ -146,8 +205,8 @@ class Costs(Struct, frozen=True, kw_only=True):
     each."""
     expert_layers: int
     """Number of layers with routed experts."""
-    untouched_ratio: float
-    """Share of the experts that one token does not use."""
+    touched_ratio: float
+    """Share of the experts that one token uses."""
     kv_bytes_per_token: float
     """Read per token of context and step, in layers without a window."""
     flop_per_pair: float
@@ -165,7 +224,12 @@ class Costs(Struct, frozen=True, kw_only=True):
     link: str
     link_bytes_per_s: float
     """Between GPUs, in one direction."""
+    link_latency_s: float
+    """Of an all-reduce, beside that over NVLink."""
     layers: int
+    added_layers: float
+    """Kernels beside those of `layers`, in layers: an indexer is one, and latent attention half of
+    one, as it has two batched products and a concatenation more."""
     hidden_size: int
     tensor_parallel: int
     pipeline_parallel: int
@@ -185,6 +249,7 @@ def costs(
     quantization: str | None = None,
     kv_bytes_per_element: float = 2.0,
     decode_context_parallel: int = 1,
+    expert_parallel: bool = False,
 ) -> Costs:
     """What a step reads and computes on one GPU.
 
@@ -216,11 +281,13 @@ def costs(
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
     kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
-    nvlink = tensor_parallel <= gpu.nvlink_gpus and gpu.nvlink_bytes_per_s is not None
+    link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel)
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
-    touched_ratio = experts.per_token / experts.count if experts.count else 0.0
+    token_ratio = experts.per_token / experts.count if experts.count else 0.0
     routed = parameters.experts / tensor_parallel
+    if expert_parallel:
+        routed *= busiest_ratio(experts.count, tensor_parallel)
     dense = attention + parameters.mlp / tensor_parallel + parameters.small
     return Costs(
         weights_bytes=(
@@ -232,29 +299,48 @@ def costs(
         experts_bytes=routed * stored.expert_bits / 8,
         experts=experts.count * experts.layers,
         expert_layers=experts.layers if experts.count else 0,
-        untouched_ratio=1 - touched_ratio,
+        touched_ratio=token_ratio,
         kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
         windows=kinds.windows,
         state_bytes=kinds.state_bytes,
-        body_flop_per_token=2 * (dense + routed * touched_ratio) + kinds.state_flop,
-        experts_flop_per_token=2 * routed * touched_ratio,
+        body_flop_per_token=2 * (dense + routed * token_ratio) + kinds.state_flop,
+        experts_flop_per_token=2 * routed * token_ratio,
         head_flop_per_token=2 * head / tensor_parallel,
         flop_per_s=narrow_flop_per_s or gpu.bf16_flop_per_s,
         attention_flop_per_s=gpu.bf16_flop_per_s,
         bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
-        link="NVLink" if nvlink else "PCIe",
-        link_bytes_per_s=(
-            gpu.nvlink_bytes_per_s / _NVLINK_DIRECTIONS
-            if nvlink and gpu.nvlink_bytes_per_s is not None
-            else gpu.pcie_bytes_per_s
-        ),
+        link=link,
+        link_bytes_per_s=link_bytes_per_s,
+        link_latency_s=link_latency_s,
         layers=model.depth,
+        added_layers=kinds.added_layers,
         hidden_size=model.hidden_size,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
     )
+
+
+# Seconds of NCCL's ring with short messages (its tuning table, protocol LL): of an all-reduce, and
+# of each hop over PCIe, over NVLink and between nodes.
+_NCCL_S, _PCIE_HOP_S, _NVLINK_HOP_S, _NODE_HOP_S = 6.6e-6, 1.0e-6, 0.6e-6, 2.7e-6
+
+
+def _link(gpu: Gpu, gpus: int) -> tuple[str, float, float]:
+    """The link of a group's all-reduces, its bytes/s, and seconds beside those over NVLink.
+
+    Nodes are linked by one InfiniBand card per GPU.
+    """
+    if gpu.nvlink_bytes_per_s is None or gpu.nvlink_gpus < min(gpus, _NODE_GPUS):
+        return "PCIe", gpu.pcie_bytes_per_s, _NCCL_S + 2 * (gpus - 1) * _PCIE_HOP_S
+    nvlink_per_s = gpu.nvlink_bytes_per_s / _NVLINK_DIRECTIONS
+    nodes = ceil(gpus / gpu.nvlink_gpus)
+    if nodes == 1:
+        return "NVLink", nvlink_per_s, 0.0
+    latency_s = _NCCL_S + 2 * ((gpus - nodes) * _NVLINK_HOP_S + nodes * _NODE_HOP_S)
+    nodes_per_s = gpu.nvlink_gpus * LINK_BYTES_PER_S["infiniband-ndr"]
+    return "InfiniBand", min(nvlink_per_s, nodes_per_s), latency_s
 
 
 def launch_costs(setup: Setup) -> Costs:
@@ -273,6 +359,7 @@ def launch_costs(setup: Setup) -> Costs:
         quantization=setup.quantization,
         kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
         decode_context_parallel=setup.decode_context_parallel,
+        expert_parallel=setup.parallel.experts,
     )
 
 
@@ -285,6 +372,7 @@ class _Kinds(Struct):
     windows: tuple[Window, ...] = ()
     state_bytes: float = 0.0
     state_flop: float = 0.0
+    added_layers: float = 0.0
 
 
 def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
@@ -343,10 +431,17 @@ def _add_latent(
     # value width is a quarter of the latent one in every published model.
     latent, rope = kind.latent_dim, kind.rope_dim
     kept = count * (latent + rope) * kv_bytes
+    sums.added_layers += count / 2
     decode_flop = 2 * heads * count * (2 * latent + rope)
     if kind.is_sparse:
-        sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, decode_flop),)
+        padded_flop = decode_flop * max(_SPARSE_HEADS / heads, 1.0)
+        sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, padded_flop, is_padded=True),)
         sums.kv_bytes_per_token += count * index_bytes(kind)
+        # Every rank computes all heads of the indexer over the whole context.
+        index_flop = 2 * count * kind.index_heads * kind.index_dim / _INDEX_SPEEDUP
+        sums.added_layers += count if kind.index_dim else 0
+        sums.flop_per_pair += index_flop
+        sums.prefill_flop_per_pair += index_flop
         return
     sums.kv_bytes_per_token += kept
     sums.flop_per_pair += decode_flop
@@ -381,7 +476,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     token_flop = costs.body_flop_per_token + costs.head_flop_per_token
     read = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
     read += sum(min(w.tokens, context_tokens) * w.kv_bytes_per_token for w in costs.windows)
-    touched_bytes = costs.experts_bytes * (1 - costs.untouched_ratio**sequences)
+    touched_bytes = costs.experts_bytes * touched_ratio(costs.touched_ratio, sequences)
     weights_bytes = costs.weights_bytes + touched_bytes
     decode_flop_per_byte = token_flop * sequences / (weights_bytes + sequences * read)
     left = token_flop - ridge * read

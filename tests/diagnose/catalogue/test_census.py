@@ -120,7 +120,7 @@ def kept(document: dict[str, Any]) -> dict[LayerKind, int]:
                 "index_head_dim": 128,
                 "index_n_heads": 64,
             },
-            {LatentAttention(512, 64, 128): 61},
+            {LatentAttention(512, 64, 128, 64): 61},
             id="deepseek v3.2: with an indexer",
         ),
         pytest.param(
@@ -134,7 +134,7 @@ def kept(document: dict[str, Any]) -> dict[LayerKind, int]:
             },
             # Layers 0, 1, 5, 9, ... 57 have an indexer of their own.
             {
-                LatentAttention(512, 64, 128): 16,
+                LatentAttention(512, 64, 128, 32): 16,
                 LatentAttention(512, 64, 0, shares_index=True): 45,
             },
             id="glm 5: an indexer in every fourth layer",
@@ -149,7 +149,7 @@ def kept(document: dict[str, Any]) -> dict[LayerKind, int]:
                 "index_topk_pattern": "FFSS" * 15 + "F",
             },
             {
-                LatentAttention(512, 64, 128): 31,
+                LatentAttention(512, 64, 128, 32): 31,
                 LatentAttention(512, 64, 0, shares_index=True): 30,
             },
             id="glm 5: indexers by a pattern",
@@ -553,12 +553,12 @@ def test_fp8_experts_of_compressed_attention_are_stated() -> None:
 def test_hunyuan_v4_shares_indexers_and_says_which_layers_choose_tokens() -> None:
     described = model_from_config("m", HUNYUAN_V4)
     assert [(part.kind, part.count) for part in described.layers] == [
-        (LatentAttention(512, 64, index_dim=128), 10),
+        (LatentAttention(512, 64, index_dim=128, index_heads=16), 10),
         (LatentAttention(512, 64, shares_index=True), 24),
     ]
     mixed = {**HUNYUAN_V4, "layer_types": ["full_attention", *["sparse_attention"] * 33]}
     assert model_from_config("m", mixed).layers == (
-        Layers(LatentAttention(512, 64, index_dim=128), 9),
+        Layers(LatentAttention(512, 64, index_dim=128, index_heads=16), 9),
         Layers(LatentAttention(512, 64, shares_index=True), 24),
         Layers(LatentAttention(512, 64), 1),
     )

@@ -1,4 +1,4 @@
-"""A run of a benchmark played step by step: first come first served, prompts before decodes."""
+"""A benchmark played step by step: first come first served, prompts before decodes. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
+from statistics import fmean
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.sizing.speed.performance import StepModel
+from kneewatch.diagnose.sizing.speed.performance import ClosedLoop, StepModel
+
+_MOST_REQUESTS = 4096
 
 
 class Burst(Struct, kw_only=True):
     """Prompts from an idle server on, `in_flight` at once at most; without it all at once.
 
     `places` is how many requests run at once, `request_s` what the API server takes for a request
-    before the engine sees it, for each in turn. `firsts_s` becomes the times from sending to first
+    before the engine sees it, for each in turn. A draft makes a plain step `factor` times as long.
+    `firsts_s` becomes the times from sending to first
     token, `gaps_s` the mean time between tokens of a request, `clock_s` the end of the last one.
     """
 
@@ -27,6 +31,7 @@ class Burst(Struct, kw_only=True):
     lengths: Sequence[float]
     in_flight: float = math.inf
     request_s: float = 0.0
+    factor: float = 1.0
     clock_s: float = 0.0
     firsts_s: list[float] = field(default_factory=list[float])
     gaps_s: list[float] = field(default_factory=list[float])
@@ -56,9 +61,10 @@ class Burst(Struct, kw_only=True):
                 turns = max(1, math.ceil(self._running[0][0]) - self._turn)
                 if self._arriving and len(self._running) + 1 <= self.places:
                     until_s = self._arriving[0][0] - self.clock_s
-                    step_s = self.step.total_s(len(self._running))
+                    step_s = self.factor * self.step.total_s(len(self._running))
                     turns = min(turns, max(1, math.ceil(until_s / step_s)))
-            self.clock_s += turns * self.step.total_s(len(self._running), taken)
+            step_s = self.step.total_s(len(self._running), taken)
+            self.clock_s += turns * step_s * (1.0 if taken else self.factor)
             self._turn += turns
             for length, sent_s in entered:
                 self.firsts_s.append(self.clock_s - sent_s)
@@ -98,3 +104,31 @@ class Burst(Struct, kw_only=True):
             _, length, first_s = heapq.heappop(self._running)
             self.gaps_s.append((self.clock_s - first_s) / (length - 1))
             self._send()
+
+
+class Wave(Struct, frozen=True):
+    """What a benchmark measures that starts all its requests at once and keeps them in step, as
+    `vllm bench serve --max-concurrency` does with outputs of equal length."""
+
+    ttft_s: float
+    itl_s: float
+    output_tokens_per_s: float
+
+
+def wave(loop: ClosedLoop, concurrency: float) -> Wave | None:
+    """One wave of `concurrency` requests on an idle server; None for thousands."""
+    count, load = max(round(concurrency), 1), loop.load
+    if count > _MOST_REQUESTS:
+        return None
+    burst = Burst(
+        step=loop.step,
+        prompt_tokens=loop.fresh,
+        budget=load.max_num_batched_tokens * loop.step.stages,
+        places=load.max_running,
+        lengths=[loop.passes + 1 if load.output_tokens > 1 else 1.0] * count,
+        request_s=loop.request_s,
+        factor=loop.factor,
+    )
+    burst.play()
+    itl_s = fmean(burst.gaps_s) / loop.per_pass if burst.gaps_s else loop.at(1).itl_s
+    return Wave(fmean(burst.firsts_s), itl_s, count * load.output_tokens / burst.clock_s)

@@ -1,0 +1,128 @@
+"""Published benchmarks of 2026 held against the sizing: output tokens/s, TPOT and TTFT.
+
+Each point is judged against what it is (`load`): a wave, where a benchmark starts `concurrency`
+prompts at once; steady arrivals, where lengths vary or requests come at a rate; or the decode step
+alone. `doubt` says why a point is shown, not counted.
+
+Usage: python -m tests.throughput_2026
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.size import size
+from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_ratios
+from tests.kvtruth import Case, cases
+from tests.kvtruth_2026 import within
+
+RECORDED = "throughput_2026.jsonl"
+AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
+"""How far measured over predicted may be from 1, by figure."""
+AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, TPOT 24%, TTFT 4.4x"
+"""Its errors as they were measured once: it estimates few of these models and GPUs."""
+
+
+def question_of(case: Case) -> Question:
+    """The launch and the load of a point, nothing of its outcome."""
+    return Question(
+        setup=Setup(
+            model=model(case["model"]),
+            gpu=gpu(case["gpu"]),
+            parallel=Parallel(tensor=case["tp"], experts=case.get("expert_parallel", False)),
+            quantization=case.get("quantization"),
+            kv_cache_dtype=case.get("kv_cache_dtype", "auto"),
+            version=parse_version(case["vllm_version"]),
+            gpu_memory_utilization=case.get("gpu_memory_utilization"),
+            max_model_len=case.get("max_model_len"),
+            max_num_seqs=case.get("max_num_seqs"),
+            max_num_batched_tokens=case.get("max_num_batched_tokens"),
+        ),
+        concurrency=float(case["concurrency"]),
+        input_tokens=float(case["input_tokens"]),
+        output_tokens=float(case["output_tokens"]),
+    )
+
+
+class Row(Struct, frozen=True):
+    """One point: measured over predicted by figure; None where the source does not state it."""
+
+    case: Case
+    ratios: Mapping[str, float | None]
+    bands: Mapping[str, tuple[float, float]]
+
+    def is_in_band(self, name: str) -> bool | None:
+        """Whether the measured figure is in the stated band; None if not stated, or doubted."""
+        ratio = self.ratios[name]
+        if ratio is None or "doubt" in self.case:
+            return None
+        low, high = self.bands["ITL" if name == "TPOT" else name]
+        return low <= ratio <= high
+
+
+def row_of(case: Case) -> Row:
+    """The point beside what the sizing says of its launch."""
+    question = question_of(case)
+    answer = size(question)
+    speed, waves = answer.performance, answer.in_waves()
+    assert speed is not None
+    assert waves is not None
+    predicted = {
+        "wave": (waves.output_tokens_per_s, waves.itl_s, waves.ttft_s),
+        "steady": (speed.decode_tokens_per_s, speed.itl_s, speed.ttft_s),
+        "decode": (speed.decode_tokens_per_s, speed.decode_step.total_s, speed.ttft_s),
+    }[case["load"]]
+    tpot_ms = case["tpot_ms"]
+    measured = (case["output_tokens_per_s"], tpot_ms and tpot_ms / 1e3, case["ttft_s"])
+    ratios = {
+        name: seen / said if seen else None
+        for name, seen, said in zip(AIMS, measured, predicted, strict=True)
+    }
+    return Row(case, ratios, measured_ratios(question.setup))
+
+
+def rows() -> list[Row]:
+    """Every point of 2026, judged."""
+    return [row_of(case) for case in cases(RECORDED)]
+
+
+def counted(judged: Sequence[Row], name: str) -> list[float]:
+    """Measured over predicted less one, of the points without a doubt."""
+    ratios = [row.ratios[name] for row in judged if "doubt" not in row.case]
+    return [ratio - 1 for ratio in ratios if ratio is not None]
+
+
+def report() -> Iterator[str]:
+    """The table as lines."""
+    judged = rows()
+    yield "Speed against published benchmarks of 2026 (measured / predicted)"
+    for name, bound_ratio in AIMS.items():
+        errors = counted(judged, name)
+        hits, count = within(errors, bound_ratio)
+        size_of_error = statistics.median(map(abs, errors))
+        yield (
+            f"  {name:<18}{hits:>3} of {count} within {bound_ratio:.0%}, median "
+            f"{1 + statistics.median(errors):.2f}, error {size_of_error:.0%}, in the band "
+            f"{sum(row.is_in_band(name) is True for row in judged)}"
+        )
+    yield f"  {AICONFIGURATOR}"
+    yield f"    {'point':<46}{'load':>8}{'tokens/s':>10}{'TPOT':>7}{'TTFT':>7}"
+    for row in judged:
+        shown = "".join(
+            f"{'-' if ratio is None else f'{ratio:.2f}':>{width}}"
+            for ratio, width in zip(row.ratios.values(), (10, 7, 7), strict=True)
+        )
+        doubt = f"  not counted: {row.case['doubt']}" if "doubt" in row.case else ""
+        yield f"    {row.case['case_id']:<46}{row.case['load']:>8}{shown}{doubt}"
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))
