@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from kneewatch.diagnose.deployment.server_state import CanaryState
 
 STALL, PREFILL_SILENCE, DRAINS = "stalled_s", "prefill_silence_s", "backlog_drains"
+KV_UNACCOUNTED = "kv_unaccounted_ratio"
 HIT_SPREAD = "prefix_hit_spread_sigmas"
 """Keys of signals that are followed from scrape to scrape."""
 

@@ -21,10 +21,11 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
+from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.baseline import LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Held, Minimum, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal
 from kneewatch.rules.rule import Severity
 
 GIB = 2**30
@@ -154,18 +155,18 @@ KV_LEAK = CauseRecord(
 
 # --- KV blocks held by what does not run ------------------------------------------------------
 
-PROMPT_TOKENS, ANSWER_TOKENS = Signal("prompt_tokens_mean"), Signal("output_tokens_mean")
-OWNED = (
-    1.5 * Signal("running_avg") * (PROMPT_TOKENS + ANSWER_TOKENS) + Signal("prompt_tokens_p99")
-) / Signal("kv_capacity_tokens")
-"""Most of the KV cache that the running requests need: whole requests, half as long again as the
-finished ones, and a long prompt that no gauge shows yet."""
-
 HELD_FROM = 0.15
-KV_HELD_SHARE = KV_USAGE - OWNED
-"""Share of the KV cache that running requests do not account for."""
+KV_HELD_SHARE = Signal(KV_UNACCOUNTED)
+USUAL_USAGE = (
+    Signal("running_avg") * BaselineValue("kv_usage_avg_ratio") / BaselineValue("running_avg")
+)
+"""KV usage that as many running requests have in quiet times."""
 
-FETCHES = (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
+GREW = (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE).assume(unknown=False)
+PROMPT_TOKENS = Signal("prompt_tokens_mean")
+FETCHES = (
+    CONNECTED | (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
+).assume(unknown=False)
 DEFERRED = Signal("waiting_deferred_avg")
 DEFERRED_SHARE = Minimum(
     DEFERRED * PROMPT_TOKENS / Signal("kv_capacity_tokens"), Signal("kv_usage_avg_ratio")
@@ -177,11 +178,11 @@ DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_av
 KV_HELD = CauseRecord(
     id="kv_held",
     title="KV blocks held by what does not run",
-    means="Much more of the KV cache is in use than the running requests account for, on a server "
-    "with a KV connector: transfers or deferred requests hold it.",
+    means="Much more of the KV cache is in use than the requests in flight account for: transfers, "
+    "deferred requests or a leak hold it.",
     forms=(
         Form(
-            gate=(CONNECTED | FETCHES)
+            gate=(FETCHES | GREW)
             & Held("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
             start=Number(0.3),
             terms=(
@@ -189,10 +190,9 @@ KV_HELD = CauseRecord(
                     KV_HELD_SHARE,
                     HELD_FROM,
                     1.5,
-                    "running requests account for at most {owned:%} of the KV cache, and "
-                    "{kv_usage_avg_ratio:%} is in use",
+                    "{value:%} of the KV cache is in use beyond the tokens of requests in flight",
                     when=KV_HELD_SHARE >= HELD_FROM,
-                    signal="kv_usage_avg_ratio",
+                    signal=KV_UNACCOUNTED,
                 ),
                 term(
                     DEFERRED_SHARE,
@@ -223,6 +223,11 @@ KV_HELD = CauseRecord(
             ),
             say=(
                 (
+                    ~FETCHES,
+                    "{held:%} of the KV cache is in use beyond what the requests in flight hold: "
+                    "blocks are not given back.",
+                ),
+                (
                     ~(KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
                     "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
                     "end.",
@@ -234,16 +239,15 @@ KV_HELD = CauseRecord(
                 ),
             ),
             words=(
-                ("owned", OWNED),
                 ("held", KV_HELD_SHARE),
                 ("deferred", DEFERRED_SHARE),
                 EXPIRED_PER_MIN,
             ),
             root=True,
             summary="KV blocks are held by what does not run",
-            lever="Look for aborted or failed KV transfers in the logs of both sides; let the "
-            "connector give up before clients and routers do (time-outs), and restart the engine "
-            "when the cache is nearly full.",
+            lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
+            "logs; let the connector give up before clients and routers do (time-outs). Restart "
+            "the engine when the cache is nearly full; without a connector, report it to vLLM.",
             guide=("6.5", "7.4"),
         ),
     ),

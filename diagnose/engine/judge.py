@@ -36,6 +36,7 @@ from kneewatch.diagnose.learned.acceptance import Deviation, KeptApart
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import CurveLearner, LiveKnee, same_launch
+from kneewatch.diagnose.learned.kv_balance import KvBalance
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
 from kneewatch.diagnose.learned.length_drift import OutputLengths
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
@@ -53,7 +54,14 @@ from kneewatch.diagnose.ranking import (
     ranked,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.values import DRAINS, PREFILL_SILENCE, STALL, Signals, Values
+from kneewatch.diagnose.values import (
+    DRAINS,
+    KV_UNACCOUNTED,
+    PREFILL_SILENCE,
+    STALL,
+    Signals,
+    Values,
+)
 from kneewatch.diagnose.verdict import (
     NO_STAGE,
     UNKNOWN_STAGE,
@@ -270,6 +278,7 @@ class Judge:
         )
         self.learned = Learned(profile)
         self._streaks = Streaks(STREAKS, profile.targets)
+        self._kv_balance = KvBalance()
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained, self._aftermath = Explained(), Aftermath()
         self._adviser: Adviser | None = None
@@ -501,6 +510,7 @@ class Judge:
         missing = lacking(stage, signals)
         signals["cascade_stage"] = None if missing else float(stage.level)
         signals["cascade_severity"] = None if missing else float(stage.severity or OK)
+        signals[KV_UNACCOUNTED] = self._kv_balance.unaccounted(values, signals)
         streaks_s = self._streaks.update(t_s, values, signals)
         signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)

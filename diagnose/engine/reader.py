@@ -81,11 +81,12 @@ COUNTED: tuple[tuple[tuple[str, Where, str], ...], ...] = (
         (HTTP, (("handler", handler), ("method", "POST"), ("status", "2xx")), "")
         for handler in GENERATION_HANDLERS
     ),
+    ((PROMPT_LENGTH, (), "sum"),),
 )
 """The counters of `Values.totals`, each a sum of some: metric, labels and part.
 
-Those of `Work` (learned/account.py) in the order of its fields, then finished requests and accepted
-calls.
+Those of `Work` (learned/account.py) in the order of its fields, then finished requests, accepted
+calls and prompt tokens of finished requests.
 """
 
 GENERATED, STARTED, PREFILLS, PREEMPTED = 0, 3, 8, 13

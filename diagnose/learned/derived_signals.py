@@ -23,6 +23,7 @@ from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
 from kneewatch.diagnose.values import (
     DRAINS,
     HIT_SPREAD,
+    KV_UNACCOUNTED,
     PREFILL_SILENCE,
     STALL,
     Signals,
@@ -132,6 +133,8 @@ FOLLOWED: Mapping[str, str] = {
     "forecast, at the likely peaks of the next minutes",
     "kv_demand_ahead_ratio": "kv_peak_demand_ratio at its trend, kv_horizon_s from now; without a "
     "trend kv_demand_ratio",
+    KV_UNACCOUNTED: "share of the KV cache in use beyond the tokens of requests in flight, by the "
+    "counters of what began and ended: held by transfers, deferred requests or a leak",
     "kv_exhausted_in_s": "seconds until kv_peak_demand_ratio reaches 1 at its trend; no value "
     "without a trend, or in a burst that does not fill the cache",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",

@@ -511,7 +511,10 @@ OTHERS: Mapping[str, Situation] = {
         waiting_deferred=9.0, waiting_deferred_avg=8.0, waiting_slope_per_s=0.1, running_avg=4.0
     ),
     "kv_held:by deferred prompts": HELD.but(
-        prompt_tokens_mean=10_000.0, prompt_tokens_p99=20_000.0, waiting_deferred_avg=3.0
+        kv_unaccounted_ratio=0.1, prompt_tokens_mean=10_000.0, waiting_deferred_avg=3.0
+    ),
+    "kv_held:without a connector": HELD.but(
+        running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0
     ),
     "kv_transfer_slow:longer than usual": XFER.but(
         kv_transfer_mean_s=0.04, ttft_mean_s=0.1, ttft_p50_drift_ratio=2.0
