@@ -7,7 +7,6 @@ and everything that is bound to them.
 from __future__ import annotations
 
 import math
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +17,13 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from kneewatch.collector.names.vllm_metrics import EngineKey, metric_table
+from kneewatch.collector.names.vllm_metrics import LARGEST, EngineKey, metric_table
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
 
 NAN = math.nan
-LARGEST = sys.float_info.max
 ANY = (-LARGEST, LARGEST)
-"""The valid range of metrics that are not in the table: any number."""
+"""The valid range of metrics that are not in the table."""
 
 ZERO, ABSENT = -2, -1
 """Stand-in positions for columns that are not on the page.

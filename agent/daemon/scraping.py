@@ -70,6 +70,8 @@ class PlayedPages:
         self, path: str, name: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._path, self._name, self._clock = Path(path), name, clock
+        if self._path.is_fifo():
+            raise CaptureError(f"{path}: a pipe cannot be played again and again")
         self._entries: Iterator[Entry] = iter(())
         self._next = self._open()
         self._due_s = clock()

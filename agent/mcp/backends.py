@@ -189,7 +189,7 @@ class DaemonClient:
 
     def __init__(self, url: str, *, token_file: Path | None, ca_file: str | None) -> None:
         address = parse_target(url)
-        self.url = address.url.removesuffix("/metrics").rstrip("/")
+        self.url = address.request_url.removesuffix("/metrics").rstrip("/")
         self._token_file, self._verify = token_file, ca_file or True
 
     def text(self, path: str, **parameters: str) -> str:
@@ -215,19 +215,23 @@ class DaemonClient:
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {_first_line(self._token_file)}"
         try:
-            answer = requests.get(
-                self.url + path,
-                params=parameters,
-                headers=headers,
-                timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-                verify=self._verify,
-            )
+            with requests.Session() as session:
+                # The token is for this daemon only: no proxy, no netrc, no redirect.
+                session.trust_env = False
+                answer = session.get(
+                    self.url + path,
+                    params=parameters,
+                    headers=headers,
+                    timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+                    verify=self._verify,
+                    allow_redirects=False,
+                )
         except requests.RequestException as exc:
             hint = "check that `kneewatch run` listens on this address; its default port is 9877"
             raise CollectError(
                 f"{self.url}: {type(exc).__name__}; {hint}", kind="refused", hint=hint
             ) from exc
-        if not answer.ok:
+        if answer.status_code != requests.codes.ok:
             raise CollectError(f"{self.url}{path}: {_reason(answer)}", kind="http_status")
         return answer
 

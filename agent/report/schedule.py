@@ -250,6 +250,11 @@ def _cron(settings: Settings, zone: tzinfo) -> Cron:
             "0 6 * * mon"
         ) from exc
     cron.every_hour = expression.split()[1].startswith("*")
+    if cron.get_next_fire_time(None, datetime.now(UTC)) is None:
+        raise SettingsError(
+            f"{settings.origin('report.cron')}: report.cron = {expression!r} never fires: no month "
+            "has that day"
+        )
     return cron
 
 

@@ -269,7 +269,7 @@ def open_checked(path: Path) -> sqlite3.Connection:
     """
     try:
         connection = connect(path)
-        reason = find_damage(connection)
+        reason = find_damage(connection) or _missing_tables(connection)
         if not reason:
             return connection
         connection.close()
@@ -349,6 +349,15 @@ def find_damage(connection: sqlite3.Connection) -> str:
     return "" if result == "ok" else str(result)
 
 
+def _missing_tables(connection: sqlite3.Connection) -> str:
+    """The tables and indexes that a store has and this one lacks, for a message; empty if none."""
+    names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite%'"
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as whole:
+        migrate(whole, "a new store")
+        missing = set(whole.execute(names)) - set(connection.execute(names))
+    return f"no such table: {', '.join(sorted(name for (name,) in missing))}" if missing else ""
+
+
 def find_file_damage(connection: sqlite3.Connection) -> str:
     """The damage of the file on disk; empty if there is none. The file is read through a new
     connection, because the cache of an old one can hide damage."""
@@ -364,7 +373,7 @@ def find_file_damage(connection: sqlite3.Connection) -> str:
 
 def is_damage(error: Exception) -> bool:
     """Whether an error means that the content of the file is damaged."""
-    if isinstance(error, DamagedError):
+    if isinstance(error, DamagedError) or "no such table" in str(error):
         return True
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -399,6 +408,13 @@ def size_bytes(path: Path) -> int:
         with contextlib.suppress(OSError):
             total += Path(f"{path}{suffix}").stat().st_size
     return total
+
+
+def wal_bytes(path: Path) -> int:
+    """Size of the store's write-ahead log in bytes."""
+    with contextlib.suppress(OSError):
+        return Path(f"{path}-wal").stat().st_size
+    return 0
 
 
 def identity(path: Path) -> tuple[int, int] | None:

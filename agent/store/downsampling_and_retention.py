@@ -270,6 +270,7 @@ FREE_RATIO = 0.1
 """Maximum share of free pages in the file. New rows use free pages again."""
 
 VACUUM_PAGES = 500
+JUMP_S = 30 * DAY_S
 
 
 @contextmanager
@@ -343,9 +344,14 @@ class Maintenance:
         return True
 
     def _newest_s(self, connection: sqlite3.Connection) -> float:
-        """The present time, or the time of the newest scrape if that is earlier. Otherwise a clock
-        that was set ahead would delete data."""
-        (newest_s,) = connection.execute("SELECT max(max_s) FROM chunks").fetchone()
+        """The present time, or the time of the newest scrape if that is earlier. Scrapes after a
+        gap of `JUMP_S` count after a day of them. Otherwise a clock that was set ahead would delete
+        data."""
+        newest = "SELECT max(max_s) FROM chunks WHERE max_s < ?"
+        (newest_s,) = connection.execute(newest, (math.inf,)).fetchone()
+        (before_s,) = connection.execute(newest, ((newest_s or 0.0) - DAY_S,)).fetchone()
+        if before_s is not None and newest_s - before_s > JUMP_S:
+            newest_s = before_s
         return min(self._clock(), math.inf if newest_s is None else newest_s)
 
     def _close(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:

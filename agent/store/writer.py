@@ -23,6 +23,7 @@ from kneewatch.agent.store.database import (
     move_aside,
     open_checked,
     size_bytes,
+    wal_bytes,
 )
 from kneewatch.agent.store.downsampling_and_retention import Maintenance, transaction
 from kneewatch.agent.store.encoding import EngineName, PackedCycle, Packer
@@ -114,6 +115,9 @@ MOVE_ASIDE_INTERVAL_S = 600.0
 such files."""
 
 OLDEST_INTERVAL_S = 30.0
+WAL_MAX_BYTES = 32 * 1024 * 1024
+"""Size of the WAL at which writing stops. It is written over once no reader needs it: a reader that
+keeps its snapshot would let it grow without limit."""
 
 
 class StoreFile:
@@ -146,6 +150,10 @@ class StoreFile:
             sqlite3.Error, OSError: the write failed; it can be retried.
         """
         connection = self._current()
+        if wal_bytes(self._path) > WAL_MAX_BYTES:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if wal_bytes(self._path) > WAL_MAX_BYTES:
+                raise StoreError(f"{self._path}-wal is full: another program reads for too long")
         with transaction(connection):
             for cycle in cycles:
                 self._writer.write(cycle)

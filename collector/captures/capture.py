@@ -99,7 +99,10 @@ class CaptureReader:
             raise self._unusable()
 
     def _chunks(self) -> Iterator[bytes]:
-        with self.path.open("rb", buffering=0) as file:
+        # A pipe whose writer is gone has no data; without O_NONBLOCK, opening it would block.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk
 
@@ -109,6 +112,7 @@ class CaptureReader:
             return None
         self._lines += 1
         if not item or item.isspace():
+            self._give_up_hopeless()
             return None
         head = TIME_FIRST.match(item)
         if head is not None and not self._in_period(float(head[1])):
@@ -131,7 +135,11 @@ class CaptureReader:
     def _damage(self, text: str) -> None:
         self.damaged += 1
         self.first_damage = self.first_damage or text
-        if self.damaged >= HOPELESS_LINES and not self.entries and not self._passed_over:
+        self._give_up_hopeless()
+
+    def _give_up_hopeless(self) -> None:
+        unusable = max(self._lines, self.damaged)
+        if unusable >= HOPELESS_LINES and not self.entries and not self._passed_over:
             raise self._unusable()
 
     def _unusable(self) -> CaptureError:
@@ -223,8 +231,8 @@ class CaptureWriter:
 
 def _check_readable(path: Path) -> None:
     try:
-        if path.is_dir():
-            raise CaptureError(f"{path}: is a directory; {EXPECTED}")
+        if path.is_dir() or path.is_char_device() or path.is_block_device():
+            raise CaptureError(f"{path}: is a directory or a device; {EXPECTED}")
         if not path.exists():
             raise CaptureError(f"{path}: no such file; {EXPECTED}")
         if not os.access(path, os.R_OK):

@@ -15,6 +15,11 @@ METRICS_PATH = "/metrics"
 URL_HINT = "write host:port or a URL, such as http://host:8000/metrics"
 PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 HOST = re.compile(r"[^\s/?#@\\%:\[\]]+|[0-9a-f.:]+(%[\w.-]+)?")
+_SECRET = re.compile(
+    r"([?&;][^=&;]*(?:key|token|secret|passw|credential|auth|sig)[^=&;]*=)[^&;]*", re.IGNORECASE
+)
+"""A parameter of a query that holds a secret by its name."""
+
 UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -39,7 +44,12 @@ class Address(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """The page's URL without credentials, for messages."""
+        """The page's URL without credentials, for messages. Secrets in the query are hidden."""
+        return _SECRET.sub(r"\1***", self.request_url)
+
+    @property
+    def request_url(self) -> str:
+        """The page's URL without user and password, for requests."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
     @property
@@ -52,7 +62,7 @@ class Address(Struct, frozen=True):
     def full_url(self) -> str:
         """The page's URL with its credentials, if it has any."""
         if self.user is None:
-            return self.url
+            return self.request_url
         secret = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"{self.scheme}://{secret}@{self.authority}{self.path}"
 
@@ -110,7 +120,7 @@ def redirected(address: Address, location: str) -> Address:
         CollectError: the redirect leads to another origin, which must not get the credentials.
     """
     try:
-        target = parse_target(urljoin(address.url, location.strip()))
+        target = parse_target(urljoin(address.request_url, location.strip()))
     except (CollectError, ValueError) as exc:
         raise CollectError(
             f"{address.url} redirects to an invalid URL: {_without_secret(location)}",
@@ -157,4 +167,4 @@ def _without_secret(text: str) -> str:
         scheme, rest = "", scheme
     elif not scheme.isalpha():  # a piece of a password, perhaps
         scheme, mark = "", ""
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"[:200]
+    return _SECRET.sub(r"\1***", f"{scheme}{mark}{rest.rpartition('@')[2]}")[:200]

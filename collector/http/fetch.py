@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import re
 import time
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
-from kneewatch.collector.errors import CollectError
+from kneewatch.collector.errors import CollectError, ExpositionError
+from kneewatch.collector.exposition import decompress
 from kneewatch.collector.http.address import metrics_url, parse_target, redirected
 from kneewatch.collector.http.connection import (
     TimedSocket,
@@ -300,23 +300,15 @@ class Fetcher:
         return body
 
     def _unpacked(self, packed: bytes, encoding: str) -> bytes:
-        if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise not_metrics(
-                self._address,
-                f"the page is compressed as {encoding[:40]!r}, which was not requested",
-            )
         limit_bytes = self._settings.body_limit_bytes
-        # 32 + window bits: gzip or zlib, by its first bytes.
-        inflater = zlib.decompressobj(32 + zlib.MAX_WBITS)
         try:
-            body = inflater.decompress(packed, limit_bytes + 1)
-        except zlib.error as exc:
-            raise not_metrics(self._address, "the compressed page is damaged") from exc
-        if len(body) > limit_bytes:
-            raise too_large(self._address, limit_bytes, "when decompressed")
-        if not inflater.eof:
-            raise truncated(self._address, "the compressed page is incomplete")
-        return body
+            return decompress(packed, encoding, limit_bytes)
+        except ExpositionError as exc:
+            if exc.kind == "too_large":
+                raise too_large(self._address, limit_bytes, "when decompressed") from exc
+            if exc.kind == "truncated":
+                raise truncated(self._address, "the compressed page is incomplete") from exc
+            raise not_metrics(self._address, f"the compressed page is damaged: {exc}") from exc
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":

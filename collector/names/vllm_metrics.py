@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -25,6 +24,9 @@ replace the colon by an underscore or a dot.
 """
 
 VLLM_PREFIX = PREFIXES[0]
+
+LARGEST = 1e24
+"""The largest value that is believed: the bytes that a GPU reads in ten thousand years."""
 
 RATIO_MAX = 1.01
 """Largest valid ratio: 1 plus a tolerance for rounding."""
@@ -48,7 +50,7 @@ class Metric(Struct, frozen=True):
     def most(self) -> float:
         """The largest possible value; the smallest is 0 for every metric."""
         share = self.kind == "gauge" and self.unit == "ratio"
-        return RATIO_MAX if share else sys.float_info.max
+        return RATIO_MAX if share else LARGEST
 
 
 class SampleName(Struct, frozen=True):

@@ -488,5 +488,5 @@ def _base(address: Address) -> str:
     path = address.path.partition("?")[0].rstrip("/")
     for ending in (METRICS_PATH, *API_ENDINGS):
         path = path.removesuffix(ending)
-    whole = address.url
+    whole = address.request_url
     return whole.removesuffix(address.path) + path

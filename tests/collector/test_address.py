@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.address import metrics_url, shown_url
+from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.fetch import Fetcher
 
 
@@ -101,3 +101,15 @@ def test_password_is_never_shown(extra: str, host: str) -> None:
     except CollectError as exc:
         shown = f"{exc} {exc.hint} {exc.__cause__!r}"
     assert "SECRET" not in shown
+
+
+@pytest.mark.parametrize("name", ["api_key", "X-Amz-Signature", "access_token", "Password"])
+def test_a_secret_in_the_query_is_not_shown(name: str) -> None:
+    address = parse_target(f"http://host:1/m?target=a&{name}=s3cret&b=1")
+    shown = f"http://host:1/m?target=a&{name}=***&b=1"
+    assert (address.url, shown_url(address.full_url())) == (shown, shown)
+    assert address.full_url() == f"http://host:1/m?target=a&{name}=s3cret&b=1"
+    assert "s3cret" not in repr(address)
+    with pytest.raises(CollectError) as caught:
+        parse_target(f"http://ho st:1/m?{name}=s3cret")
+    assert "s3cret" not in str(caught.value)

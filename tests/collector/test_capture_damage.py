@@ -284,3 +284,18 @@ def test_file_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").unlink()
     with pytest.raises(CaptureError, match=r"a\.jsonl\.gz: No such file"):
         list(reader)
+
+
+def test_blank_lines_without_end_are_given_up_early(tmp_path: Path) -> None:
+    path = tmp_path / "blank.jsonl"
+    path.write_bytes(b"\n" * 100_000 + line(1.0))
+    with pytest.raises(CaptureError, match="nothing in it can be used"):
+        list(CaptureReader(path))
+
+
+def test_devices_and_pipes_without_a_writer_do_not_hang(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="a device"):
+        CaptureReader("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(CaptureError, match="it is empty"):
+        list(CaptureReader(tmp_path / "pipe.jsonl"))

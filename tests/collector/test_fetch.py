@@ -163,6 +163,7 @@ def test_gzip_is_asked_for_when_set(start: Start, fetcher: Fetch) -> None:
         (gzip.compress(PAGE, mtime=0), "gzip"),
         (gzip.compress(PAGE, mtime=0), "X-GZIP"),
         (zlib.compress(PAGE), "deflate"),
+        (gzip.compress(PAGE[:100]) + gzip.compress(PAGE[100:]), "gzip"),
     ],
 )
 def test_compressed_page_is_unpacked_unasked(

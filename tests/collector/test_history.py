@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kneewatch.collector.scrape_history import FRAMES_MAX, Columns, History
+from kneewatch.collector.scrape_history import FRAMES_MAX, Column, Columns, History, Table
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade, Scraped
@@ -305,3 +305,11 @@ def test_info_labels_are_those_of_the_page_at_hand() -> None:
     assert scraped.history.info["cache_config_info"]["block_size"] == "64"
     scraped.take(4.0, without(FIRST, "cache_config_info"))
     assert "cache_config_info" not in scraped.history.info
+
+
+def test_a_value_that_nothing_can_reach_is_not_believed() -> None:
+    for metric in ("num_requests_running", "unheard_of"):
+        table = Table({Column(metric, ()): 0})
+        assert table.impossible((1e308,)) == [0]
+        assert table.impossible((-1e308,)) == [0]
+        assert table.impossible((1e18,)) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
@@ -19,6 +21,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.ranking import CAUSES
 from tests.agent.api.memory_history import Remembered
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, served, service_of
+from tests.collector.servers import Start
 from tests.reports.diagnoses import NOW_S, SICK
 
 TRIAGE_WORDS = "CRITICAL  kv_pressure"
@@ -211,3 +214,34 @@ def test_a_daemons_pages_address_is_its_address() -> None:
     assert DaemonClient("http://h:9877", token_file=None, ca_file=None).url == "http://h:9877"
     with pytest.raises(CollectError):
         DaemonClient("ftp://h", token_file=None, ca_file=None)
+
+
+def test_the_token_goes_to_the_daemon_only(
+    serving: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, bytes] = {}
+
+    def daemon(sock: socket.socket, request: bytes, _number: int) -> bool:
+        seen["daemon"] = request
+        where = f"http://127.0.0.1:{other.port}/".encode()
+        sock.sendall(b"HTTP/1.1 302 Found\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % where)
+        return True
+
+    def stranger(sock: socket.socket, request: bytes, _number: int) -> bool:
+        seen["stranger"] = request
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nspoof")
+        return True
+
+    other, asked_daemon = serving(stranger), serving(daemon)
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{other.port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{other.port}")
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login eve password eve\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    client = DaemonClient(f"http://127.0.0.1:{asked_daemon.port}", token_file=token, ca_file=None)
+    with pytest.raises(CollectError, match="302"):
+        client.text("/triage")
+    assert seen.keys() == {"daemon"}
+    assert b"Authorization: Bearer t0ken" in seen["daemon"]

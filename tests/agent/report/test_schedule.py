@@ -102,6 +102,7 @@ def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
     [
         ('cron = "0 6 * *"', "4 fields instead of 5"),
         ('cron = "61 6 * * mon"', "not a cron expression"),
+        ('cron = "0 0 30 2 *"', "never fires"),
         ('cron = "0 6 * * someday"', "'someday' is not a weekday"),
         ('cron = "0 6 * * mon"\ntimezone = "Mars/Olympus"', "not a time zone"),
         ('cron = "0 6 * * mon"\nsend = ["nobody"]', "no receiver is named 'nobody'"),

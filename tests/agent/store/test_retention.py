@@ -227,3 +227,21 @@ def test_minutes_are_runs_of_neighbours() -> None:
         slice(0, 2), slice(2, 4), slice(4, 5), slice(5, 6)
     ]  # fmt: skip
     assert list(minutes([])) == []
+
+
+def test_a_clock_that_was_years_ahead_for_a_chunk_deletes_nothing(tmp_path: Path) -> None:
+    clock, path, ahead_s = Clock(), tmp_path / "store.db", 3 * 365 * DAY_S
+    store = Store.open(path, retention=Retention(), clock=clock)
+    now = [numbered(at) for at in range(FLUSH_ROWS + 5)]
+    ahead = [
+        numbered(at, START_S + ahead_s + STEP_S * at) for at in range(len(now), 3 * FLUSH_ROWS)
+    ]
+    put(store, clock, [*now, *ahead])
+    store.close(PATIENCE_S)
+    store = Store.open(path, retention=Retention(), clock=clock)
+    tidied(store, clock, DAY_S)
+    store.close(PATIENCE_S)
+    reader = Reader(path)
+    series = reader.signals(reader.engines("a")[0].id, ["n"], **EVER)
+    assert list(series.values["n"]) == list(range(3 * FLUSH_ROWS))
+    reader.close()

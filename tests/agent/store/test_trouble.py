@@ -422,3 +422,42 @@ def test_a_reader_calls_a_damaged_store_damaged(tmp_path: Path) -> None:
         pytest.raises(StoreError, match=r"is damaged: .* moves a damaged store aside"),
     ):
         reader.engines()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_store_that_lacks_a_table_is_moved_aside(tmp_path: Path, *, running: bool) -> None:
+    path = tmp_path / "store.db"
+    written(path, *[numbered(at) for at in range(3)])
+    store = opened(path) if running else None
+    with closing(connect(path)) as connection:
+        connection.execute("DROP TABLE intervals")
+        connection.execute("DROP TABLE open_scrapes")
+    store = store or opened(path)
+    store.put(numbered(3))
+    settle(store)
+    assert store.stats().last_error == ""
+    store.close(PATIENCE_S)
+    assert numbers(path) == [3]
+    assert list(tmp_path.glob("store.db.corrupt-*"))
+
+
+def test_a_readers_snapshot_does_not_let_the_files_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "WAL_MAX_BYTES", 200_000)
+    path = tmp_path / "store.db"
+    written(path, numbered(0))
+    store = opened(path)
+    with closing(connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM chunks").fetchone()
+        for at in range(1, 600):
+            store.put(numbered(at))
+            time.sleep(0.0005)
+        until(lambda: "another program reads for too long" in store.stats().last_error)
+        assert Path(f"{path}-wal").stat().st_size < 3_000_000
+        reader.execute("ROLLBACK")
+    settle(store)
+    assert store.stats().last_error == ""
+    store.close(PATIENCE_S)
+    assert numbers(path) == list(range(600))
