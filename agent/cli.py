@@ -284,14 +284,17 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
 @form_option(*FORMATS)
-def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]")
+def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.
+
+    COMMAND is a whole `vllm serve ...` line in quotes, or behind `--`.
 
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """
     from kneewatch.agent import size_command as size
 
-    return size.run(form=form, **given)
+    return size.run(form=form, words=words, **given)
 
 
 @cli.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say, text_width
 from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, TTFT_TARGET_MOST_S
+from kneewatch.agent.size_launch import with_launch, with_words
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.agent.stated_deployment import (
     named_gpu,
@@ -21,9 +23,10 @@ from kneewatch.agent.stated_deployment import (
     sweeps_of,
     text_of,
 )
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
+from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -101,7 +104,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         model = text_only(model)
     return Setup(
         model=model,
-        gpu=named_gpu(given["gpu"]) if given["gpu"] else None,
+        gpu=_gpu(given),
         parallel=parallel,
         quantization=given["quantization"],
         kv_cache_dtype=given["kv_cache_dtype"],
@@ -113,15 +116,60 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         block_tokens=given["block_size"],
         decode_context_parallel=given["dcp"],
         enforce_eager=given["enforce_eager"],
+        cudagraph_capture_sizes=_sizes(given["cudagraph_capture_sizes"]),
+        limit_mm_per_prompt=_limits(given["limit_mm_per_prompt"]),
+        cpu_offload_bytes=_gib("cpu_offload_gb", given["cpu_offload_gb"]) or 0.0,
+        kv_offloading_bytes=_gib("kv_offloading_size", given["kv_offloading_size"]) or 0.0,
         hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
         prefix_caching=_prefix_caching(given),
         overhead=given["overhead"] or "fitted",
         weights_bytes=_gib("weights_gib", given["weights_gib"]),
-        available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"]),
+        available_kv_bytes=_available_kv(given),
         context_tokens=given["context"],
         adapters=_adapters(given),
         draft=_draft(given, model, find),
     )
+
+
+def _gpu(given: dict[str, Any]) -> Gpu | None:
+    """The GPU of the catalogue with what is stated of it, or one of these figures alone."""
+    named = named_gpu(given["gpu"]) if given["gpu"] else None
+    memory_bytes = _gib("gpu_memory_gib", given["gpu_memory_gib"])
+    bandwidth = given["gpu_bandwidth"]
+    if bandwidth is not None and not 1 <= bandwidth <= 1_000_000:
+        raise SizingError(f"{bandwidth:g} GB/s is out of range", name="gpu_bandwidth")
+    if memory_bytes is None and bandwidth is None:
+        return named
+    if named is None and memory_bytes is None:
+        raise SizingError("set the memory of this GPU", name="gpu_memory_gib")
+    return stated_gpu(named, memory_bytes, bandwidth and bandwidth * 1e9)
+
+
+def _available_kv(given: dict[str, Any]) -> float | None:
+    """Bytes of the KV cache of a GPU: as logged, or as `--kv-cache-memory-bytes` sets them."""
+    fixed = given["kv_cache_memory_bytes"]
+    if fixed is None:
+        return _gib("available_kv_gib", given["available_kv_gib"])
+    if given["available_kv_gib"] is not None:
+        raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
+    stated = Launch(flags={"": fixed}).number("")
+    if not stated:
+        raise SizingError(f"{fixed!r} is no size such as 8G", name="kv_cache_memory_bytes")
+    return stated
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    found = tuple(int(size) for size in re.findall(r"\d+", text or ""))
+    if (text and not found) or any(not 1 <= size <= 1 << 20 for size in found):
+        raise SizingError(f"{text!r} lists no batch sizes", name="cudagraph_capture_sizes")
+    return found
+
+
+def _limits(text: str | None) -> tuple[tuple[str, int], ...]:
+    found = re.findall(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})', text or "")
+    if text and not found:
+        raise SizingError(f"{text!r} is not like image=2,video=0", name="limit_mm_per_prompt")
+    return tuple((modality, int(count)) for modality, count in found)
 
 
 def _prefix_caching(given: dict[str, Any]) -> bool | None:
@@ -258,10 +306,11 @@ DOES_NOT_FIT = 1
 _BY_INPUT = {flag.input or flag.parameter: flag.alias or flag.name for flag in FLAGS}
 
 
-def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
+def run(*, form: str, words: Sequence[str] = (), **given: Any) -> int:  # noqa: ANN401 - one a flag
     """Print the size or plan. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be
     sized."""
     try:
+        given = with_words(given, words)
         answer = _plan(given) if given["plan"] else sized(given)
     except SizingError as error:
         say(error_text(error))
@@ -306,6 +355,7 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     Raises:
         SizingError: the value of a flag is invalid; the error has the flag's name.
     """
+    given = with_launch(given)
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = stated_question(given, find)
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))

@@ -39,6 +39,7 @@ class Flag(Struct, frozen=True, kw_only=True, rename={"word": "kind"}, forbid_un
     alias: str | None = None
     input: str = ""
     profile: str = ""
+    launch: str = ""
 
     @property
     def kind(self) -> click.ParamType[Any] | type:

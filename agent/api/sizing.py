@@ -136,7 +136,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         except SizingError as error:
             raise SizingError(NOT_IN_CATALOGUE, name="model", choices=error.choices) from error
 
-    if given["model"] is None:
+    if given["model"] is None and given["launch"] is None:
         raise _wrong("model", NOT_IN_CATALOGUE)
     try:
         return sized(given, catalogued).document()

@@ -6,10 +6,12 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import log
 from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -136,9 +138,40 @@ def gpu(gpu_id: str) -> Gpu:
     near = nearest_ids(gpu_id)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise SizingError(
-        f"unknown GPU {gpu_id!r}; {meant}`kneewatch size --list-gpus` lists all",
+        f"unknown GPU {gpu_id!r}; {meant}`kneewatch size --list-gpus` lists all; "
+        "or set --gpu-memory-gib and --gpu-bandwidth",
         name="gpu",
     )
+
+
+def stated_gpu(
+    named: Gpu | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
+) -> Gpu:
+    """A GPU with this memory and bandwidth.
+
+    What is not stated is that of `named`, or of the GPU of the catalogue that is most alike.
+    """
+    like = named or min(
+        gpus().values(),
+        key=lambda each: sum(
+            abs(log(stated / own))
+            for stated, own in (
+                (memory_bytes, each.memory_bytes),
+                (bandwidth_bytes_per_s, each.memory_bandwidth_bytes_per_s),
+            )
+            if stated
+        ),
+    )
+    gpu = replace(
+        like,
+        memory_bytes=round(memory_bytes or like.memory_bytes),
+        memory_bandwidth_bytes_per_s=bandwidth_bytes_per_s or like.memory_bandwidth_bytes_per_s,
+        memory_source="stated",
+    )
+    if named is not None:
+        return gpu
+    note = f"FLOP/s, links and price are those of {like.id}, the GPU most like it"
+    return replace(gpu, id="stated", name="the stated GPU", memory_sold_bytes=0, note=note)
 
 
 def nearest_ids(text: str) -> list[str]:

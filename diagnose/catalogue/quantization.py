@@ -70,6 +70,12 @@ def scheme(name: str) -> Scheme:
     return stored
 
 
+def is_format(name: str) -> bool:
+    """Whether a value of `--quantization` names a format, whose checkpoints have several
+    schemes."""
+    return name.lower().replace("auto_round", "auto-round") in _tables()["formats"]["names"]
+
+
 def checkpoint_scheme(config: Config) -> str:
     """The id of the scheme that a configuration's quantization section describes.
 

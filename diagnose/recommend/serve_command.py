@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import SHOWN_FLAGS
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch
@@ -96,6 +97,11 @@ def sized_command(setup: Setup) -> str:
         "--max-num-seqs": setup.max_num_seqs,
         "--max-num-batched-tokens": setup.max_num_batched_tokens,
         "--enforce-eager": setup.enforce_eager or None,
+        "--limit-mm-per-prompt": json.dumps(dict(setup.limit_mm_per_prompt))
+        if setup.limit_mm_per_prompt
+        else None,
+        "--cpu-offload-gb": setup.cpu_offload_bytes / GIB or None,
+        "--kv-offloading-size": setup.kv_offloading_bytes / GIB or None,
         "--enable-lora": None if adapters is None else True,
         "--max-loras": None if adapters is None else adapters.slots,
         "--max-lora-rank": None if adapters is None else adapters.rank,

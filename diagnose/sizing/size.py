@@ -137,6 +137,25 @@ def _sources(answer: Memory) -> Iterator[str]:
             f"{setup.gpu.id}: the overhead was not fitted to start-ups on such GPUs, so its upper "
             "bound is higher"
         )
+    if setup.gpu is not None and setup.gpu.memory_source == "stated" and setup.gpu.note:
+        yield f"{setup.gpu.name}: {setup.gpu.note}"
+    if setup.gpu is not None and setup.gpu.shows_whole_memory:
+        yield (
+            f"{setup.gpu.id}: more memory is stated than Linux reports, so what Windows takes is "
+            "counted"
+        )
+    if setup.cpu_offload_bytes:
+        yield (
+            f"{gigabytes(setup.cpu_offload_bytes)} of weights per GPU cross PCIe in every step, "
+            "which the predicted speed does not include"
+        )
+    if setup.kv_offloading_bytes:
+        per_token = answer.layout.token_bytes * setup.parallel.tensor * setup.parallel.pipeline
+        yield (
+            "host memory keeps the KV cache of "
+            f"{figure(setup.kv_offloading_bytes / per_token)} evicted tokens for reuse: no more "
+            "requests run at once"
+        )
     if setup.model.multimodal and setup.version < V1:
         yield (
             "vLLM V0 profiles vision models with the largest images and may need tens of GiB more "

@@ -676,3 +676,81 @@ def test_a_search_takes_measured_shares() -> None:
     _, slow = document(*asked, *search, "--mbu", "0.4", "--mfu", "0.15")
 
     assert slow["cost"]["gpus"] > plain["cost"]["gpus"]
+
+
+SERVE = (
+    "VLLM_USE_V1=1 vllm serve nvidia/Qwen3.8-27B-NVFP4 --quantization modelopt \\\n"
+    "  --kv-cache-dtype=fp8 --max-model-len 128k --max-num-seqs 1 --max_num_batched_tokens 4096 "
+    """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}' """
+    """--limit-mm-per-prompt '{"image": 1, "video": 0}' --cudagraph-capture-sizes 1 2"""
+)
+
+
+def test_a_whole_command_line_is_the_question() -> None:
+    stated = (
+        "--model", "nvidia/Qwen3.8-27B-NVFP4", "--kv-cache-dtype", "fp8",
+        "--max-model-len", "128000", "--max-num-seqs", "1", "--max-num-batched-tokens", "4096",
+        "--draft-model", "mtp", "--num-speculative-tokens", "2",
+        "--limit-mm-per-prompt", "image=1,video=0", "--cudagraph-capture-sizes", "1,2",
+    )  # fmt: skip
+    _, by_flags = document(*stated, "--gpu", "rtx-5090")
+
+    for line in (("--launch", SERVE), (SERVE,)):
+        _, by_line = document(*line, "--gpu", "rtx-5090")
+        assert by_line["memory"] == by_flags["memory"]
+    _, other = document(SERVE, "--gpu", "rtx-5090", "--max-model-len", "4096")
+    assert other["inputs"]["max_model_len"] == 4096
+
+
+def test_a_command_line_is_taken_unquoted_and_from_docker() -> None:
+    docker = "docker run --gpus all -e A=b vllm/vllm-openai:v0.27.0 --model Qwen/Qwen3-8B -tp 2"
+    done = size("--gpu", "l4", "--max-model-len", "8192", "--", *docker.split())
+
+    assert "Qwen/Qwen3-8B" in done.stdout
+    assert "(TP 2, PP 1)" in " ".join(done.stdout.split())
+    assert "vLLM 0.27.0" in " ".join(done.stdout.split())
+    assert size("--gpu", "l4", "ls -la").returncode == 2
+
+
+def test_any_gpu_is_sized_by_its_memory_and_bandwidth() -> None:
+    launch = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
+    _, listed = document(*launch, "--gpu", "l4")
+    _, stated = document(*launch, "--gpu-memory-gib", "23.5", "--gpu-bandwidth", "300")
+    _, more = document(*launch, "--gpu", "l4", "--gpu-memory-gib", "32")
+
+    held = [
+        answer["memory"]["kv_available_bytes_per_gpu"]["expected"]
+        for answer in (listed, stated, more)
+    ]
+    assert held == sorted(held)
+    assert any("the GPU most like it" in note for note in stated["notes"])
+    assert "--gpu-memory-gib" in size(*launch, "--gpu", "my-gpu").stderr
+
+
+def test_memory_of_the_host_and_a_fixed_cache_are_counted() -> None:
+    launch = ("--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--max-model-len", "8192")
+    plain, offloaded, fixed = (
+        document(*launch, *flags)[1]["memory"]["kv_available_bytes_per_gpu"]["expected"]
+        for flags in ((), ("--cpu-offload-gb", "4"), ("--kv-cache-memory-bytes", "4G"))
+    )
+
+    assert offloaded - plain == pytest.approx(4 * 2**30)
+    assert fixed == 4 * 2**30
+    kept = size(*launch, "--kv-offloading-size", "8").stdout
+    assert "host memory keeps the KV cache of 58,254 evicted tokens" in " ".join(kept.split())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--kv-cache-memory-bytes", "much"),
+        ("--limit-mm-per-prompt", "none"),
+        ("--cudagraph-capture-sizes", "few"),
+        ("--gpu-bandwidth", "0"),
+    ],
+)
+def test_a_wrong_value_names_its_flag(flag: str, value: str) -> None:
+    done = size("--model", "Qwen/Qwen3-8B", "--gpu", "l4", flag, value)
+
+    assert done.returncode == 2
+    assert flag in done.stderr

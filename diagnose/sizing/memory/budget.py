@@ -228,7 +228,7 @@ def memory(setup: Setup) -> Memory:
         if weights_bytes is None:
             vendor = setup.gpu.vendor if setup.gpu is not None else "nvidia"
             weights = weights_per_gpu(setup.model, setup.scheme, parallel, vendor=vendor)
-            weights_bytes = weights.total_bytes
+            weights_bytes = max(weights.total_bytes - setup.cpu_offload_bytes, 0.0)
         if setup.gpu is None:
             raise SizingError(
                 "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"

@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.catalogue.quantization import Scheme, scheme, schemes
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
@@ -127,6 +127,8 @@ class Setup(Struct, frozen=True):
       values. Adapters and a draft are added to the weights.
     - `overhead_excess_bytes`: how much more memory the running server uses than the overhead model
       predicts; None if not measured.
+    - `cpu_offload_bytes`: weights per GPU that stay in host memory.
+    - `kv_offloading_bytes`: host memory for evicted KV blocks, of all ranks.
     - `limit_mm_per_prompt`: most items of a modality in a request; a modality without a limit is
       absent.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
@@ -147,6 +149,8 @@ class Setup(Struct, frozen=True):
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
     limit_mm_per_prompt: tuple[tuple[str, int], ...] = ()
+    cpu_offload_bytes: float = 0.0
+    kv_offloading_bytes: float = 0.0
     hybrid_pool: bool = True
     prefix_caching: bool | None = None
     overhead: str = "fitted"
@@ -163,10 +167,11 @@ class Setup(Struct, frozen=True):
 
         If a quantized checkpoint has a variant of the stated scheme, the variant is used. For
         example, "fp8" for an FP8 checkpoint with attention in 16 bit means that checkpoint's
-        scheme.
+        scheme. A format such as "modelopt" is that of a quantized checkpoint, whatever its scheme.
         """
         own = scheme(self.model.quantization)
-        if self.quantization is None:
+        quantized = own.expert_bits < FULL_BITS
+        if self.quantization is None or (quantized and is_format(self.quantization)):
             return own
         stated = scheme(self.quantization)
         return own if stated.id in {own.id, own.stated_as} else stated

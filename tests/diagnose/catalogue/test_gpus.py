@@ -188,7 +188,8 @@ def test_an_unknown_id_says_what_may_have_been_meant(typed: str, meant: str) -> 
 @pytest.mark.parametrize("typed", ["", "tpu-v5e"])
 def test_an_id_like_no_other_says_how_to_list_them(typed: str) -> None:
     with pytest.raises(
-        SizingError, match=r"unknown GPU .*; `kneewatch size --list-gpus` lists all$"
+        SizingError,
+        match=r"unknown GPU .*; `kneewatch size --list-gpus` lists all; or set --gpu-memory-gib",
     ):
         gpu(typed)
 

@@ -1,0 +1,84 @@
+"""A whole vLLM command line as the question of `size`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kneewatch.agent.size_options import FLAGS
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.deployment.vllm_flags import Launch, commands, image_version, parse_launch
+
+# `--cudagraph-capture-sizes 1 2 4`: several values of one flag.
+_SIZES = re.compile(r"--cudagraph-capture-sizes((?:[\s=]+\d{1,6})+)")
+_NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix", "medusa")
+
+
+def with_words(given: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The flags with the words behind them: a vLLM command line, quoted or not, or a model's id."""
+    if not words:
+        return given
+    text = words[0] if len(words) == 1 else shlex.join(words)
+    return given | {"launch" if len(text.split()) > 1 else "model": text}
+
+
+def with_launch(given: dict[str, Any]) -> dict[str, Any]:
+    """The flags with those of the vLLM command line `launch`; a flag of `size` goes before.
+
+    Raises:
+        SizingError: the text has no vLLM command.
+    """
+    text = given["launch"]
+    if text is None:
+        return given
+    try:
+        launch = parse_launch(text, origin="the command line")
+    except SettingsError as error:
+        raise SizingError(str(error), name="launch") from error
+    stated = {flag.parameter: _value(launch, flag.launch, flag.kind) for flag in FLAGS}
+    stated |= _speculation(_document(launch, "--speculative-config"))
+    sizes = _SIZES.search(text)
+    captured = _document(launch, "--compilation-config").get("cudagraph_capture_sizes")
+    stated["cudagraph_capture_sizes"] = sizes[1] if sizes else captured and str(captured)
+    if "--enable-lora" not in launch.flags:
+        stated["max_loras"] = stated["max_lora_rank"] = None
+    stated["model"] = launch.model or None
+    versions = (image_version(word) for line in commands(text) for word in line)
+    stated["vllm_version"] = next((version for version in versions if version), None)
+    defaults = {flag.parameter: flag.default for flag in FLAGS}
+    return given | {
+        name: value
+        for name, value in stated.items()
+        if value is not None and given[name] == defaults[name]
+    }
+
+
+def _value(launch: Launch, flag: str, kind: object) -> object:
+    """What the command line says for a flag; None if it says nothing."""
+    if not flag:
+        return None
+    if kind is bool:
+        return True if flag in launch.flags and launch.flags[flag].lower() != "false" else None
+    if kind is int:
+        return launch.count(flag)
+    return launch.number(flag) if kind is float else launch.text(flag) or None
+
+
+def _document(launch: Launch, flag: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(launch.text(flag) or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _speculation(config: Mapping[str, Any]) -> dict[str, Any]:
+    method, tokens = str(config.get("method") or ""), config.get("num_speculative_tokens")
+    if not isinstance(tokens, int) or method in _NO_DRAFT_MODEL:
+        return {}
+    drafts = "mtp" if method.endswith("mtp") else config.get("model")
+    return {"draft_model": drafts, "num_speculative_tokens": tokens} if drafts else {}
