@@ -440,7 +440,7 @@ def _plan(given: dict[str, Any]) -> Answer:
     models = {name: named_model(name) for name in profile.models}
     result = plan(profile, models=models, benchmarks=texts)
     members = {"plan": plan_document(result)}
-    return Answer(None, members, plan_lines(result), fits=result.gpus is not None)
+    return Answer(None, members, plan_lines(result), fits=result.fits)
 
 
 def error_text(error: SizingError) -> str:

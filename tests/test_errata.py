@@ -23,6 +23,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     parameters_of,
 )
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.diagnose.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
@@ -330,6 +331,10 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         LINK_BYTES_PER_S["pcie5"] / GB,
         5,
         LINK_BYTES_PER_S["pcie4"] / GB,
+    ],
+    "guide 5.2: Bubbles take (PP - 1) / (m + PP - 1) of the time with m micro": lambda: [
+        100 * (stages - 1) / (DEFAULT.microbatches_per_stage * stages + stages - 1)
+        for stages in (2, 4)
     ],
     "guide 5.4, figure 5.4: DeepSeek-V3 activates 2 of 256 experts, 254 idle": lambda: [
         R1.experts.per_token,

@@ -350,6 +350,14 @@ def test_the_example_plan_has_the_guides_thirteen_steps() -> None:
     assert "13. " in done.stdout
 
 
+def test_a_plan_that_misses_a_requirement_exits_with_1(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(example_profile().replace("ttft_p99_s = 2.0", "ttft_p99_s = 0.002"))
+    done = size("--plan", str(path))
+    assert done.returncode == 1
+    assert "NOT MET: " in done.stdout.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -1,255 +1,34 @@
-"""Steps 6 and 9 of a plan: parallelism; token budget, speculation and P/D pools. Pure.
+"""Step 9 of a plan: token budget, speculation and P/D pools. Pure.
 
-Guide 5, 6 and 9.1.
+Guide 6 and 9.1.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
-from kneewatch.diagnose.sizing.memory.launch_setup import (
-    Setup,
-    check_tensor_parallel,
-    tensor_parallel_choices,
-)
-from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
-from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
     Serving,
     at,
     best_point,
-    fits,
-    launch,
-    serving,
     tuned,
     usable_per_s,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
 from kneewatch.diagnose.sizing.replica_count import PrefillDecodeRatio, prefill_decode_ratio
-from kneewatch.diagnose.sizing.speed.performance import Drafting, planned_overhead_ratio
+from kneewatch.diagnose.sizing.speed.performance import Drafting
 from kneewatch.diagnose.speculation import (
     best_draft_tokens,
     break_even_acceptance_ratio,
     speculative_speedup,
 )
-from kneewatch.rules.formatting import figure, plural
-
-PCIE_TENSOR_PARALLEL = 2
-"""Largest TP degree to plan without NVLink (guide 9.1 step 2)."""
-_MOST_STAGES = 8
-_NEARLY_RATIO = 0.9
-
-
-class Split(Struct, frozen=True, kw_only=True):
-    """The chosen split of the model over GPUs, and why others were rejected."""
-
-    setup: Setup
-    refused: tuple[str, ...]
-    keeps_targets: bool
-
-
-def splits(pool: Pool) -> tuple[Parallel, ...]:
-    """The splits that model and node allow, fewest GPUs first.
-
-    Splits by TP within a node come first, then pipeline stages.
-
-    Raises:
-        SizingError: the stated tensor-parallel size is impossible for the model or the node.
-    """
-    node, gpu = pool.profile.hosting.node_gpus, pool.gpu
-    linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else PCIE_TENSOR_PARALLEL
-    heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
-    stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
-    if stated is not None:
-        check_tensor_parallel(
-            tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
-        )
-        return (Parallel(tensor=stated, pipeline=pipeline or 1),)
-    degrees = tensor_parallel_choices(
-        attention_heads=heads, kv_heads=kv_heads, domain_gpus=min(linked, node)
-    )
-    # A degree that does not divide the node strands GPUs.
-    degrees = tuple(degree for degree in degrees if node % degree == 0)
-    if pipeline is not None:
-        return tuple(Parallel(tensor=degree, pipeline=pipeline) for degree in degrees)
-    stages = range(2, min(_MOST_STAGES, pool.model.depth) + 1)
-    return (
-        *(Parallel(tensor=degree) for degree in degrees),
-        *(Parallel(tensor=degrees[-1], pipeline=count) for count in stages),
-    )
-
-
-def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype: str) -> Split:
-    """The fewest GPUs that meet the memory floor, vLLM's own memory accounting and the targets.
-
-    A stated concurrency must meet the targets according to the roofline. If none is stated, or if
-    no split meets the targets, the split with the most throughput per GPU is chosen. If several are
-    nearly equal, the smallest of them.
-
-    Raises:
-        SizingError: nothing fits.
-
-    Source: guide 9.1 step 6, 5.1 and 5.5.
-    """
-    refused: list[str] = []
-    fitting: list[Setup] = []
-    for parallel in splits(pool):
-        # Stages are for what one link domain cannot hold, not for speed.
-        if fitting and parallel.pipeline > fitting[0].parallel.pipeline:
-            break
-        setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
-        why = _misfit(pool, floor, setup)
-        if why:
-            refused.append(f"{_name(parallel)} rejected: {why}")
-        else:
-            fitting.append(setup)
-    if not fitting:
-        raise SizingError(
-            f"{pool.model.id} does not fit on {pool.gpu.id} with "
-            f"{plural(planned_concurrency(pool), 'request')} of {pool.tail_tokens:,} tokens: "
-            f"{'; '.join(refused)}",
-            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
-        )
-    if not pool.profile.slo.are_set:
-        return Split(setup=fitting[0], refused=tuple(refused), keeps_targets=True)
-    return _for_targets(pool, fitting, refused)
-
-
-def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
-    """Why a replica is too small; empty if it is not. A stated split may be below the memory
-    floor."""
-    gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
-    if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
-        return f"below the memory floor of {plural(floor.gpus, 'GPU')}"
-    if not fits(pool, setup, concurrency=concurrency):
-        return f"the KV cache would not hold {plural(concurrency, 'request')} of P95 length"
-    return ""
-
-
-def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
-    concurrency = pool.deployment.concurrency
-    carried: list[tuple[float, Setup]] = []
-    for setup in fitting:
-        replica = tuned(serving(pool, setup))[0]
-        best = best_point(replica)
-        carried.append((best.requests_per_s / setup.parallel.gpus if best else 0.0, setup))
-        if concurrency is None:
-            continue
-        if best is not None and best.concurrency >= concurrency:
-            return Split(setup=setup, refused=tuple(refused), keeps_targets=True)
-        reached = f"{best.concurrency:g}" if best else "0"
-        refused.append(
-            f"{_name(setup.parallel)} rejected: meets the targets with {reached} requests in "
-            f"flight, {concurrency} are needed"
-        )
-    most = max(rate for rate, _ in carried)
-    # Of splits that serve nearly the same per GPU, the smaller.
-    chosen_rate, chosen = next(pair for pair in carried if pair[0] >= most * _NEARLY_RATIO)
-    refused.extend(
-        f"{_name(setup.parallel)} rejected: {figure(rate)} requests/s per GPU within the targets, "
-        f"{figure(chosen_rate)} with {_name(chosen.parallel)}"
-        for rate, setup in carried
-        if setup is not chosen
-    )
-    return Split(setup=chosen, refused=tuple(refused), keeps_targets=most > 0)
-
-
-def _name(parallel: Parallel) -> str:
-    stages = f" x PP {parallel.pipeline}" if parallel.pipeline > 1 else ""
-    return f"TP {parallel.tensor}{stages}"
-
-
-def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
-    """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
-    setup, gpu = split.setup, pool.gpu
-    parallel, replica = setup.parallel, serving(pool, setup)
-    stages = parallel.pipeline
-    within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus
-    link = "nvlink" if within_domain else "pcie"
-    planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
-    decode = at(replica, 1).decode_step
-    step = PlanStep(
-        number=6,
-        title="Select the parallelism",
-        decision=f"{_name(parallel)}: {plural(parallel.gpus, 'GPU')} per replica, over {link}",
-        output={
-            "tensor_parallel": parallel.tensor,
-            "pipeline_parallel": stages,
-            "gpus_per_instance": parallel.gpus,
-            "instances_per_node": pool.profile.hosting.node_gpus // parallel.gpus,
-            "link": link,
-            "allreduce_ratio_planned": planned,
-            "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
-            # The roofline deals the running requests to as many micro-batches as stages.
-            "pipeline_bubble_ratio": (stages - 1) / (2 * stages - 1),
-            "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
-            "kv_concurrency_at_p95": replica.memory.concurrency.expected,
-        },
-        steps=_parallel_steps(pool, replica, planned),
-        notes=list(split.refused),
-        tier=pool.name,
-    )
-    if parallel.tensor > 1:
-        step.to_measure.append("the all-reduce share of a decode step on these nodes")
-    if not split.keeps_targets:
-        step.notes.append(
-            "no parallelism is predicted to meet the targets: choose other GPUs or other targets"
-        )
-    if before.gpus > after.gpus:
-        step.notes.append(
-            f"quantization lowered the memory floor from {before.gpus} GPUs to {after.gpus}"
-        )
-    if stages > 1:
-        step.notes.append(
-            f"{stages} pipeline stages, because one NVLink domain is too small; idle stages cost "
-            "throughput"
-        )
-    return step
-
-
-def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
-    setup, answer = replica.setup, replica.memory
-    tensor = setup.parallel.tensor
-    taken = setup.utilization * pool.gpu.memory_bytes / 1e9
-    weights = (answer.weights_bytes or 0.0) / 1e9
-    free = answer.available_bytes.expected / 1e9
-    held = answer.concurrency.expected
-    request_mb = answer.layout.request_bytes(setup.context) / 1e6
-    return [
-        Step(
-            title="KV cache of one GPU",
-            formula="utilization x memory - weights - overhead",
-            values=f"{figure(taken)} - {figure(weights)} - {figure(taken - weights - free)} GB",
-            result=f"{figure(free)} GB",
-            source="guide 2.6; overheads fitted to vLLM's start-up logs",
-        ),
-        Step(
-            title="Concurrent requests of P95 length",
-            formula="KV cache per GPU / bytes of a request per GPU",
-            values=f"{figure(free)} GB / {figure(request_mb)} MB",
-            result=figure(held),
-            source="guide 2.2",
-        ),
-        Step(
-            title="Speedup of tensor parallelism",
-            formula="TP x (1 - all-reduce share)",
-            values=f"{tensor} x (1 - {figure(planned)})",
-            result=f"{figure(tensor * (1 - planned))}x one GPU",
-            source="guide 5.1, 5.6",
-        ),
-    ]
-
-
-# --- Step 9: token budget, speculation, one pool or two (guide 6) ---------------------------------
-
+from kneewatch.rules.formatting import figure
 
 SHORT_PROMPT_TOKENS = 500
 """Shorter prompts are better prefilled on the server that decodes them (guide 6.5)."""
@@ -381,6 +160,11 @@ def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
     if pool.profile.traffic.kind == "batch":
         step.notes.append("batch work: keep this fleet separate from online traffic")
     return step, replica
+
+
+def configured(pool: Pool, replica: Serving) -> Serving:
+    """The replica with the settings that step 9 chooses."""
+    return _speculation(pool, tuned(replica)[0])[1]
 
 
 def _budget(replica: Serving) -> tuple[Part, Serving]:

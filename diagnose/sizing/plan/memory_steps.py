@@ -264,7 +264,7 @@ _STARVED_RATIO = 1.25
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
     """Step 8 (KV cache), and the replica with the chosen KV cache."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
-    prefix, replica = _prefix(pool, serving(pool, setup))
+    prefix, replica = stored_prefixes(pool, serving(pool, setup))
     offload = _offload(pool, replica)
     cached = "prefix caching on, " if pool.profile.prefix else ""
     before, after = (state.memory.concurrency.expected for state in (baseline, replica))
@@ -299,7 +299,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     return step, replica
 
 
-def _prefix(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
+def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     """The part of the plan on stored prefixes, and the replica with the tokens that they save.
 
     Only whole blocks are reused. Source: guide 7.2.

@@ -76,6 +76,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     profile: WorkloadProfile
     tiers: tuple[str, ...]
     steps: tuple[PlanStep, ...]
+    unmet: tuple[str, ...] = ()
+    """Stated requirements that this plan does not meet."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a fleet that meets every stated requirement."""
+        return self.gpus is not None and not self.unmet
 
     def step(self, number: int, tier: str = "") -> PlanStep:
         """The step with this number; of the tier `tier` if there are several.
@@ -207,6 +214,7 @@ class Sized(Struct, frozen=True, kw_only=True):
 
     - `usable_source`: measured, predicted, stated or unknown.
     - `point`: one replica at C_max; None if no concurrency is known to meet the targets.
+    - `unmet`: the stated requirement that the replica does not keep; empty if it keeps all.
     - `quiet_ttft_s`: the prefill time of a P99 prompt in an idle replica.
     """
 
@@ -219,6 +227,7 @@ class Sized(Struct, frozen=True, kw_only=True):
     point: BenchmarkPoint | None
     quiet_ttft_s: float | None
     hit_ratio: float | None = None
+    unmet: str = ""
 
     @property
     def gpus_each(self) -> int:
@@ -237,7 +246,8 @@ _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requ
 def plan_lines(plan: Plan) -> tuple[str, ...]:
     """The plan as text: first the fleet and its cost, then every decision with its arithmetic."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
-    lines = [f"Plan for {plan.profile.name}: {fleet}"]
+    not_met = "".join(f"NOT MET: {requirement}; " for requirement in plan.unmet)
+    lines = [f"Plan for {plan.profile.name}: {not_met}{fleet}"]
     chosen = plan.step(2).output.items()
     cards = dict.fromkeys(str(gpu) for name, gpu in chosen if name.rpartition(".")[2] == "gpu")
     lines += _folded(f"GPU: {' and '.join(cards)}. Cost: {cost}.", "  ", "  ")
@@ -314,6 +324,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
     return {
         "profile": plan.profile.name,
         "tiers": list(plan.tiers),
+        "unmet": list(plan.unmet),
         "instances": plan.instances,
         "gpus": plan.gpus,
         "steps": [_step_document(step) for step in plan.steps],

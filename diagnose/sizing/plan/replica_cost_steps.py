@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.sizing.arithmetic import Step
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Sized, Value
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
     WorkloadProfile,
@@ -41,13 +41,18 @@ def safety_factor(profile: WorkloadProfile) -> float:
 
 def fleet_of(sized: Sized) -> FleetSize | None:
     """The fleet for the planned peak; None if usable requests/s are unknown."""
-    if sized.usable_requests_per_s is None or not sized.pool.peak_requests_per_s:
+    return fleet_for(sized.pool, sized.usable_requests_per_s, sized.gpus_each)
+
+
+def fleet_for(pool: Pool, usable_requests_per_s: float | None, gpus_each: int) -> FleetSize | None:
+    """The fleet of such replicas for the planned peak; None if usable requests/s are unknown."""
+    if usable_requests_per_s is None or not pool.peak_requests_per_s:
         return None
     return size_fleet(
-        peak_requests_per_s=sized.pool.peak_requests_per_s,
-        usable_requests_per_s=sized.usable_requests_per_s,
-        gpus_each=sized.gpus_each,
-        safety=safety_factor(sized.pool.profile),
+        peak_requests_per_s=pool.peak_requests_per_s,
+        usable_requests_per_s=usable_requests_per_s,
+        gpus_each=gpus_each,
+        safety=safety_factor(pool.profile),
     )
 
 

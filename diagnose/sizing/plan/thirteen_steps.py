@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
-from kneewatch.diagnose.sizing.plan.launch_steps import batching_step, choose_split, parallel_step
+from kneewatch.diagnose.sizing.plan.launch_steps import batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
     chosen_quantization,
@@ -40,10 +40,12 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     curve_step,
     measured_curve,
+    missed,
     point,
     predicted_curve,
     serving,
 )
+from kneewatch.diagnose.sizing.plan.split_choice import choose_split, parallel_step, unmet
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
     advice,
@@ -201,6 +203,11 @@ def plan(
     return Plan(
         profile=profile,
         tiers=tuple(pool.name for pool in pools) if tiered else (),
+        unmet=tuple(
+            f"{each.pool.name}: {each.unmet}" if each.pool.name else each.unmet
+            for each in sized
+            if each.unmet
+        ),
         steps=(
             workload_step(profile),
             hardware_step(pools, [each.usd_per_year for each in chosen]),
@@ -256,7 +263,11 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     if not fleets and refused is not None:
         raise refused
     priced = {name: usd for name, usd in usd_per_year.items() if usd is not None}
-    best = min(priced, key=lambda name: (priced[name], name != pool.gpu.id), default=pool.gpu.id)
+
+    def rank(name: str) -> tuple[object, ...]:
+        return bool(fleets[name].unmet), priced[name], name != pool.gpu.id
+
+    best = min(priced, key=rank, default=pool.gpu.id)
     return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
 
 
@@ -286,7 +297,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     chosen, kv = chosen_quantization(pool)[0], chosen_kv_dtype(pool)[0]
     before = memory_floor(pool, quantization=pool.model.quantization, kv_cache_dtype="auto")
     after = memory_floor(pool, quantization=chosen, kv_cache_dtype=kv)
-    split = choose_split(pool, after, quantization=chosen, kv_cache_dtype=kv)
+    split = choose_split(pool, quantization=chosen, kv_cache_dtype=kv)
     # The baseline runs with the KV cache that vLLM takes by itself, unless one is stated.
     plain = pool.deployment.kv_cache_dtype or "auto"
     baseline = serving(pool, replace(split.setup, kv_cache_dtype=plain))
@@ -314,7 +325,18 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
         point=last.best,
         quiet_ttft_s=point(final, 1).ttft_p99_s if final.limit else None,
         hit_ratio=pool.profile.prefix.hit_ratio if pool.profile.prefix else None,
+        unmet=_unmet(pool, last, final),
     )
+
+
+def _unmet(pool: Pool, curve: Curve, replica: Serving) -> str:
+    if curve.best is not None or not pool.profile.slo.are_set:
+        return unmet(pool, curve.best, ())
+    if pool.deployment.usable_requests_per_s is not None:
+        return ""
+    if curve.source == "measured":
+        return "the targets, at any measured concurrency"
+    return unmet(pool, None, missed(point(replica, 1), pool.profile.slo))
 
 
 def _curve(pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[str, str]) -> Curve:

@@ -230,7 +230,7 @@ def hardware_step(
     cards = {pool.gpu.id: pool.gpu for pool in pools}.values()
     step.notes += [f"{card.id}: {card.note}" for card in cards if card.note]
     step.notes += [
-        f"{card.id}: no NVLink, so tensor parallelism beyond 2 is not planned"
+        f"{card.id}: no NVLink: measure tensor parallelism beyond 2 before you rely on it"
         for card in cards
         if card.nvlink_bytes_per_s is None
     ]

@@ -95,7 +95,8 @@ class StepModel(Struct, frozen=True, kw_only=True):
     all-reduces per layer.
 
     With pipeline parallelism, running sequences and prompt tokens are divided evenly into one
-    micro-batch per stage. A step is then one pass through all stages.
+    micro-batch per stage. A step is then one pass through all stages. Micro-batches are never equal
+    in practice, so stages wait for each other: `stage_wait_ratio` of a pass with all stages busy.
     """
 
     weights_s: float
@@ -121,11 +122,18 @@ class StepModel(Struct, frozen=True, kw_only=True):
     prompt_step_s: float
     tokens_per_sequence: float
     stages: int
+    stage_wait_ratio: float
+
+    def _stretch(self, sequences: float) -> float:
+        """How many times as long a pass takes as with stages that never wait; 1 for one request."""
+        return 1 + self.stage_wait_ratio * min(max(sequences - 1, 0.0) / (self.stages - 1), 1.0)
 
     def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
         """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
         # The sum of `parts` without building its objects: a search calls this a million times.
+        stretch = 1.0
         if self.stages > 1:
+            stretch = self._stretch(sequences)
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
@@ -145,11 +153,16 @@ class StepModel(Struct, frozen=True, kw_only=True):
         compute_s = (
             sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s
         )
-        return total_s + (read_s if read_s > compute_s else compute_s)
+        return stretch * (total_s + (read_s if read_s > compute_s else compute_s))
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
-        """The parts of a step with `sequences` decoding and `prompt_tokens` in prefill."""
+        """The parts of a step with `sequences` decoding and `prompt_tokens` in prefill.
+
+        The time that stages wait for each other is a part of `launch_s`.
+        """
+        waited_s = 0.0
         if self.stages > 1:
+            waited_s = self.total_s(sequences, prompt_tokens) * (1 - 1 / self._stretch(sequences))
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
@@ -166,7 +179,10 @@ class StepModel(Struct, frozen=True, kw_only=True):
                 + prompt_tokens * self.prompt_token_attention_s,
             ),
             interconnect_s=tokens * self.token_link_s + self.collectives_s,
-            launch_s=self.layers_s + sequences * self.sequence_s + touched * self.touch_s,
+            launch_s=self.layers_s
+            + sequences * self.sequence_s
+            + touched * self.touch_s
+            + waited_s,
             host_s=self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
         )
 
@@ -226,6 +242,7 @@ def step_model(
         prompt_step_s=efficiency.prompt_step_s,
         tokens_per_sequence=tokens_per_sequence,
         stages=stages,
+        stage_wait_ratio=(stages - 1) / (stages * efficiency.microbatches_per_stage),
     )
 
 

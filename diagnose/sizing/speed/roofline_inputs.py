@@ -59,6 +59,10 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     - `decode_factor`: measured divided by predicted time of steps without prompts.
     - `prefill_factor`: measured divided by predicted time of the prompts in a step.
 
+    - `microbatches_per_stage`: equal micro-batches that would leave a pipeline's stages idle for as
+      long as vLLM's unequal ones do. One published pair of runs is behind it: gpt-oss-120b on two
+      H100 makes 5,338 tokens/s with PP 2 and 7,649 with TP 2.
+
     The ratios can be measured on a live server. Single servers differ from the defaults: with
     prompts of 1,000 tokens or more, mfu_ratio ranges from 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6
     (the same on A100, and Qwen3.5-9B, vLLM 0.17, H100). It is not known which servers do better,
@@ -79,6 +83,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     host_s: float = 1.4e-3
     prompt_step_s: float = 16e-3
     request_s: float = 4.4e-3
+    microbatches_per_stage: float = 1.5
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
 

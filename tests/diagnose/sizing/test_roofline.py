@@ -52,6 +52,7 @@ IDEAL = Efficiency(
     host_s=0.0,
     prompt_step_s=0.0,
     request_s=0.0,
+    microbatches_per_stage=math.inf,
 )
 DENSE = "meta-llama/Llama-3.3-70B-Instruct"
 SMALL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -207,7 +208,24 @@ def test_pipeline_stages_add_throughput_but_no_speed() -> None:
     assert staged.itl_s >= alone.itl_s
     many = replace(CHAT, concurrency=256)
     unstaged = performance(costs_of(DENSE, tensor_parallel=4), many)
-    assert performance(staged_costs, many).requests_per_s > 1.5 * unstaged.requests_per_s
+    # Stages wait for each other: two are never twice as fast.
+    gain = performance(staged_costs, many).requests_per_s / unstaged.requests_per_s
+    assert 1.2 < gain < 1.6
+
+
+def test_two_stages_against_two_tensor_ranks_as_published() -> None:
+    """gpt-oss-120b on two H100: 5,338 tokens/s with PP 2, 7,649 with TP 2."""
+    pair = [
+        point
+        for point in throughput.points()
+        if point.model == MIXTURE
+        and "Parallelism" in point.workload
+        and point.tensor_parallel * point.pipeline_parallel == 2
+    ]
+    assert sorted(point.pipeline_parallel for point in pair) == [1, 2]
+    for point in pair:
+        predicted = throughput.estimate(point).output_tokens_per_s
+        assert predicted == pytest.approx(point.output_tokens_per_s, rel=0.1)
 
 
 def test_drafts_help_when_accepted_and_hurt_when_not() -> None:

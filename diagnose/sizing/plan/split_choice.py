@@ -1,0 +1,272 @@
+"""Step 6 of a plan: every split of the model over GPUs, and the one of the cheapest fleet. Pure.
+
+Guide 5 and 9.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.memory.launch_setup import (
+    Setup,
+    check_tensor_parallel,
+    tensor_parallel_choices,
+)
+from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
+from kneewatch.diagnose.sizing.plan.launch_steps import configured
+from kneewatch.diagnose.sizing.plan.memory_steps import (
+    Floor,
+    planned_concurrency,
+    stored_prefixes,
+)
+from kneewatch.diagnose.sizing.plan.plan_result import PlanStep, Pool
+from kneewatch.diagnose.sizing.plan.replica_cost_steps import fleet_for
+from kneewatch.diagnose.sizing.plan.replica_curve import (
+    Serving,
+    at,
+    best_point,
+    fits,
+    launch,
+    missed,
+    point,
+    serving,
+)
+from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.rules.formatting import figure, plural
+
+_STAGES = (1, 2, 4)
+_OTHER_STAGES = (3, 5, 6, 7, 8)
+"""Pipeline stages of the widest TP degree, for a model that fits with none of `_STAGES`."""
+
+
+class Trial(Struct, frozen=True):
+    """A split that fits, with the settings of steps 8 and 9.
+
+    `gpus` of the fleet for the peak; None if no concurrency meets the targets, or if there are
+    none. `unmet` is the stated requirement that the replica does not keep.
+    """
+
+    setup: Setup
+    gpus: int | None
+    unmet: str
+
+
+class Split(Struct, frozen=True, kw_only=True):
+    """The chosen split of the model over GPUs, and why others were rejected."""
+
+    setup: Setup
+    refused: tuple[str, ...]
+
+
+def splits(pool: Pool) -> Iterator[Parallel]:
+    """The splits that the model and the node allow: TP within a node, and pipeline stages.
+
+    Raises:
+        SizingError: the stated tensor-parallel size is impossible for the model or the node.
+    """
+    node, gpu = pool.profile.hosting.node_gpus, pool.gpu
+    linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else node
+    heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
+    stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
+    if stated is not None:
+        check_tensor_parallel(
+            tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
+        )
+        yield Parallel(tensor=stated, pipeline=pipeline or 1)
+        return
+    degrees = tensor_parallel_choices(attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked)
+    # A degree that does not divide the node strands GPUs.
+    degrees = tuple(degree for degree in degrees if node % degree == 0)
+    for degree in degrees:
+        for count in _STAGES if pipeline is None else (pipeline,):
+            if count <= pool.model.depth:
+                yield Parallel(tensor=degree, pipeline=count)
+    if pipeline is None:
+        for count in _OTHER_STAGES:
+            yield Parallel(tensor=degrees[-1], pipeline=min(count, pool.model.depth))
+
+
+def choose_split(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Split:
+    """The split whose fleet has the fewest GPUs, of all that fit and meet the targets.
+
+    Each split is predicted with the settings of steps 8 and 9. Of fleets with equally many GPUs,
+    the one with the smallest replicas is taken. If no split meets the targets and holds the stated
+    concurrency, one that meets the targets is preferred.
+
+    Raises:
+        SizingError: nothing fits.
+
+    Source: guide 9.1 step 6, 5.1 and 5.5.
+    """
+    trials: list[Trial] = []
+    concurrency = planned_concurrency(pool)
+    short: list[str] = []
+    for parallel in splits(pool):
+        if trials and parallel.pipeline in _OTHER_STAGES and not pool.deployment.pipeline_parallel:
+            break
+        setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        if fits(pool, setup, concurrency=concurrency):
+            trials.append(_trial(pool, setup))
+        else:
+            short.append(named(parallel))
+    refused: list[str] = []
+    if short:
+        held = plural(concurrency, "request")
+        refused = [f"{', '.join(short)} rejected: the KV cache would not hold {held} of P95 length"]
+    if not trials:
+        raise SizingError(
+            f"{pool.model.id} does not fit on {pool.gpu.id} with "
+            f"{plural(concurrency, 'request')} of {pool.tail_tokens:,} tokens: "
+            f"{'; '.join(refused)}",
+            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
+        )
+    chosen = min(trials, key=_rank)
+    refused += [_reason(trial, chosen) for trial in trials if trial is not chosen]
+    return Split(setup=chosen.setup, refused=tuple(refused))
+
+
+def _rank(trial: Trial) -> tuple[float, ...]:
+    parallel = trial.setup.parallel
+    # Where no fleet is known, the replica with the fewest GPUs.
+    return (
+        trial.gpus is None,
+        bool(trial.unmet),
+        trial.gpus or 0,
+        parallel.gpus,
+        parallel.pipeline,
+    )
+
+
+def _reason(trial: Trial, chosen: Trial) -> str:
+    name = named(trial.setup.parallel)
+    if trial.unmet and not chosen.unmet:
+        return f"{name} rejected: {trial.unmet}"
+    if trial.gpus is None or chosen.gpus is None:
+        return f"{name} rejected: {trial.unmet or 'larger, and nothing to compare speeds by'}"
+    return (
+        f"{name} rejected: {plural(trial.gpus, 'GPU')} for the peak, {chosen.gpus} with "
+        f"{named(chosen.setup.parallel)}"
+    )
+
+
+def _trial(pool: Pool, setup: Setup) -> Trial:
+    replica = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
+    best = best_point(replica)
+    fleet = None if best is None else fleet_for(pool, best.requests_per_s, setup.parallel.gpus)
+    return Trial(
+        setup,
+        None if fleet is None else fleet.gpus,
+        unmet(pool, best, missed(point(replica, 1), pool.profile.slo)),
+    )
+
+
+def unmet(pool: Pool, best: BenchmarkPoint | None, alone: tuple[str, ...]) -> str:
+    """Which stated requirement the replica does not keep; empty if it keeps all.
+
+    `best` is the replica at C_max. `alone` are the targets that one request alone misses.
+    """
+    if best is None:
+        return f"a single request has {'; '.join(alone)}" if alone else ""
+    wanted = pool.deployment.concurrency
+    if wanted is None or best.concurrency >= wanted or not pool.profile.slo.are_set:
+        return ""
+    return f"meets the targets with {best.concurrency:g} requests in flight, {wanted} are needed"
+
+
+def named(parallel: Parallel) -> str:
+    """The split in the field's words."""
+    stages = f" x PP {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    return f"TP {parallel.tensor}{stages}"
+
+
+def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
+    """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
+    setup, gpu, node = split.setup, pool.gpu, pool.profile.hosting.node_gpus
+    parallel, replica = setup.parallel, serving(pool, setup)
+    stages = parallel.pipeline
+    within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus
+    link = "nvlink" if within_domain else "pcie"
+    planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
+    decode = at(replica, 1).decode_step
+    bubble_ratio = (stages - 1) / (stages * DEFAULT.microbatches_per_stage + stages - 1)
+    nodes = math.ceil(parallel.gpus / node)
+    where = f"over {link}" if nodes == 1 else f"over {link} within {nodes} nodes and the network"
+    step = PlanStep(
+        number=6,
+        title="Select the parallelism",
+        decision=f"{named(parallel)}: {plural(parallel.gpus, 'GPU')} per replica, {where}",
+        output={
+            "tensor_parallel": parallel.tensor,
+            "pipeline_parallel": stages,
+            "gpus_per_instance": parallel.gpus,
+            "instances_per_node": node // parallel.gpus,
+            "nodes_per_instance": nodes,
+            "link": link,
+            "allreduce_ratio_planned": planned,
+            "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
+            "pipeline_bubble_ratio": bubble_ratio,
+            "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
+            "kv_concurrency_at_p95": replica.memory.concurrency.expected,
+        },
+        steps=_parallel_steps(pool, replica, planned),
+        notes=list(split.refused),
+        tier=pool.name,
+    )
+    if parallel.tensor > 1:
+        step.to_measure.append("the all-reduce share of a decode step on these nodes")
+    if nodes > 1:
+        step.to_measure.append("bandwidth and latency between the nodes of one replica")
+    if parallel.gpus < after.gpus:
+        step.notes.append(
+            f"vLLM's own accounting fits in fewer GPUs than the memory floor of {after.gpus}"
+        )
+    if before.gpus > after.gpus:
+        step.notes.append(
+            f"quantization lowered the memory floor from {before.gpus} GPUs to {after.gpus}"
+        )
+    if stages > 1:
+        step.to_measure.append(
+            "throughput with these pipeline stages: one published pair of runs is behind their "
+            "predicted idle share"
+        )
+    return step
+
+
+def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
+    setup, answer = replica.setup, replica.memory
+    tensor = setup.parallel.tensor
+    taken = setup.utilization * pool.gpu.memory_bytes / 1e9
+    weights = (answer.weights_bytes or 0.0) / 1e9
+    free = answer.available_bytes.expected / 1e9
+    held = answer.concurrency.expected
+    request_mb = answer.layout.request_bytes(setup.context) / 1e6
+    return [
+        Step(
+            title="KV cache of one GPU",
+            formula="utilization x memory - weights - overhead",
+            values=f"{figure(taken)} - {figure(weights)} - {figure(taken - weights - free)} GB",
+            result=f"{figure(free)} GB",
+            source="guide 2.6; overheads fitted to vLLM's start-up logs",
+        ),
+        Step(
+            title="Concurrent requests of P95 length",
+            formula="KV cache per GPU / bytes of a request per GPU",
+            values=f"{figure(free)} GB / {figure(request_mb)} MB",
+            result=figure(held),
+            source="guide 2.2",
+        ),
+        Step(
+            title="Speedup of tensor parallelism",
+            formula="TP x (1 - all-reduce share)",
+            values=f"{tensor} x (1 - {figure(planned)})",
+            result=f"{figure(tensor * (1 - planned))}x one GPU",
+            source="guide 5.1, 5.6",
+        ),
+    ]

@@ -1,0 +1,122 @@
+"""Random workload profiles, and every other split and precision that the plan could have chosen.
+
+The plan's choice may not cost more than an alternative that the same predictions call feasible, and
+a requirement that it does not meet has to be in its first line.
+
+Usage: python -m tests.plan_choices [PROFILES]
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_lines
+from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.plan.workload_profile import Stated, read_profile
+
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-V3",
+    "Qwen/Qwen3-30B-A3B",
+)
+GPUS = ("h100-sxm", "h200", "a100-80gb", "l40s", "b200")
+
+
+def profile_text(seed: int) -> str:
+    """A profile whose lengths, rates, targets and hardware follow from the seed."""
+    chance = random.Random(seed)
+    spread = partial(chance.uniform, 1.2, 3.0)
+    inputs, outputs = int(2 ** chance.uniform(6, 14)), int(2 ** chance.uniform(4, 10))
+    tails = [int(inputs * spread()), int(outputs * spread())]
+    ends = [int(tails[0] * spread()), int(tails[1] * spread())]
+    gpus = chance.sample(GPUS, chance.choice((1, 1, 2)))
+    targets = [f"ttft_p99_s = {2 ** chance.uniform(-2, 4):.3f}"] * (chance.random() < 0.8)
+    if chance.random() < 0.6 or not targets:
+        targets.append(f"itl_p99_s = {2 ** chance.uniform(-6, -2):.4f}")
+    lines = [
+        "[lengths]",
+        f"input_p50_tokens = {inputs}\ninput_p95_tokens = {tails[0]}\ninput_p99_tokens = {ends[0]}",
+        f"output_p50_tokens = {outputs}\noutput_p95_tokens = {tails[1]}",
+        f"output_p99_tokens = {ends[1]}",
+        f'[traffic]\nkind = "online"\narchetype = "{chance.choice(("chat", "rag", "code"))}"',
+        f"peak_requests_per_s = {2 ** chance.uniform(-2, 9):.2f}",
+        "[slo]",
+        *targets,
+        f'[deployment]\nmodel = "{chance.choice(MODELS)}"\ngpus = {gpus!r}',
+    ]
+    if chance.random() < 0.3:
+        lines.append(f"concurrency = {int(2 ** chance.uniform(1, 8))}")
+    if chance.random() < 0.3:
+        lines.append(f"[prefix]\nshared_tokens = {inputs // 2}\nhit_ratio = 0.7")
+    return "\n".join(lines)
+
+
+def planned(text: str, stated: Stated | None = None) -> Plan | None:
+    """The plan; None if nothing fits."""
+    try:
+        return plan(read_profile(text, stated=stated))
+    except SizingError:
+        return None
+
+
+def alternatives() -> Iterator[Stated]:
+    """Every split and precision that could be stated instead."""
+    for tensor, stages, quantization, kv in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4), ("", "bf16"), ("", "auto")
+    ):
+        stated: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": stages}
+        stated |= {"quantization": quantization} if quantization else {}
+        yield {"deployment": stated | ({"kv_cache_dtype": kv} if kv else {})}
+
+
+def usd_per_year(found: Plan) -> float:
+    """The plan's cost a year; infinite where it does not meet its requirements."""
+    cost = found.step(12).output.get("usd_per_year")
+    return float(cost) if found.fits and isinstance(cost, float | int) else float("inf")
+
+
+def contradictions(seed: int, tried: int | None = None) -> list[str]:
+    """Alternatives that are cheaper than the plan, and requirements that its first line leaves out.
+
+    `tried` alternatives are drawn by chance; all of them if None.
+    """
+    text = profile_text(seed)
+    chosen = planned(text)
+    every = list(alternatives())
+    if tried is not None:
+        every = random.Random(seed).sample(every, tried)
+    least = float("inf") if chosen is None else usd_per_year(chosen)
+    found: list[str] = []
+    for stated in every:
+        other = planned(text, stated)
+        if other is not None and usd_per_year(other) < least * (1 - 1e-9):
+            found.append(f"seed {seed}: {stated} costs {usd_per_year(other):.0f}, not {least:.0f}")
+    if chosen is not None:
+        first = plan_lines(chosen)[0]
+        found += [f"seed {seed}: not in {first!r}: {u}" for u in chosen.unmet if u not in first]
+        if chosen.gpus is None and not chosen.unmet:
+            found.append(f"seed {seed}: no fleet and no reason")
+    return found
+
+
+def main() -> int:
+    """Print every contradiction. Returns the number of profiles that have one."""
+    wrong = 0
+    for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
+        lines = contradictions(seed)
+        wrong += bool(lines)
+        for line in lines[:3]:
+            print(line, flush=True)
+    print(f"{wrong} profiles with contradictions")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
