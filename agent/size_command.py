@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
 )
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
+from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -288,7 +289,7 @@ def choices_of(given: dict[str, Any]) -> Choices:
         SizingError: a flag is set that cannot be used with `--search`.
     """
     sweeps = ("benchmark", "benchmark_by_tensor_parallel")
-    for flag in ("dp", "dcp", "concurrency", "expert_parallel", *sweeps):
+    for flag in ("dp", "dcp", "concurrency", "expert_parallel", "compare", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
     return Choices(
@@ -332,6 +333,7 @@ class Answer(Struct, frozen=True):
     extra: Mapping[str, Any]
     lines: Sequence[str]
     fits: bool
+    compared: Sequence[Lever] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document kneewatch.size/1."""
@@ -341,11 +343,15 @@ class Answer(Struct, frozen=True):
 
     def text(self, width: int) -> Sequence[str]:
         """Lines of text of at most this width."""
-        return size_text(self.size, extra=self.lines, width=width) if self.size else self.lines
+        if self.size is None:
+            return self.lines
+        return size_text(self.size, extra=self.lines, compared=self.compared, width=width)
 
     def markdown(self) -> Sequence[str]:
         """Lines of Markdown."""
-        return size_markdown(self.size, extra=self.lines) if self.size else self.lines
+        if self.size is None:
+            return self.lines
+        return size_markdown(self.size, extra=self.lines, compared=self.compared)
 
 
 def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Answer:
@@ -380,7 +386,33 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         answer = size(question_of(question, result.winner)) if result.winner else None
     else:
         answer = size(question)
-    return Answer(answer, extra, lines, fits=answer is not None and answer.fits)
+    compared = list[Lever]()
+    if answer is not None and given["compare"]:
+        compared = [as_sized("as stated", answer), *_alternatives(given, find)]
+        extra["compare"] = [lever_document(each) for each in compared]
+    return Answer(answer, extra, lines, answer is not None and answer.fits, compared)
+
+
+def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterator[Lever]:
+    """The launches that `--compare` names: comma-separated GPUs, or flags joined by +.
+
+    Raises:
+        SizingError: a flag or its value is unknown.
+    """
+    for name in given["compare"].split(","):
+        changed = dict(given)
+        for stated in name.split("+"):
+            key, is_flag, value = stated.strip().rpartition("=")
+            parameter = key.removeprefix("--").replace("-", "_") if is_flag else "gpu"
+            flag = next((flag for flag in FLAGS if flag.parameter == parameter), None)
+            try:
+                kind = click.types.convert_type(None if flag is None else flag.kind)
+                changed[parameter] = kind.convert(value, None, None)
+            except click.BadParameter as error:
+                raise SizingError(f"{stated}: {error.message}", name="compare") from error
+            if flag is None or flag.multiple or flag.names_file:
+                raise SizingError(f"{key} is no flag to compare by", name="compare")
+        yield as_sized(name.strip(), size(stated_question(changed, find)))
 
 
 def _measured(

@@ -9,9 +9,11 @@ from typing import Any
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.recommend.serve_command import sized_command
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
+from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -40,6 +42,7 @@ def size_document(answer: Size) -> dict[str, Any]:
             "high": fewest.high if fewest else None,
         },
         "performance": _performance(answer),
+        "levers": [lever_document(lever) for lever in levers(answer)],
         "fleet": _fleet(answer),
         "cost": _cost(answer),
         "command": sized_command(answer.memory.setup) if answer.fits else None,
@@ -56,6 +59,7 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
         "fits": fits,
         **dict.fromkeys(("inputs", "memory", "min_gpus", "min_gpus_range")),
         **dict.fromkeys(("performance", "fleet", "cost", "command")),
+        "levers": [],
         "steps": [],
         "notes": [],
     }
@@ -334,17 +338,19 @@ def _cells(row: Scaled) -> list[str]:
 BAR = 50
 
 
-def size_text(answer: Size, *, extra: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+def size_text(
+    answer: Size, *, extra: Sequence[str] = (), compared: Sequence[Lever] = (), width: int = WIDTH
+) -> list[str]:
     """Lines of text: the verdict, GPUs, cost and speed, notes, then the memory bar and the
     arithmetic.
 
     `extra` are the lines of a search or benchmark. They come before the arithmetic.
     """
-    lines = wrapped(_verdict(answer), width=width, more=2)
-    lines += wrapped(_setup(answer), width=width, more=2)
-    for line in (*_price(answer), *_fewest(answer), *_speed(answer)):
+    lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer)]
+    changes = _compared(answer, compared) or _levers(answer)
+    # What to change comes first where it is needed; the launch itself is known to its user.
+    for line in (*changes, *_speed(answer), *_price(answer), *_fewest(answer), _setup(answer)):
         lines += wrapped(line, width=width, more=2)
-    lines += _run(answer)
     for note in _notes(answer):
         lines += wrapped(f"note: {note}", width=width, more=6)
     if extra:
@@ -395,13 +401,47 @@ def _verdict(answer: Size) -> str:
 
 
 def _run(answer: Size) -> list[str]:
-    return [f"run: {sized_command(answer.memory.setup)}"] if answer.fits else []
+    """The command of the launch, or of the best change if that fits and the launch does not."""
+    if answer.fits:
+        return [f"run: {sized_command(answer.memory.setup)}{_checkpoint(answer.memory.setup)}"]
+    best = next(iter(levers(answer)), None)
+    if best is None or not best.fits:
+        return []
+    engines = f"{best.question.replicas} replicas of " if best.question.replicas > 1 else ""
+    command = f"{sized_command(best.memory.setup)}{_checkpoint(best.memory.setup)}"
+    return [f"instead ({best.change}): {engines}{command}"]
+
+
+def _checkpoint(setup: Setup) -> str:
+    """A shell comment where vLLM does not quantize the model itself while it loads."""
+    needed = setup.quantization is not None and setup.scheme.id not in ("fp8", "bitsandbytes")
+    is_other = setup.scheme.id != scheme(setup.model.quantization).id
+    return f"  # needs a checkpoint in {setup.scheme.id}" if needed and is_other else ""
+
+
+_SHOWN_LEVERS = 5
+
+
+def _levers(answer: Size) -> list[str]:
+    """The best changes where the launch does not fit or holds few requests."""
+    found = levers(answer) if holds_few(answer) else ()
+    context = answer.memory.setup.context
+    head = f"What would hold more requests of {context:,} tokens, best first:"
+    shown = [f"  {lever_text(lever, context)}" for lever in found[:_SHOWN_LEVERS]]
+    return [head, *shown] if shown else []
 
 
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
     failure = start_failure(answer.memory, answer.fewest)
     return [note for note in (*answer.missed, *answer.notes) if note != failure]
+
+
+def _compared(answer: Size, compared: Sequence[Lever]) -> list[str]:
+    """The launches that the user asked to compare."""
+    context = answer.memory.setup.context
+    head = f"Compared, requests of {context:,} tokens held:"
+    return [head, *(f"  {lever_text(each, context)}" for each in compared)] if compared else []
 
 
 def _setup(answer: Size) -> str:
@@ -528,10 +568,13 @@ def _usable(answer: Size) -> list[str]:
     return [f"Predicted usable within the targets, for one replica: {served}"]
 
 
-def size_markdown(answer: Size, *, extra: Sequence[str] = ()) -> list[str]:
+def size_markdown(
+    answer: Size, *, extra: Sequence[str] = (), compared: Sequence[Lever] = ()
+) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
-    lines += [*_price(answer), *_fewest(answer), *_speed(answer), *_run(answer)]
+    lines += [*_run(answer), *(_compared(answer, compared) or _levers(answer))]
+    lines += [*_speed(answer), *_price(answer), *_fewest(answer)]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(

@@ -392,7 +392,8 @@ def size(question: Question) -> Size:
         *question.setup.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
-    loaded = load_of(question, answer)
+    # A launch that would not start has neither speed nor price.
+    loaded = load_of(question, answer) if answer.holds_one else None
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
     usable, source, usable_step = _predicted_usable(question, loaded, speed)
@@ -408,7 +409,9 @@ def size(question: Question) -> Size:
     if fleet is not None and usable is not None:
         capacity_per_s = fleet.deployed_instances * usable
     shared = peak_utilization(question, capacity_per_s)
-    per_token, per_year = _cost(question, fleet, usable, shared)
+    per_token, per_year = (
+        _cost(question, fleet, usable, shared) if answer.holds_one else (None, None)
+    )
     return Size(
         question=question,
         memory=answer,

@@ -1,0 +1,269 @@
+"""What changes how many requests a launch holds: each change with its numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, floor
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.layers import LatentAttention
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
+from kneewatch.diagnose.sizing.size import Size, load_of
+from kneewatch.diagnose.sizing.speed.performance import Performance, performance
+from kneewatch.rules.formatting import figure, plural
+
+_FEW_REQUESTS = 8
+_HIGH_UTILIZATION = 0.95
+_FEWEST_SEATS = 16
+_SHORTEST_CONTEXT = 4096
+# A change that holds less than this many times the requests is none.
+_GAIN = 1.02
+
+
+class Lever(Struct, frozen=True):
+    """A launch after one change. `speed` is of one engine at the question's load; None if unknown.
+
+    `validates`: answers must be tested, as weights or KV cache have fewer bits.
+    """
+
+    change: str
+    question: Question
+    memory: Memory
+    speed: Performance | None
+    validates: bool
+
+    @property
+    def held(self) -> float:
+        """Requests that all engines hold; 0 if vLLM would not start."""
+        if not self.memory.holds_one:
+            return 0.0
+        return self.memory.concurrency.expected * self.question.engines
+
+    @property
+    def fits(self) -> bool:
+        """Whether vLLM starts and holds the question's concurrency."""
+        return self.memory.fits(self.question.concurrency_per_engine)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.question.setup.parallel.gpus * self.question.replicas
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The price of all GPUs; None if unknown."""
+        price = self.question.price_usd_per_gpu_hour
+        return None if price is None else price * self.gpus
+
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """Of all engines together, with steady arrivals."""
+        if self.speed is None:
+            return None
+        return self.speed.decode_tokens_per_s * self.question.engines
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """The price at this load; None if the speed or the price is unknown."""
+        if self.usd_per_hour is None or not self.output_tokens_per_s:
+            return None
+        return self.usd_per_hour / self.output_tokens_per_s / SECONDS_PER_HOUR * 1e6
+
+
+def as_sized(name: str, answer: Size) -> Lever:
+    """A launch that was sized, to be shown beside others."""
+    return Lever(name, answer.question, answer.memory, answer.performance, validates=False)
+
+
+def holds_few(answer: Size) -> bool:
+    """Whether the launch does not fit, may not, or holds only a few requests."""
+    least = max(answer.question.concurrency_per_engine, _FEW_REQUESTS)
+    return not answer.fits or answer.memory.concurrency.low < least
+
+
+def levers(answer: Size) -> tuple[Lever, ...]:
+    """The changes that hold more requests, best first: those that hold the concurrency, the
+    cheapest first, then those that need no test of answers; then the others, most tokens first.
+
+    Empty if the GPU is unknown or the KV cache is stated, because then nothing is computed.
+    """
+    question, before = answer.question, answer.memory
+    if question.setup.gpu is None or question.setup.available_kv_bytes is not None:
+        return ()
+    held = before.concurrency.expected * question.engines if before.holds_one else 0.0
+    found = [
+        lever
+        for change, changed in _changes(answer)
+        if (lever := _lever(change, changed, question)) is not None and lever.held > held * _GAIN
+    ]
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(lever: Lever) -> tuple[float, ...]:
+    cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * lever.memory.setup.context
+    if lever.fits:
+        return (0.0, cost, lever.validates, -lever.question.setup.scheme.linear_bits, -tokens)
+    return (1.0, -tokens, cost)
+
+
+def _lever(change: str, changed: Question, question: Question) -> Lever | None:
+    """The changed launch; None if vLLM refuses it."""
+    setup = changed.setup
+    try:
+        check(setup)
+        held = memory(setup)
+        longest = held.longest_that_fits
+        if not held.holds_one and longest >= _request_tokens(question):
+            # A shorter limit lets it start.
+            setup = replace(
+                setup, max_model_len=longest, context_tokens=min(setup.context, longest)
+            )
+            change, changed = f"{change} --max-model-len {longest}", replace(changed, setup=setup)
+            held = memory(setup)
+    except SizingError:
+        return None
+    loaded = load_of(changed, held) if held.holds_one else None
+    speed = None if loaded is None else performance(*loaded, changed.efficiency)
+    before = question.setup
+    narrower = (setup.scheme, setup.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
+    return Lever(change.strip(), changed, held, speed, narrower)
+
+
+def _request_tokens(question: Question) -> float:
+    """Tokens of a request as stated; without lengths the shortest context of any use."""
+    if question.input_tokens is None or question.output_tokens is None:
+        return _SHORTEST_CONTEXT
+    return question.input_tokens + question.output_tokens
+
+
+def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
+    """Each change as flags, and the question after it."""
+    question = answer.question
+    setup, parallel, gpu = question.setup, question.setup.parallel, question.setup.gpu
+    for flags, setups in (*_flags(answer), *_together(answer)):
+        yield flags, replace(question, setup=setups)
+    fewest = answer.fewest.spread if answer.fewest is not None else None
+    wider = replace(parallel, tensor=2 * parallel.tensor)
+    if fewest is not None and fewest.tensor > wider.tensor and fewest.pipeline == 1:
+        wider = replace(parallel, tensor=fewest.tensor)
+    split = replace(setup, parallel=wider)
+    yield f"--tensor-parallel-size {wider.tensor}", replace(question, setup=split)
+    if answer.memory.holds_one:
+        wanted = (question.concurrency or 0.0) / parallel.data
+        more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
+        yield f"{more} replicas", replace(question, replicas=more)
+    for scheme_id in _fewer_bits(setup):
+        weights = replace(setup, quantization=scheme_id)
+        yield f"{scheme_id} weights", replace(question, setup=weights)
+        if setup.kv_cache_dtype == "auto":
+            both = replace(weights, kv_cache_dtype="fp8")
+            yield f"{scheme_id} weights --kv-cache-dtype fp8", replace(question, setup=both)
+    larger = None if gpu is None else _next_gpu(gpu)
+    if larger is not None:
+        own = replace(question, setup=replace(setup, gpu=larger), usd_per_gpu_hour=None)
+        yield f"--gpu {larger.id}", own
+
+
+def _flags(answer: Size) -> Iterator[tuple[str, Setup]]:
+    """Changes of vLLM's flags that need no other GPUs or weights."""
+    question, setup = answer.question, answer.question.setup
+    if not answer.memory.holds_one and answer.memory.longest_that_fits:
+        yield "", setup
+    yield from _roomier(setup, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
+    if not setup.enforce_eager:
+        yield "--enforce-eager (slower steps)", replace(setup, enforce_eager=True)
+    latent = any(isinstance(part.kind, LatentAttention) for part in setup.model.layers)
+    ranks = setup.parallel.tensor
+    if latent and ranks > 1 and setup.decode_context_parallel == 1:
+        flags = f"--decode-context-parallel-size {ranks}"
+        yield flags, replace(setup, decode_context_parallel=ranks)
+
+
+def _roomier(setup: Setup, seats: int) -> Iterator[tuple[str, Setup]]:
+    if setup.kv_cache_dtype == "auto":
+        yield "--kv-cache-dtype fp8", replace(setup, kv_cache_dtype="fp8")
+    if setup.utilization < _HIGH_UTILIZATION:
+        flags = f"--gpu-memory-utilization {_HIGH_UTILIZATION}"
+        yield flags, replace(setup, gpu_memory_utilization=_HIGH_UTILIZATION)
+    if setup.seqs > seats:
+        yield f"--max-num-seqs {seats}", replace(setup, max_num_seqs=seats)
+
+
+def _together(answer: Size) -> Iterator[tuple[str, Setup]]:
+    """KV dtype, utilization and seats in one change."""
+    setup, words = answer.question.setup, list[str]()
+    seats = max(ceil(answer.question.concurrency_per_engine), _FEWEST_SEATS)
+    while (change := next(_roomier(setup, seats), None)) is not None:
+        words.append(change[0])
+        setup = change[1]
+    if len(words) > 1:
+        yield " ".join(words), setup
+
+
+def _fewer_bits(setup: Setup) -> Iterator[str]:
+    """Schemes with fewer bits per weight that the GPU computes in; none for quantized weights."""
+    gpu, own = setup.gpu, setup.scheme
+    if gpu is None or min(own.linear_bits, own.expert_bits) < 16:
+        return
+    yield "fp8" if gpu.fp8_flop_per_s is not None else "int8"
+    yield "nvfp4" if gpu.fp4_flop_per_s is not None else "awq"
+
+
+def _next_gpu(gpu: Gpu) -> Gpu | None:
+    """The GPU of the same vendor with the least memory above this one's by a tenth, as fast."""
+    larger = [
+        other
+        for other in gpus().values()
+        if other.vendor == gpu.vendor
+        and other.memory_bytes > 1.1 * gpu.memory_bytes
+        and other.memory_bandwidth_bytes_per_s > 0.9 * gpu.memory_bandwidth_bytes_per_s
+        and other.bf16_flop_per_s > 0.5 * gpu.bf16_flop_per_s
+        and other.nvlink_gpus >= min(gpu.nvlink_gpus, 8)
+    ]
+    return min(larger, key=lambda other: (other.memory_bytes, other.usd_per_hour), default=None)
+
+
+def lever_document(lever: Lever) -> dict[str, object]:
+    """A lever as JSON types."""
+    return {
+        "change": lever.change,
+        "fits": lever.fits,
+        "max_concurrency": round(lever.held, 3),
+        "context_tokens": lever.memory.setup.context,
+        "max_model_len": lever.memory.setup.longest_tokens,
+        "gpus": lever.gpus,
+        "usd_per_hour": lever.usd_per_hour,
+        "usd_per_million_output_tokens": lever.usd_per_million_output_tokens,
+        "ttft_s": lever.speed and round(lever.speed.ttft_s, 5),
+        "itl_s": lever.speed and round(lever.speed.itl_s, 6),
+        "output_tokens_per_s": lever.speed and round(lever.output_tokens_per_s or 0.0, 1),
+        "validate_answers": lever.validates,
+    }
+
+
+def lever_text(lever: Lever, context_tokens: int) -> str:
+    """A lever in one line: the change, requests held, speed, GPUs and price.
+
+    The length of the requests is left out if it is `context_tokens`.
+    """
+    context, parts = lever.memory.setup.context, list[str]()
+    held = figure(floor(10 * lever.held) / 10 if lever.held < _FEW_REQUESTS else floor(lever.held))
+    if lever.speed is not None:
+        itl_ms = figure(round(1e3 * lever.speed.itl_s, 1))
+        tokens = figure(round(lever.output_tokens_per_s or 0.0))
+        cost = lever.usd_per_million_output_tokens
+        per_token = "" if cost is None else f", {figure(round(cost, 2))} USD/M"
+        parts.append(f"ITL {itl_ms} ms, {tokens} tokens/s{per_token}")
+    price = "" if lever.usd_per_hour is None else f", {figure(lever.usd_per_hour)} USD/h"
+    parts.append(f"{plural(lever.gpus, 'GPU')}{price}")
+    if lever.validates:
+        parts.append("test answers")
+    length = "" if context == context_tokens else f" of {context:,} tokens"
+    return f"{lever.change}: {held}{length}; {'; '.join(parts)}"

@@ -1,0 +1,98 @@
+"""What users ask `kneewatch size`: the first ten lines hold the answer, what to change, and the
+whole command."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.agent.test_size import document, size
+
+CHAT = ("--input-tokens", "2000", "--output-tokens", "500")
+QWEN = ("--model", "Qwen/Qwen3-32B")
+LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct")
+QUESTIONS = {
+    "does a 70B fit on one H100": (
+        (*LLAMA, "--gpu", "h100-sxm"),
+        ["DOES NOT FIT", "weights --kv-cache-dtype fp8", "--tensor-parallel-size 4: "],
+    ),
+    "does a 32B fit on a 5090": (
+        (*QWEN, "--gpu", "rtx-5090"),
+        ["DOES NOT FIT", "nvfp4 weights", "test answers", "# needs a checkpoint in "],
+    ),
+    "what does fp8 KV buy": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--compare", "kv-cache-dtype=fp8"),
+        ["as stated: ", r"kv-cache-dtype=fp8: \d+; ITL"],
+    ),
+    "H200 or B200": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "32", "--compare", "b200"),
+        [r"as stated: .*USD/M", r"b200: .*USD/M"],
+    ),
+    "TP 2 or two replicas": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "64", "--compare", "tp=2,tp=1+gpus=2"),
+        [r"tp=2: .*; 2 GPUs", r"tp=1\+gpus=2: .*; 2 GPUs"],
+    ),
+    "how many users within my targets": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--ttft-slo", "1s", "--itl-slo", "40ms"),
+        [r"FITS: holds \d+ requests", r"within the targets, for one replica: \S+ at \d+ in flight"],
+    ),
+    "how many users of 32k": (
+        (*QWEN, "--gpu", "h100-sxm", "--tp", "2", "--max-model-len", "32768"),
+        [r"FITS: holds \d+ requests of 32,768 tokens"],
+    ),
+    "64 users do not fit": (
+        (*QWEN, "--gpu", "h100-sxm", "--concurrency", "64", "--max-model-len", "8192", *CHAT),
+        ["DOES NOT FIT: holds", "--kv-cache-dtype fp8", r"--tensor-parallel-size 2: \d+"],
+    ),
+    "long context on MLA": (
+        ("--model", "deepseek-ai/DeepSeek-V3", "--gpu", "h200", "--tp", "8",
+         "--context", "100000", "--concurrency", "32"),
+        ["DOES NOT FIT", "--decode-context-parallel-size 8: "],
+    ),
+    "what will my benchmark show": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "64"),
+        [r"A benchmark that starts 64 at once \(--max-concurrency\): TTFT \d"],
+    ),
+    "tight on one GPU": (
+        ("--model", "Qwen/Qwen3-8B", "--gpu", "l4"),
+        ["What would hold more requests of", "--gpu-memory-utilization 0.95"],
+    ),
+    "what does it cost": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "64"),
+        [r"USD a year", r"USD per million output tokens"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_first_ten_lines_answer(question: str) -> None:
+    flags, answers = QUESTIONS[question]
+    first = size(*flags).stdout.splitlines()[:10]
+    assert sum("vllm serve " in line for line in first) == 1
+    text = "\n".join(first)
+    assert [words for words in answers if not re.search(words, text)] == []
+
+
+def test_a_change_is_best_if_it_holds_the_load_for_the_least() -> None:
+    status, answer = document(*QUESTIONS["64 users do not fit"][0])
+    assert status == 1
+    levers = answer["levers"]
+    fitting = [lever for lever in levers if lever["fits"]]
+    assert levers[: len(fitting)] == fitting
+    prices = [lever["usd_per_hour"] for lever in fitting]
+    assert prices == sorted(prices)
+    assert all(lever["max_concurrency"] >= 64 for lever in fitting)
+
+
+def test_a_launch_that_would_not_start_has_no_price() -> None:
+    _, answer = document(*LLAMA, "--gpu", "h100-sxm", *CHAT)
+    assert answer["cost"]["usd_per_year"] is None
+    assert answer["performance"]["itl_s"] is None
+
+
+@pytest.mark.parametrize("wrong", ["h300", "tp=two", "colour=red", "plan=x"])
+def test_what_cannot_be_compared_is_named(wrong: str) -> None:
+    done = size(*QWEN, "--gpu", "h200", "--compare", wrong)
+    assert done.returncode == 2
+    assert wrong.split("=")[0] in done.stderr
