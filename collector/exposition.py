@@ -80,8 +80,8 @@ class Limits(Struct, frozen=True):
     per series. `label_bytes` is the longest name or label value, in UTF-8.
     """
 
-    body_bytes: int = 64 * _MIB
-    series: int = 200_000
+    body_bytes: int = 16 * _MIB
+    series: int = 50_000
     labels: int = 128
     label_bytes: int = 16 * _KIB
 
@@ -265,7 +265,7 @@ def _seconds(text: str | None) -> float | None:
 
 _GZIP_MEMBERS = 16  # one is usual, more are legal; each costs a copy of all that follow it
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib then detects gzip or zlib by itself
-_LINES_PER_SERIES = 8  # HELP, TYPE, UNIT, the sample and as many again
+_LINES_PER_SERIES = 4  # HELP, TYPE, UNIT and the sample
 
 
 def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
@@ -380,6 +380,7 @@ class PageParser:
         if template is not None and template.openmetrics == openmetrics:
             page = template.page(plain)
         if page is None:
+            _check_kept(plain.count(b"\n"), template)
             lines = split_lines(plain, self._limits)
             self._template, page = _read(lines, openmetrics=openmetrics, limits=self._limits)
         return page
@@ -453,6 +454,26 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
 _templates: WeakValueDictionary[tuple[object, ...], _Template] = WeakValueDictionary()
 _layouts: WeakValueDictionary[tuple[object, ...], Layout] = WeakValueDictionary()
 """Layouts in use, by content. Threads that add equal layouts at once may each keep their own."""
+
+
+_kept_max = math.inf
+
+
+def limit_kept_series(most: float) -> None:
+    """Limit the series of all layouts in use: each takes about 2.5 kB while it is parsed."""
+    global _kept_max
+    _kept_max = most
+
+
+def _check_kept(lines: int, own: _Template | None) -> None:
+    if _kept_max == math.inf:
+        return
+    layouts = {layout for ref in _layouts.valuerefs() if (layout := ref()) is not None}
+    kept = sum(len(layout.series) for layout in layouts if own is None or layout is not own.layout)
+    if kept + lines > _kept_max:
+        raise ExpositionError(
+            f"no memory for {lines} new series beside {kept} of other pages", kind="too_large"
+        )
 
 
 def _tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
@@ -572,11 +593,6 @@ def _is_openmetrics(content_type: str, plain: bytes) -> bool:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type:
         return media_type == _OPENMETRICS
-    end = len(plain)
-    while end >= 0:
-        start = plain.rfind(b"\n", 0, end) + 1
-        last = plain[start:end]
-        if last.strip(b" \t"):
-            return last == _EOF.encode()
-        end = start - 1
-    return False
+    end = len(plain.rstrip(b" \t\n"))
+    last = plain[plain.rfind(b"\n", 0, end) + 1 :] if end else b""
+    return last.partition(b"\n")[0] == _EOF.encode()

@@ -46,6 +46,7 @@ from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
+from kneewatch.agent.server.host import control_groups, host_memory
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.store.database import STORE_NAME, store_path
 from kneewatch.agent.store.reader import Reader
@@ -54,6 +55,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.exposition import limit_kept_series
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.rules.formatting import span
 
@@ -67,6 +69,9 @@ DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
 
 STOP_S = 2.2
 """Maximum seconds for the shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
+
+OWN_BYTES, SERIES_BYTES = 160 * 1024**2, 2500
+"""Memory of the daemon without pages, and of a series with labels that no other target has."""
 
 FLUSH_S = 0.4
 """Minimum seconds that the history gets at shutdown to write queued cycles."""
@@ -215,6 +220,9 @@ class Daemon:
             address=f"{self._server.url}/triage",
         )
         process.tune_process()
+        memory = host_memory(control_groups(os.getpid()))
+        if (limit_bytes := memory.get("host_memory_limit_bytes")) is not None:
+            limit_kept_series((limit_bytes - OWN_BYTES) / SERIES_BYTES)
         with supervisor.handled(), self._parts:
             self._scheduler.start()
             self._cycles.start()

@@ -200,6 +200,10 @@ class ChangeLog:
 PAGE = "page"
 """Name of the target's metrics page in the list of its sources."""
 
+CPU_SHARE, CPU_FREE_S = 0.25, 0.3
+"""Share of one core that a target may take, and CPU seconds that a cycle may take in any case. A
+target whose cycles take more is scraped less often, so that it delays no other."""
+
 STARTED_OVER = "the recording starts over"
 
 
@@ -247,6 +251,7 @@ class TargetWatch:
         self._cycle_lock, self._publish_lock = Lock(), Lock()
         self._retired = False
         self._next_spec: TargetSpec | None = None
+        self._cpu_began_s = 0.0
         self._diagnoses: tuple[Verdict, ...] = ()
         self._claimed_by: object = None
         self.cycles = self._failures = self._failing = 0
@@ -282,6 +287,7 @@ class TargetWatch:
 
     def _scrape(self) -> float | None:
         self._apply_spec()
+        self._cpu_began_s = time.thread_time()
         began_s, t_s = time.perf_counter(), self._wall()
         before = self._stream.monitor
         if self._sinks.peaks:
@@ -342,6 +348,7 @@ class TargetWatch:
         )
         with self._cycle_lock:
             began_s, t_s = time.perf_counter(), self._wall()
+            self._cpu_began_s = time.thread_time()
             return self._publish(t_s, self._stream.monitor.failed(t_s, bug), began_s, None)
 
     def _release(self) -> None:
@@ -380,6 +387,9 @@ class TargetWatch:
         if next_s is None and error is not None and not self._stream.server_state.is_starting:
             next_s = backoff_s(usual_s, failing=self._failing, jitter=self._jitter())
         spent_s = time.perf_counter() - began_s
+        cpu_s = time.thread_time() - self._cpu_began_s
+        if cpu_s > max(CPU_SHARE * usual_s, CPU_FREE_S) and not self.spec.played:
+            next_s = max(next_s or usual_s, cpu_s / CPU_SHARE)
         state = self._state(t_s, usual_s if next_s is None else next_s, spent_s)
         with self._publish_lock:
             if self._retired:

@@ -48,7 +48,8 @@ class CachedEngine(Struct):
 
     `rows` is the number of open scrapes. `counters_id`, `counters_s` and `counters_layout` are the
     id, time and layout of the newest row of counters, which may still be replaced.
-    `counters_kept_s` is the time of the newest row that stays.
+    `counters_kept_s` is the time of the newest row that stays. `configs` is the last hour with a
+    new configuration, and their number in it.
     """
 
     id: int
@@ -63,6 +64,7 @@ class CachedEngine(Struct):
     columns: tuple[Column, ...] = ()
     columns_layout: int = 0
     config: Mapping[str, str] | None = None
+    configs: tuple[float, int] = (0.0, 0)
     started_s: float | None = None
     documents: DocumentChain | None = None
     recommendations: tuple[PackedRecommendation, ...] = ()

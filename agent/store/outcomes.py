@@ -101,6 +101,8 @@ class Tracking:
 
     def _config(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
         config, started_s = packed.config, packed.started_s
+        if config is not engine.config:
+            config = _bounded(config)
         first = engine.config is None
         restart = FIRST_SEEN if packed.restart is None else packed.restart.how
         if (
@@ -114,6 +116,11 @@ class Tracking:
         same = config is engine.config or not config or config == engine.config
         if engine.config is not None and same and not restart:
             engine.config = config or engine.config
+            return
+        # Labels that change with every scrape must not fill the disk.
+        hour = packed.t_s // 3600
+        engine.configs = (hour, engine.configs[1] + 1 if engine.configs[0] == hour else 1)
+        if engine.configs[1] > CONFIGS_MAX:
             return
         self._execute(
             "INSERT OR REPLACE INTO configs (id, engine_id, t_s, labels, started_s, restart)"
@@ -154,6 +161,21 @@ class Tracking:
                 )
             elif not visible and any(change["flag"] in EVIDENT for change in changes):
                 self._execute("UPDATE recommendations SET watched_s = ? WHERE id = ?", (t_s, row))
+
+
+CONFIGS_MAX, CONFIG_MAX_CHARS = 12, 16_384
+"""Most configurations of an engine that are stored in an hour, and the characters of one. vLLM's
+has about 1,000."""
+
+
+def _bounded(config: Mapping[str, str]) -> Mapping[str, str]:
+    """The configuration, without the labels that exceed the limit."""
+    left, bounded = CONFIG_MAX_CHARS, dict[str, str]()
+    for label, value in config.items():
+        left -= len(label) + len(value)
+        if left >= 0:
+            bounded[label] = value
+    return config if left >= 0 else bounded
 
 
 def _shown(change: ChangeDocument, config: Mapping[str, str]) -> bool | None:

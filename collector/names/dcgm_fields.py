@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -178,9 +179,19 @@ def resolve_gpus(layout: Layout) -> Gpus:
         for position, series in enumerate(layout.series)
         if series.name in table.names
     ]
-    gpus = _resolved[layout] = tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key)))
+    found = list(islice(_gpus(fields), GPUS_MAX + 1))
+    if len(found) > GPUS_MAX:
+        raise CollectError(
+            f"more than {GPUS_MAX} GPUs on this page",
+            kind="too_large",
+            hint="give the page of the server's own node",
+        )
+    gpus = _resolved[layout] = tuple(sorted(found, key=lambda gpu: _order(gpu.key)))
     return gpus
 
+
+GPUS_MAX = 512
+"""Most GPUs and MIG instances on a page; a node has up to 112."""
 
 _Found = tuple[int, Series, FieldName]
 

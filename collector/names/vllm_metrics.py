@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, field
 
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.samples import Layout
 
@@ -27,6 +28,10 @@ VLLM_PREFIX = PREFIXES[0]
 
 LARGEST = 1e24
 """The largest value that is believed: the bytes that a GPU reads in ten thousand years."""
+
+KINDS_MAX = 1024
+"""Most different sets of engine labels on a page. Twice as many engines as are judged; more would
+take seconds to tell apart."""
 
 RATIO_MAX = 1.01
 """Largest valid ratio: 1 plus a tolerance for rounding."""
@@ -232,6 +237,12 @@ def find_engines(page_series: Sequence[PageSeries]) -> Engines:
     reader = _KeyReader(anchors, _replica_labels(anchors, target))
     partial = [reader.read(f) for f in page_series]
     kinds = set(partial)
+    if len(kinds) > KINDS_MAX:
+        raise CollectError(
+            f"more than {KINDS_MAX} engines by the labels of this page",
+            kind="too_large",
+            hint="scrape the engines one by one; labels such as engine must not change",
+        )
     keys = {reader.key(part) for part in kinds if reader.is_full(part)}
     for part in sorted(kinds, key=_most_said_first):
         if part.model is not None and not any(part.fits(key) for key in keys):

@@ -235,3 +235,10 @@ def test_the_work_grows_with_the_number_of_gpus_alone() -> None:
         return calls(lambda: resolve_gpus(layout))
 
     assert work(8) < 10 * work(1)
+
+
+def test_gpus_without_end_are_refused_at_once() -> None:
+    body = "".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="{n}",UUID="GPU-{n}"}} 1\n' for n in range(5_000))
+    with pytest.raises(CollectError, match="more than 512 GPUs") as caught:
+        resolve_gpus(parse(body).layout)
+    assert caught.value.kind == "too_large"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import time
 import zlib
 from pathlib import Path
 
 import pytest
 
+from kneewatch.collector import exposition
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
 
@@ -104,7 +106,7 @@ def test_text_that_is_not_utf8_is_refused(body: str | bytes, kind: str, line: in
         pytest.param(Limits(body_bytes=11), 'a{b="é"} 1', 'a{b="é"} 1\n', id="bytes of a str"),
         pytest.param(Limits(series=2), "a 1\n" * 2, "a 1\n" * 3, id="series, repeated ones too"),
         pytest.param(Limits(series=2), "a 1\na 1", "a 1\na 1\na 1", id="series, no line feed"),
-        pytest.param(Limits(series=2), "a 1\n" + "\n" * 15, "a 1\n" + "\n" * 16, id="lines"),
+        pytest.param(Limits(series=2), "a 1\n" + "\n" * 7, "a 1\n" + "\n" * 8, id="lines"),
         pytest.param(Limits(labels=1), 'a{b="1"} 1\n', 'a{b="1",c="2"} 1\n', id="labels"),
         pytest.param(Limits(label_bytes=5), 'a{b="12345"} 1\n', 'a{b="123456"} 1\n', id="value"),
         pytest.param(Limits(label_bytes=5), 'a{b="1éé"} 1\n', 'a{b="ééé"} 1\n', id="as UTF-8"),
@@ -127,3 +129,23 @@ def test_a_page_beyond_a_limit_is_too_large(
     with pytest.raises(ExpositionError) as caught:
         parser.parse(too_much)
     assert caught.value.kind == "too_large"
+
+
+def test_a_page_of_blank_lines_costs_little() -> None:
+    began_s = time.thread_time()
+    with pytest.raises(ExpositionError, match="lines"):
+        PageParser().parse(b"\n" * 16_000_000)
+    assert time.thread_time() - began_s < 3.0, "10 s when each line was looked at"
+
+
+def test_new_series_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser, other = PageParser(), PageParser()
+    page = parser.parse("".join(f"kept_{number} 1\n" for number in range(100)))
+    monkeypatch.setattr(exposition, "_kept_max", len(page.layout.series) + 50_000)
+    changed = "".join(f"new_{number} 1\n" for number in range(100))
+    parser.parse(changed)
+    monkeypatch.setattr(exposition, "_kept_max", 150)
+    with pytest.raises(ExpositionError, match="no memory for 100 new series") as caught:
+        other.parse("".join(f"more_{number} 1\n" for number in range(100)))
+    assert caught.value.kind == "too_large"
+    parser.parse(changed.replace(" 1", " 2"))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from tests.collector.name_pages import (
     kinds,
@@ -267,3 +268,13 @@ def test_repeated_lines_count_once() -> None:
         if kind != "histogram":
             positions = {slot.position for slot in (*engine.gauges.get(metric, ()),)}
             assert not positions & page.layout.repeated
+
+
+def test_engines_without_end_are_refused_at_once() -> None:
+    body = "".join(
+        f'vllm:num_requests_running{{model_name="m",engine="{number}"}} 1\n'
+        for number in range(10_000)
+    )
+    with pytest.raises(CollectError, match="more than 1024 engines") as caught:
+        resolved(body)
+    assert caught.value.kind == "too_large"

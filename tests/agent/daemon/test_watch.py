@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kneewatch.agent.daemon import cycle
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.gpu_sources import GpuSources
@@ -323,3 +324,13 @@ def test_targets_with_the_same_settings_share_a_catalogue() -> None:
     assert profiles["a"] is not profiles["d"]
     assert bases.of(specs)["a"] is profiles["a"]
     assert math.isclose(profiles["a"].profile.window_s, 60.0)
+
+
+def test_a_page_that_takes_much_cpu_is_scraped_less_often(
+    serving: Start, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watching(target(serving(in_turn(HEALTHY)).url))
+    assert run(watched, 1) == [None]
+    spent = iter((0.0, 4.0))
+    monkeypatch.setattr(cycle.time, "thread_time", lambda: next(spent))
+    assert run(watched, 1) == [16.0], "a quarter of a core"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.agent.store.factories import (
     START_S,
     STEP_S,
     cache_of,
+    counted,
     cycle,
     diagnosis,
     settle,
@@ -92,3 +95,19 @@ def test_that_there_are_too_many_is_told_once_also_where_none_stays(
         cache_of(store).drop_empty()
     assert len(caplog.records) == 1
     store.close(PATIENCE_S)
+
+
+def test_configurations_without_end_do_not_fill_the_file(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store.db", retention=KEEP_ALL)
+    for number in range(40):
+        config = {f"label_{at}": f"{number:02}" * 7_500 for at in range(8)}
+        verdict = diagnosis(START_S + number, stage_since_s=START_S)
+        store.put(cycle(verdict, config=config, raw=counted(1.0)))
+    settle(store)
+    store.close(PATIENCE_S)
+    with closing(sqlite3.connect(store.path)) as connection:
+        count, size = connection.execute(
+            "SELECT count(*), sum(length(labels)) FROM configs"
+        ).fetchone()
+    assert 12 <= count <= 24, "an hour's worth, in at most two hours"
+    assert size <= 24 * 17_000
