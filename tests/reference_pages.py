@@ -69,15 +69,14 @@ from kneewatch.rules.rule import Guard, Rule
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 CAUSE_SECTIONS = (
-    "Meaning",
-    "Impact",
-    "How it is detected",
-    "Confirm it",
     "Stop-gap now",
     "Fix",
+    "Confirm it, and check that it worked",
     "What not to do",
+    "Meaning",
+    "Impact",
     "False positives",
-    "Why",
+    "How it is detected",
 )
 RULE_SECTIONS = ("Meaning", "How it is detected", "What to do", "Related causes")
 
@@ -152,67 +151,74 @@ def unknown_metrics(page: str) -> list[str]:
 
 
 def cause_block(record: CauseRecord) -> str:
-    """The generated block of a cause's page."""
+    """The generated block of a cause's page: facts, and folded what it is concluded from."""
     parts: list[str] = []
     for number, form in enumerate(record.forms, 1):
         if len(record.forms) > 1:
-            parts.append(f"### Variant {number}: {_lower(form.summary)}")
+            parts.append(f"**Variant {number}: {_lower(form.summary)}**")
         parts.append(form_block(form))
     function = record.judge or FUNCTIONS.get(record.id)
     if function is not None:
         parts.append(function_block(function))
     if record.id in EVIDENCE_TERMS:
-        parts.append(evidence_table(EVIDENCE_TERMS[record.id]))
-    return "\n\n".join([*parts, "\n".join(facts_list(record))])
+        parts += evidence_lists(EVIDENCE_TERMS[record.id])
+    fold = '<details markdown="1">\n<summary>Conditions, evidence and severity</summary>'
+    return "\n\n".join(["\n".join(facts_list(record)), fold, *parts, "</details>"])
 
 
 def form_block(form: Form) -> str:
     """A form's gate, evidence and severities."""
-    gate = "\n".join(bullets(form.gate))
-    start = chance(form.start.value)
-    severities = "; ".join(
-        f"`{level.severity.word}`" + (f" if {inline(level.when)}" if level.when != ALWAYS else "")
-        for level in form.levels
-    )
     stretched = any(isinstance(node, Held) and node.stretch for node in nodes(form))
     times = " (times grow with a window above 60 s)" if stretched else ""
-    return (
-        f"It is considered only if{times}:\n\n{gate}\n\n"
-        f"Confidence starts at {start:.0%} (log-odds {form.start.value:+g}). Each piece of "
-        "evidence adds its weight times its strength: half of the weight at the threshold, all of "
-        "it at twice the threshold (at half of it, if lower is stronger). It is reported from "
-        f"{CONCLUDED_FROM:.0%} on, as `info` below {DOUBTFUL_BELOW:.0%}.\n\n"
-        f"{evidence_table(form.terms)}\n\n"
-        f"Severity, the first that applies: {severities}."
-    )
-
-
-def evidence_table(terms: Iterable[Term]) -> str:
-    """A table of terms: the value, what the reader sees, threshold, when it counts, weight."""
-    rows = [
-        "| evidence | reads | threshold | counts if | weight |",
-        "| --- | --- | --- | --- | --- |",
+    severities = [
+        f"- `{level.severity.word}`"
+        + ("" if level.when == ALWAYS else ", if:\n" + "\n".join(bullets(level.when, "    ")))
+        for level in form.levels
     ]
-    for term in terms:
-        name = quantity(term.value)
-        if isinstance(term.signal, str) and term.signal and f"`{term.signal}`" not in name:
-            name = f"`{term.signal}`: {name}"
-        bound = ""
-        if term.threshold is not None:
-            bound = f"{'below' if term.below else 'above'} {quantity(term.threshold)}"
-        when = "" if term.when == ALWAYS else inline(term.when)
-        cells = (name, sentence(term.say), bound, when, weight(term.weight.value))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+    parts = [
+        f"It is considered only if{times}:",
+        "\n".join(bullets(form.gate)),
+        f"Confidence starts at {chance(form.start.value):.0%}. Evidence counts half at its "
+        "threshold and in full at twice the threshold (at half of it, if lower is stronger). The "
+        f"cause is reported from {CONCLUDED_FROM:.0%} on, as `info` below {DOUBTFUL_BELOW:.0%}.",
+        *evidence_lists(form.terms),
+        "Severity, the first that applies:",
+        "\n".join(severities),
+    ]
+    return "\n\n".join(parts)
+
+
+def evidence_lists(terms: Iterable[Term]) -> list[str]:
+    """Evidence for a cause, against it and for information, strongest first: what the reader sees,
+    the value with its threshold, and when it counts."""
+    ordered = sorted(terms, key=lambda term: -abs(term.weight.value))
+    groups = (
+        ("Evidence for it", [term for term in ordered if term.weight.value > 0]),
+        ("Evidence against it", [term for term in ordered if term.weight.value < 0]),
+        ("Shown only", [term for term in ordered if not term.weight.value]),
+    )
+    return [
+        "\n".join([f"{name}:\n", *map(evidence_row, members)])
+        for name, members in groups
+        if members
+    ]
+
+
+def evidence_row(term: Term) -> str:
+    """A list item with a piece of evidence."""
+    name = quantity(term.value)
+    if isinstance(term.signal, str) and term.signal and f"`{term.signal}`" not in name:
+        name = f"`{term.signal}`: {name}"
+    if term.threshold is not None:
+        name += f" {'below' if term.below else 'above'} {quantity(term.threshold)}"
+    words = ": ".join(filter(None, (weight(term.weight.value), sentence(term.say), name)))
+    return f"- {words}" + ("" if term.when == ALWAYS else f", if {inline(term.when)}") + "."
 
 
 def weight(log_odds: float) -> str:
-    """A weight in words."""
-    if not log_odds:
-        return "shown only"
+    """A weight in words; empty for what is only shown."""
     size = abs(log_odds)
-    word = "strong" if size >= 1.5 else "medium" if size >= 0.7 else "weak"
-    return f"{word}, {'for' if log_odds > 0 else 'against'} ({log_odds:+g})"
+    return "" if not size else "strong" if size >= 1.5 else "medium" if size >= 0.7 else "weak"
 
 
 def sentence(say: Say) -> str:

@@ -33,6 +33,14 @@ def test_every_cause_and_rule_has_a_whole_page(path: str, sections: tuple[str, .
     assert page_problems(page, sections) == []
 
 
+@pytest.mark.parametrize("name", CAUSE_IDS)
+def test_the_first_screen_of_a_cause_has_stop_gap_and_fix(name: str) -> None:
+    first = (ROOT / "docs" / "causes" / f"{name}.md").read_text().splitlines()[:25]
+    stop_gap, fix = first.index("## Stop-gap now"), first.index("## Fix")
+    assert stop_gap < fix
+    assert any(line.startswith("- ") for line in first[fix:]), "no step of the fix"
+
+
 @pytest.mark.parametrize(("folder", "names"), [("causes", CAUSE_IDS), ("rules", RULE_IDS)])
 def test_every_page_is_of_a_cause_or_rule_and_in_the_index(folder: str, names: list[str]) -> None:
     pages = {path.stem for path in (ROOT / "docs" / folder).glob("*.md")} - {"index"}

@@ -26,6 +26,10 @@ FOLDERS = ("causes", "rules")
 GLOSSARY = "glossary"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 GENERATED_NOTE = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+FOLDED = re.compile(
+    r"<p>&lt;details[^\n]*\n&lt;summary&gt;(.*?)&lt;/summary&gt;</p>(.*?)<p>&lt;/details&gt;</p>",
+    re.S,
+)
 LINK = re.compile(r'(<a href="[^":#]*?)\.md(#[^"]*)?"')
 
 
@@ -97,9 +101,11 @@ def rendered(markdown: str, *, up: str) -> str:
     # Imported here to save memory: most daemons never serve a page.
     from markdown_it import MarkdownIt
 
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    # Conditions are lists in lists, deeper than the parser's default of 20.
+    options = {"html": False, "maxNesting": 100}
+    body = MarkdownIt("commonmark", options).enable("table").render(markdown)
     # Pages link to each other as files of the repository; here addresses have no file ending.
-    body = LINK.sub(r'\1\2"', body)
+    body = FOLDED.sub(r"<details><summary>\1</summary>\2</details>", LINK.sub(r'\1\2"', body))
     title = html.escape(markdown.partition("\n")[0].removeprefix("# "))
     links = (
         f'<p><a href="{up}../triage">Triage page</a> · <a href="{up}causes/index">Causes</a> · '

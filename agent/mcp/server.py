@@ -177,8 +177,8 @@ LOCAL = (
     Tool(
         "explain",
         "Explain a cause or rule",
-        "The manual's page about a cause (kv_pressure) or rule (KV-EVICT): meaning, detection, how "
-        "to confirm it, what to change, false positives.",
+        "The manual's page about a cause (kv_pressure) or rule (KV-EVICT): stop-gap, fix, how to "
+        "confirm it, what not to do; then meaning, false positives and detection.",
         _takes("id", id={**TARGET, "description": "Id of a cause or rule from an earlier answer."}),
         PAGE_SCHEMA,
         _explain,

@@ -73,6 +73,7 @@ def test_a_browser_gets_html_and_curl_the_markdown() -> None:
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert "<h2>Stop-gap now</h2>" in page.text
         assert '<a href="../rules/KV-EVICT">' in page.text
+        assert page.text.count("<details><summary>") == page.text.count("</details>") == 1
         assert "## Stop-gap now" in client.get("/docs/causes/kv_pressure").text
         assert "<h1>Glossary</h1>" in client.get("/docs/glossary", accept="text/html").text
         assert client.get("/docs/causes/no_such").status_code == 404
