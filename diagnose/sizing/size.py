@@ -19,7 +19,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
     second_copy_ratio,
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
-from kneewatch.diagnose.sizing.memory.overhead import is_measured
+from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from kneewatch.diagnose.sizing.memory.weights import Draft
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
@@ -132,10 +132,11 @@ def _sources(answer: Memory) -> Iterator[str]:
         )
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
-    if setup.gpu is not None and answer.overhead is not None and not is_measured(setup.gpu):
+    if setup.gpu is not None and answer.overhead is not None:
+        alike, of_kind = start_ups(setup.model, setup.gpu)
         yield (
-            f"{setup.gpu.id}: the overhead was not fitted to start-ups on such GPUs, so its upper "
-            "bound is higher"
+            f"the overhead's band stands on {alike} logged start-ups on GPUs of this class and "
+            f"{of_kind} of models of this kind" + ("" if alike else ": it is wider")
         )
     if setup.gpu is not None and setup.gpu.memory_source == "stated" and setup.gpu.note:
         yield f"{setup.gpu.name}: {setup.gpu.note}"

@@ -15,6 +15,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
+    Recurrent,
     SlidingAttention,
     SlidingStates,
 )
@@ -114,23 +115,46 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     shared = figures["shared_host_gib"] * GIB if gpu.shares_host_memory else 0.0
     framework += shared
     expected = activation + framework + graphs
-    band = figures["band_gib"] * GIB
-    above = (band if is_measured(gpu) else figures["unmeasured_band_gib"] * GIB) + shared
+    band = _band(gpu)
+    above_gib = band["above_gib"]
+    if start_ups(setup.model, gpu)[1] < figures["few_start_ups"]:
+        above_gib += figures["few_start_ups_gib"]
     return Overhead(
         activation_bytes=activation,
         framework_bytes=framework,
         graphs_bytes=graphs,
-        low_bytes=expected - min(band + shared, expected / 2),
-        high_bytes=activation + framework + graphs_high + above,
+        low_bytes=expected - min(band["below_gib"] * GIB, expected / 2),
+        high_bytes=activation + framework + graphs_high + above_gib * GIB,
     )
 
 
-def is_measured(gpu: Gpu) -> bool:
-    """Whether the overhead was fitted to logged start-ups on GPUs of this class."""
-    data_centre = gpu.architecture == "blackwell" and gpu.segment == "data-centre"
-    return gpu.architecture in _tables()["measured_architectures"] or (
-        data_centre and (gpu.compute_capability or "").startswith("10.")
-    )
+def _band(gpu: Gpu) -> Mapping[str, float]:
+    """The row of the GPU's class in the table of bands."""
+    bands, name = _tables()["bands"], gpu.architecture
+    if gpu.shares_host_memory:
+        name = "unified"
+    elif name == "blackwell" and gpu.segment != "data-centre":
+        name = "workstation_blackwell"
+    row: Mapping[str, float] = bands.get(name, bands["unmeasured"])
+    return row
+
+
+def start_ups(model: Model, gpu: Gpu) -> tuple[int, int]:
+    """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
+    families: Mapping[str, int] = _tables()["family_start_ups"]
+    return int(_band(gpu)["start_ups"]), families[_family(model)]
+
+
+def _family(model: Model) -> str:
+    kinds = [part.kind for part in model.layers]
+    latent = [kind for kind in kinds if isinstance(kind, LatentAttention)]
+    if any(isinstance(kind, SlidingStates) for kind in kinds):
+        return "compressed"
+    if any(isinstance(kind, Recurrent) for kind in kinds):
+        return "recurrent"
+    if latent:
+        return "sparse_latent" if any(kind.index_dim for kind in latent) else "latent"
+    return "mixture" if model.experts.count else "dense"
 
 
 def _activation_bytes(setup: Setup, gpu: Gpu) -> float:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, parse_version
+from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from tests.kvtruth import (
     SIMPLE_RULES,
     Miss,
@@ -115,3 +117,26 @@ def test_a_launch_without_towers_has_more_kv_cache() -> None:
     whole = setup_of({**case, "language_model_only": False})
 
     assert memory(setup_of(case)).available_bytes.low > memory(whole).available_bytes.low
+
+
+def test_the_band_says_on_how_many_recorded_start_ups_it_stands() -> None:
+    recorded = [setup_of(case) for case in cases(RECORDED) if case["util_known"]]
+    table = packaged_tables("diagnose.sizing.memory", "overhead.toml")["bands"]
+    workstations = [
+        start_ups(setup.model, setup.gpu)[0]
+        for setup in recorded
+        if setup.gpu and setup.gpu.id in ("rtx-5090", "rtx-pro-6000")
+    ]
+    assert set(workstations) == {len(workstations)} == {table["workstation_blackwell"]["start_ups"]}
+    unknown = replace(gpu("l4"), architecture="turing")
+    assert start_ups(recorded[0].model, unknown)[0] == 0
+
+
+def test_the_band_is_wider_where_nothing_was_measured() -> None:
+    setup = setup_of(next(case for case in cases(RECORDED) if case["gpu"] == "l40s"))
+    assert setup.gpu is not None
+    elsewhere = replace(setup, gpu=replace(setup.gpu, architecture="turing"))
+    known, unknown = memory(setup).available_bytes, memory(elsewhere).available_bytes
+
+    assert unknown.expected == known.expected
+    assert unknown.low < known.low
