@@ -25,6 +25,8 @@ LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
         "pcie5": 64e9,  # x16 (guide 7.4 and 7.6; 128 in 5.6 is both ways)
         "pcie4": 32e9,  # x16 (guide 5.6 and text 003: 64 both ways)
         "infiniband-ndr": 50e9,  # 400 Gbit/s (guide 5.6)
+        "roce-400": 50e9,  # RoCE v2 over 400 Gbit/s Ethernet (guide 5.6)
+        "ethernet-100": 12.5e9,  # TCP over 100 Gbit/s
         "nvme": 7e9,  # one drive, sequential read (guide 7.6)
     }
 )

@@ -38,6 +38,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     longest_request_tokens,
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
+from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
 from kneewatch.rules.formatting import figure, plural
 
 _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
@@ -266,7 +267,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
     prefix, replica = stored_prefixes(pool, serving(pool, setup))
     offload = _offload(pool, replica)
-    cached = "prefix caching on, " if pool.profile.prefix else ""
+    cached = "prefix caching on, " if pool.profile.prefix or pool.profile.session else ""
     before, after = (state.memory.concurrency.expected for state in (baseline, replica))
     gain = Step(
         title="Concurrent requests of P95 length",
@@ -305,6 +306,8 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     Only whole blocks are reused. Source: guide 7.2.
     """
     shared, part = pool.profile.prefix, Part()
+    if pool.profile.session is not None:
+        return _session_hits(pool, pool.profile.session, replica)
     if shared is None:
         part.notes.append("no shared prefix is set: no prefix cache hits are assumed")
         return part, replica
@@ -355,6 +358,38 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     )
     part.to_measure.append("the prefix cache hit ratio again, behind the production router")
     return part, replace(replica, stored_bytes=stored, hit_ratio=1 - fresh / mean)
+
+
+def _session_hits(pool: Pool, session: SessionShape, replica: Serving) -> tuple[Part, Serving]:
+    """The part of the plan on what a session's calls sent before, and the replica that reuses it.
+
+    A shared prefix is a part of that, so it isn't counted again.
+    """
+    if session.hit_ratio is None:
+        missing = "session.hit_ratio: no hits within a session are assumed until it is measured"
+        return Part(to_measure=[missing]), replica
+    calls, mean = session.calls, pool.lengths.mean_input_tokens
+    # Of the first call `held_tokens` were sent before, of each later one all but what it adds.
+    sent = session.held_tokens / calls + (1 - 1 / calls) * (
+        mean + (pool.lengths.mean_output_tokens + session.added_tokens) / 2 - session.added_tokens
+    )
+    sent = min(sent, mean)
+    fresh = mean - session.hit_ratio * sent
+    step = Step(
+        title="Prompt tokens computed per call of a session",
+        formula="mean input - hit ratio x what was sent before",
+        values=f"{figure(mean)} - {figure(session.hit_ratio)} x {figure(sent)}",
+        result=f"{figure(fresh)} tokens",
+        source="guide 1.2, 7.2",
+    )
+    part = Part(
+        output={"prefix_hit_ratio": session.hit_ratio, "computed_input_tokens": fresh},
+        steps=[step],
+        to_measure=["the hit ratio within sessions again: a session must return to its replica"],
+    )
+    # The last call is the longest, by what its session sent before.
+    tail_ratio = session.hit_ratio if calls > 1 else 0.0
+    return part, replace(replica, hit_ratio=1 - fresh / mean, tail_hit_ratio=tail_ratio)
 
 
 def _starved(replica: Serving) -> bool:

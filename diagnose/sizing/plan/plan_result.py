@@ -264,9 +264,8 @@ def _step_lines(step: PlanStep) -> list[str]:
     lines += _wrapped("-> ", [step.decision])
     labels = {name: _label(name) for name in step.output}
     width = max((len(label) for label in labels.values()), default=0)
-    lines += [
-        f"     {labels[name]:<{width}}  {shown(name, value)}" for name, value in step.output.items()
-    ]
+    for name, value in step.output.items():
+        lines += _folded(f"{labels[name]:<{width}}  {shown(name, value)}", "     ", "       ")
     if step.steps:
         lines.append("   How:")
         for line in step.steps:

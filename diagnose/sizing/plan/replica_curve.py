@@ -72,8 +72,8 @@ def launch(
 class Serving(Struct, frozen=True, kw_only=True):
     """One replica as it would run.
 
-    `hit_ratio` is the share of input tokens that hit. `stored_bytes` of one GPU's KV cache are
-    reserved for prefixes.
+    `hit_ratio` is the share of input tokens that hit. `tail_hit_ratio` is that of what a P99 prompt
+    has more than a mean one. `stored_bytes` of one GPU's KV cache are reserved for prefixes.
     """
 
     pool: Pool
@@ -81,6 +81,7 @@ class Serving(Struct, frozen=True, kw_only=True):
     memory: Memory
     costs: Costs
     hit_ratio: float = 0.0
+    tail_hit_ratio: float = 0.0
     stored_bytes: float = 0.0
     drafting: Drafting | None = None
 
@@ -120,6 +121,7 @@ def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
     """The prediction with P99s: TTFT of a P99 prompt, and ITL of a step with a prompt's chunk."""
     lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
+    longer *= 1 - replica.tail_hit_ratio
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
     return BenchmarkPoint(
@@ -228,7 +230,10 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
 _STALL_RATIO = 1.5
 _SOURCE = "roofline; guide 3, 8.2"
 _SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 500 requests or "
-_MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
+_MORE = (
+    "more per point behind 50 requests of warm-up: TTFT and ITL P50 and P99, requests/s, tokens/s, "
+    "GPU utilization; then a burst of two to three times the peak, with the time to recover"
+)
 
 
 class Curve(Struct, frozen=True):

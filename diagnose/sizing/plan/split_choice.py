@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     check_tensor_parallel,
@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.plan.memory_steps import (
     planned_concurrency,
     stored_prefixes,
 )
-from kneewatch.diagnose.sizing.plan.plan_result import PlanStep, Pool
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import fleet_for
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
@@ -37,9 +37,9 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     point,
     serving,
 )
-from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
-from kneewatch.rules.formatting import figure, plural
+from kneewatch.diagnose.sizing.speed.performance import all_to_all_bytes, planned_overhead_ratio
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_ratio
+from kneewatch.rules.formatting import figure, percent, plural
 
 _STAGES = (1, 2, 4)
 _OTHER_STAGES = (3, 5, 6, 7, 8)
@@ -75,11 +75,14 @@ def splits(pool: Pool) -> Iterator[Parallel]:
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else node
     heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
     stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
+    experts = pool.deployment.expert_parallel
+    if experts and not pool.model.experts.count:
+        raise SizingError(f"{pool.model.id} has no routed experts", name="expert_parallel")
     if stated is not None:
         check_tensor_parallel(
             tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
         )
-        yield Parallel(tensor=stated, pipeline=pipeline or 1)
+        yield Parallel(tensor=stated, pipeline=pipeline or 1, experts=experts)
         return
     degrees = tensor_parallel_choices(attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked)
     # A degree that does not divide the node strands GPUs.
@@ -87,10 +90,11 @@ def splits(pool: Pool) -> Iterator[Parallel]:
     for degree in degrees:
         for count in _STAGES if pipeline is None else (pipeline,):
             if count <= pool.model.depth:
-                yield Parallel(tensor=degree, pipeline=count)
+                yield Parallel(tensor=degree, pipeline=count, experts=experts)
     if pipeline is None:
         for count in _OTHER_STAGES:
-            yield Parallel(tensor=degrees[-1], pipeline=min(count, pool.model.depth))
+            stages = min(count, pool.model.depth)
+            yield Parallel(tensor=degrees[-1], pipeline=stages, experts=experts)
 
 
 def choose_split(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Split:
@@ -183,7 +187,7 @@ def unmet(pool: Pool, best: BenchmarkPoint | None, alone: tuple[str, ...]) -> st
 def named(parallel: Parallel) -> str:
     """The split in the field's words."""
     stages = f" x PP {parallel.pipeline}" if parallel.pipeline > 1 else ""
-    return f"TP {parallel.tensor}{stages}"
+    return f"TP {parallel.tensor}{stages}{' with expert parallelism' if parallel.experts else ''}"
 
 
 def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
@@ -221,6 +225,8 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     )
     if parallel.tensor > 1:
         step.to_measure.append("the all-reduce share of a decode step on these nodes")
+    if parallel.experts:
+        step.add(_experts(pool, replica))
     if nodes > 1:
         step.to_measure.append("bandwidth and latency between the nodes of one replica")
     if parallel.gpus < after.gpus:
@@ -237,6 +243,38 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "predicted idle share"
         )
     return step
+
+
+def _experts(pool: Pool, replica: Serving) -> Part:
+    """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
+    experts, gpus = pool.model.experts, replica.setup.parallel.tensor
+    sent_bytes = experts.layers * all_to_all_bytes(
+        tokens=pool.lengths.input_p99_tokens,
+        hidden_size=pool.model.hidden_size,
+        experts_per_token=experts.per_token,
+        gpus=gpus,
+    )
+    rate = replica.costs.link_bytes_per_s
+    busiest, target_s = busiest_ratio(experts.count, gpus), pool.profile.slo.ttft_p99_s
+    exchange_s = sent_bytes / gpus / rate
+    part = Part(
+        output={"expert_exchange_s": exchange_s, "busiest_gpu_load": busiest},
+        to_measure=[
+            "how unevenly production tokens use the experts: the busiest GPU sets the pace"
+        ],
+    )
+    of_target = f", {percent(exchange_s / target_s)} of the TTFT target" if target_s else ""
+    part.steps.append(
+        Step(
+            title="Expert all-to-all of a P99 prompt, at full link bandwidth",
+            formula="MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x "
+            "(1 - 1/GPUs) / GPUs / link",
+            values=f"{gigabytes(sent_bytes)} / {gpus} / {gigabytes(rate)}/s",
+            result=f"{seconds(exchange_s)}{of_target}, not in the predicted TTFT",
+            source="guide 5.4",
+        )
+    )
+    return part
 
 
 def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -48,6 +50,8 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
 from kneewatch.diagnose.sizing.plan.split_choice import choose_split, parallel_step, unmet
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
+    ROUTER_HIGH_S,
+    RoutingAdvice,
     advice,
     candidates,
     hardware_step,
@@ -137,6 +141,7 @@ def _guardrails(sized: Sized) -> Part:
         "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
     part = Part(output=output, steps=[step])
+    part.output["launch"] = _launch_line(sized)
     if best is not None:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
@@ -158,6 +163,30 @@ def _guardrails(sized: Sized) -> Part:
     part.output |= {"queue_limit_low": low, "queue_limit_high": high}
     part.steps += steps
     return part
+
+
+def _launch_line(sized: Sized) -> str:
+    """The command that starts a replica as it was planned. C_max bounds what runs at once."""
+    setup, lora = sized.setup, sized.pool.profile.lora
+    parallel, kv = setup.parallel, setup.kv_cache_dtype
+    words = [f"vllm serve {setup.model.id} --tensor-parallel-size {parallel.tensor}"]
+    if parallel.pipeline > 1:
+        words.append(f"--pipeline-parallel-size {parallel.pipeline}")
+    if parallel.experts:
+        words.append("--enable-expert-parallel")
+    # Of other schemes vLLM needs a checkpoint, which states it.
+    if setup.scheme.id == "fp8" != setup.model.quantization:
+        words.append("--quantization fp8")
+    if kv != "auto":
+        words.append(f"--kv-cache-dtype {kv}")
+    words.append(f"--max-model-len {setup.longest_tokens}")
+    if sized.point is not None:
+        words.append(f"--max-num-seqs {math.ceil(sized.point.concurrency)}")
+    words.append(f"--max-num-batched-tokens {setup.batched_tokens}")
+    if lora is not None:
+        rank = f" --max-lora-rank {lora.max_lora_rank}" if lora.max_lora_rank else ""
+        words.append(f"--enable-lora --max-loras {lora.max_simultaneous_adapters}{rank}")
+    return " ".join(words)
 
 
 # --- The thirteen decisions in order (guide 9.1) --------------------------------------------------
@@ -192,21 +221,26 @@ def plan(
     fleet = None if single is None else fleet_of(single)
     routing = None if fleet is None else advice(profile, fleet.gpus)
     tiered = uses_tiers(profile, routing)
-    chosen = (
-        (choice,)
-        if choice is not None and not tiered
-        else tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
-    )
+    chosen: tuple[Choice, ...] = () if choice is None else (choice,)
+    if tiered:
+        chosen = tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
+        dearer = None if single is None else _dearer(single, [each.sized for each in chosen])
+        if choice is not None and routing is not None and dearer:
+            tiered, chosen = False, (choice,)
+            routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
     sized = tuple(each.sized for each in chosen)
     pools = tuple(each.pool for each in sized)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
         profile=profile,
         tiers=tuple(pool.name for pool in pools) if tiered else (),
-        unmet=tuple(
-            f"{each.pool.name}: {each.unmet}" if each.pool.name else each.unmet
-            for each in sized
-            if each.unmet
+        unmet=(
+            *_escalated(profile, sized),
+            *(
+                f"{each.pool.name}: {each.unmet}" if each.pool.name else each.unmet
+                for each in sized
+                if each.unmet
+            ),
         ),
         steps=(
             workload_step(profile),
@@ -218,6 +252,39 @@ def plan(
             validation_step(sized),
         ),
     )
+
+
+def _dearer(single: Sized, tiers: Sequence[Sized]) -> str | None:
+    """Why tiers do not pay; None if they do, or if a fleet is not known."""
+    hourly = [
+        fleet.gpus * each.pool.usd_per_gpu_hour
+        for each in (single, *tiers)
+        if (fleet := fleet_of(each)) is not None and not each.unmet
+    ]
+    if len(hourly) <= len(tiers) or hourly[0] > sum(hourly[1:]):
+        return None
+    alone, apart = hourly[0] * HOURS_PER_YEAR, sum(hourly[1:]) * HOURS_PER_YEAR
+    return f"tiers would cost {figure(apart)} USD a year, one fleet costs {figure(alone)}"
+
+
+def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str]:
+    """What an escalated request waits for its first token, where that is above the target."""
+    target_s, points = profile.slo.ttft_p99_s, [each.point for each in sized]
+    if profile.routing.method != "cascade" or len(sized) < 2 or target_s is None:
+        return
+    if profile.traffic.kind != "online":
+        return
+    waited_s = 0.0
+    for each, best in zip(sized[:-1], points[:-1], strict=True):
+        if best is None:
+            return
+        waited_s += best.ttft_p99_s + each.pool.lengths.output_p99_tokens * best.itl_p99_s
+    last = points[-1]
+    if last is not None and waited_s + last.ttft_p99_s > target_s:
+        yield (
+            f"escalated requests have TTFT P99 {seconds(waited_s + last.ttft_p99_s)}, above the "
+            f"target of {seconds(target_s)}: they wait for the whole answers of earlier tiers"
+        )
 
 
 class Choice(Struct, frozen=True):
@@ -271,12 +338,22 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
 
 
+def _behind_router(profile: WorkloadProfile) -> WorkloadProfile:
+    """The profile whose TTFT target is what the router leaves of it."""
+    target_s, routing = profile.slo.ttft_p99_s, profile.routing
+    if target_s is None or routing.method != "route":
+        return profile
+    router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
+    slo = dataclasses.replace(profile.slo, ttft_p99_s=max(target_s - router_s, 0.0))
+    return dataclasses.replace(profile, slo=slo)
+
+
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:
     """The pools of the tiers; tiers that get no requests are left out."""
-    peak = planned_peak_per_s(profile)
+    peak, routed = planned_peak_per_s(profile), _behind_router(profile)
     return tuple(
         pool_of(
-            profile,
+            routed,
             tier,
             tier.lengths,
             name=tier.name,
@@ -306,6 +383,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     batched_step, final = batching_step(pool, cached)
     last = _final(pool, final, first, benchmarks)
     stated = pool.deployment.usable_requests_per_s
+    shared = pool.profile.session or pool.profile.prefix
     usable = None if last.best is None else last.best.requests_per_s
     return Sized(
         pool=pool,
@@ -324,7 +402,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
         usable_source=last.source if stated is None else "stated",
         point=last.best,
         quiet_ttft_s=point(final, 1).ttft_p99_s if final.limit else None,
-        hit_ratio=pool.profile.prefix.hit_ratio if pool.profile.prefix else None,
+        hit_ratio=None if shared is None else shared.hit_ratio,
         unmet=_unmet(pool, last, final),
     )
 

@@ -138,6 +138,7 @@ class Deployment:
     kv_cache_dtype: Text | None = None
     tensor_parallel: Annotated[int, count_to(64)] | None = None
     pipeline_parallel: Annotated[int, count_to(64)] | None = None
+    expert_parallel: bool = False
     max_model_len: Count | None = None
     concurrency: Annotated[int, count_to(100_000)] | None = None
     usable_requests_per_s: Number | None = None
@@ -182,10 +183,16 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionShape:
-    """The dependent calls of an agentic session; each call adds tokens to the context."""
+    """The dependent calls of an agentic session; each call adds tokens to the context.
+
+    `held_tokens` of the first call's input were sent before. `hit_ratio` is the measured share of
+    what was sent before that hits the prefix cache.
+    """
 
     calls: Annotated[int, count_to(10_000)]
     added_tokens: CountOrZero
+    held_tokens: CountOrZero = 0
+    hit_ratio: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +390,12 @@ def _problems_of_memory(profile: WorkloadProfile) -> Iterator[str]:
         yield (
             f"prefix.shared_tokens is {prefix.shared_tokens}, above the mean input of "
             f"{profile.lengths.mean_input_tokens:g} tokens"
+        )
+    session = profile.session
+    if session is not None and session.held_tokens > profile.lengths.input_p50_tokens:
+        yield (
+            f"session.held_tokens is {session.held_tokens}, above the first call's input P50 of "
+            f"{profile.lengths.input_p50_tokens}"
         )
     if lora is not None and (lora.max_lora_rank is None) == (not lora.adapter_bytes):
         yield "lora: set max_lora_rank, or adapter_bytes"

@@ -34,6 +34,9 @@ TTFT_BUDGET_RATIO = 0.10
 ROUTER_HIGH_S = 0.020
 """Highest latency, in seconds, that a router adds per request (guide 1.5: 5-20 ms)."""
 
+FAT_TAIL_RATIO = 3
+"""A P99 length above this multiple of the P95 is a tail of its own (guide 1.1)."""
+
 _NO_SLO = "no TTFT or ITL target is set: C_max and the fleet cannot be computed"
 
 
@@ -50,6 +53,14 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
         for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
             if value is None:
                 notes.append(f"no {name} target is set, so {name} does not limit C_max")
+    for side in ("input", "output"):
+        p95, p99 = (getattr(profile.lengths, f"{side}_{level}_tokens") for level in ("p95", "p99"))
+        if p99 > FAT_TAIL_RATIO * p95:
+            notes.append(
+                f"the {side} P99 is {figure(p99 / p95)}x the P95: one request in a hundred holds "
+                "far more KV cache than memory is planned for; limit it (step 13), or give long "
+                "requests a pool of their own"
+            )
     if average is None:
         notes.append("no average rate is set: cost per token needs it, or a utilization")
     output: dict[str, Value] = {

@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
+from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 from tests.examples import examples
 from tests.plan_choices import contradictions
 
@@ -541,6 +542,87 @@ def test_a_session_is_sized_by_its_calls() -> None:
     assert sessions.gpus is not None
     assert alone.gpus is not None
     assert sessions.gpus > alone.gpus
+
+
+def test_a_session_reuses_what_it_sent_before() -> None:
+    """10 calls: 1,000 tokens, then 300 new ones each; all tokens that one session computes."""
+    session = "[session]\ncalls = 10\nadded_tokens = 300\n"
+    traffic = "peak_requests_per_s = 20"
+    alone = planned(profile_text(traffic=traffic, more=session))
+    reused = planned(profile_text(traffic=traffic, more=session + "hit_ratio = 1.0\n"))
+    assert any("session.hit_ratio" in each for each in alone.step(8).to_measure)
+    _, cached_tokens = session_prefill_tokens(
+        calls=10, first_prompt_tokens=1000, added_tokens=300, output_tokens=200
+    )
+    assert reused.step(8).output["computed_input_tokens"] == pytest.approx(cached_tokens / 10)
+    assert (reused.gpus or 0) < (alone.gpus or 0)
+
+
+def test_a_context_that_a_turn_continues_is_not_computed_again() -> None:
+    turn = "[session]\ncalls = 1\nadded_tokens = 0\nheld_tokens = 600\nhit_ratio = 0.5\n"
+    output = planned(profile_text(more=turn)).step(8).output
+    assert output["computed_input_tokens"] == pytest.approx(1000 - 0.5 * 600)
+
+
+def test_expert_parallelism_says_its_exchange_and_its_busiest_gpu() -> None:
+    text = profile_text(
+        deployment='model = "openai/gpt-oss-120b"\ntensor_parallel = 4\nexpert_parallel = true'
+    )
+    fleet_plan = planned(text)
+    step = fleet_plan.step(6)
+    assert "with expert parallelism" in step.decision
+    assert float(step.output["busiest_gpu_load"] or 0) > 1
+    assert any("of the TTFT target" in each.result for each in step.steps)
+    assert "--enable-expert-parallel" in str(fleet_plan.step(13).output["launch"])
+    with pytest.raises(SizingError, match="no routed experts"):
+        planned(profile_text(deployment="expert_parallel = true"))
+
+
+def test_the_launch_line_bounds_what_runs_by_c_max() -> None:
+    fleet_plan = planned(profile_text(slo="itl_p99_s = 0.03"))
+    curve, last = fleet_plan.step(10).output, fleet_plan.step(13).output
+    line = str(last["launch"])
+    assert f"--max-num-seqs {curve['c_max']}" in line
+    assert f"--max-model-len {last['max_model_len']}" in line
+    assert "--max-num-batched-tokens" in line
+
+
+def test_tiers_that_cost_more_are_not_used() -> None:
+    tiers = ROUTED.format(
+        method="route",
+        small="share_ratio = 0.7\nusd_per_gpu_hour = 500",
+        large="share_ratio = 0.3",
+    )
+    fleet_plan = planned(profile_text(more=tiers))
+    assert fleet_plan.tiers == ()
+    assert any("one fleet costs" in note for note in fleet_plan.step(3).notes)
+
+
+def test_the_router_counts_against_the_ttft() -> None:
+    tiers = ROUTED.format(method="route", small="share_ratio = 0.7", large="share_ratio = 0.3")
+    text = profile_text(more=tiers, slo="ttft_p99_s = 0.62")
+    slow = planned(text.replace("[routing]", "[routing]\nrouter_s = 0.06"))
+    fast = planned(text.replace("[routing]", "[routing]\nrouter_s = 0.0"))
+    limits = [
+        [float(each.step(10, tier).output["ttft_p99_s"] or 0.0) for tier in each.tiers]
+        for each in (slow, fast)
+    ]
+    assert limits[0]
+    assert max(limits[0]) <= 0.56
+    assert max(limits[1]) <= 0.62
+
+
+def test_an_escalated_request_is_held_to_the_ttft_target() -> None:
+    tiers = ROUTED.format(method="cascade", small="escalation_ratio = 0.3", large="")
+    fleet_plan = planned(profile_text(more=tiers))
+    assert any("escalated requests have TTFT P99" in each for each in fleet_plan.unmet)
+    batch = 'kind = "batch"\nbatch_requests = 360000\nbatch_window_s = 3600'
+    assert not planned(profile_text(more=tiers, traffic=batch)).unmet
+
+
+def test_a_tail_far_above_p95_is_a_note() -> None:
+    text = profile_text().replace("input_p99_tokens = 2000", "input_p99_tokens = 9000")
+    assert any("input P99 is 6x the P95" in note for note in planned(text).step(1).notes)
 
 
 def test_tiers_are_compared_with_one_fleet_of_the_large_model() -> None:
