@@ -58,6 +58,8 @@ _OPTIMISTIC = 1.1
 # worth its all-reduces up to this size (5.6).
 _TIGHT_UTILIZATION = 0.95
 _PCIE_TENSOR_PARALLEL = 2
+# Of GPUs that share the host's memory: published recipes of DGX Spark.
+_SHARED_UTILIZATION = 0.85
 _TIGHT_RATIO = 0.99
 _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
@@ -291,6 +293,12 @@ def launch_notes(setup: Setup) -> Iterator[str]:
             "spikes and other processes: 0.90 to 0.95 is the safe range"
         )
     if gpu is not None:
+        if gpu.shares_host_memory and setup.utilization > _SHARED_UTILIZATION:
+            yield (
+                f"{gpu.name} shares its memory with the host: vLLM does not start where "
+                f"{percent(setup.utilization)} of it is not free; recipes use "
+                f"--gpu-memory-utilization {figure(_SHARED_UTILIZATION)}"
+            )
         yield from over_pcie(gpu, parallel.tensor)
         if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
             yield (

@@ -762,3 +762,12 @@ def test_a_wrong_value_names_its_flag(flag: str, value: str) -> None:
 
     assert done.returncode == 2
     assert flag in done.stderr
+
+
+def test_a_gpu_that_shares_the_hosts_memory_is_not_filled() -> None:
+    launch = ("--model", "Qwen/Qwen3-8B", "--gpu", "gb10", "--max-model-len", "8192")
+    told = "vLLM does not start where 92% of it is not free"
+
+    assert told in " ".join(size(*launch).stdout.split())
+    lower = size(*launch, "--gpu-memory-utilization", "0.85").stdout
+    assert "not free" not in lower
