@@ -387,12 +387,13 @@ def export_command(
 def mcp(listen: str | None, **given: Any) -> int:  # noqa: ANN401 - listen is a setting as well
     """Serve kneewatch's diagnoses to AI agents over the Model Context Protocol.
 
-    All tools are read-only. Requires the extra mcp: pip install 'kneewatch[mcp]'.
+    All tools are read-only. Requires the extra mcp: pip install './WHEEL[mcp]' with the
+    release's wheel, or '.[mcp]' in a checkout.
     """
     try:
         from kneewatch.agent.mcp import server
     except ModuleNotFoundError as exc:
-        raise click.UsageError("mcp is not installed: pip install 'kneewatch[mcp]'") from exc
+        raise click.UsageError("mcp is not installed: pip install './WHEEL[mcp]'") from exc
 
     return server.run(effective(given), listen=listen, **given)
 

@@ -63,7 +63,7 @@ class Cluster:
             from kubernetes.config import ConfigException, incluster_config
         except ModuleNotFoundError as error:
             raise SettingsError(
-                "the Kubernetes client is not installed: pip install 'kneewatch[kubernetes]'"
+                "the Kubernetes client is not installed: pip install './WHEEL[kubernetes]'"
             ) from error
         configuration = Configuration()
         # No retries and no redirects: the token is for this server alone.

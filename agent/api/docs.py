@@ -18,12 +18,18 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, MEDIA_TYPES, Problem, form_of
 
 FOLDERS = ("causes", "rules")
 GLOSSARY = "glossary"
+SHORT_PATHS = {
+    "/docs/": "../docs",
+    **{f"/docs/{folder}": f"{folder}/index" for folder in FOLDERS},
+    **{f"/docs/{folder}/": "index" for folder in FOLDERS},
+}
+"""Paths that people type, with the relative address to which they lead."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 GENERATED_NOTE = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 FOLDED = re.compile(
@@ -57,6 +63,12 @@ def add_docs(app: FastAPI) -> None:
         ("/docs/{folder}/{name}", _manual_page),
     ):
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
+    for path in SHORT_PATHS:
+        app.add_route(path, _redirect)
+
+
+async def _redirect(request: Request) -> Response:
+    return RedirectResponse(SHORT_PATHS[request.url.path])
 
 
 async def _manual_page(request: Request, folder: str, name: str) -> Response:

@@ -109,10 +109,11 @@ log = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
 PROBE = "/probe"
-OPEN_PATHS = frozenset({HEALTH_PATH, PROBE, "/readyz", "/docs/glossary", "/docs/reference.css"})
+OPEN_PAGES = ("/docs/causes", "/docs/rules", "/docs/glossary", "/docs/reference.css")
+OPEN_PATHS = frozenset({HEALTH_PATH, PROBE, "/readyz", "/triage/triage.css", *OPEN_PAGES})
 OPEN_FOLDERS = (f"{PROBE}/", "/docs/causes/", "/docs/rules/")
 """Paths that need no token. Health probes of systemd and Kubernetes send none, and the manual is
-public because alerts link to it."""
+public because alerts link to it; a page that asks for a token has its stylesheet."""
 
 SAFE_METHODS = ("GET", "HEAD")
 SAME = (b"same-origin", b"none")

@@ -165,7 +165,8 @@ def check_libraries() -> None:
     if missing:
         raise SettingsError(
             f"reports need {', '.join(missing)}, not installed here. Try: pip install "
-            "'kneewatch[report]', or build the image with --build-arg EXTRAS=[report]"
+            "'./WHEEL[report]' with the release's wheel, or build the image with "
+            "--build-arg EXTRAS=[report]"
         )
 
 

@@ -80,12 +80,31 @@ def test_a_browser_gets_html_and_curl_the_markdown() -> None:
         assert client.get("/docs/how-to/index").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("/docs/", "../docs"),
+        ("/docs/causes", "causes/index"),
+        ("/docs/causes/", "index"),
+        ("/docs/rules", "rules/index"),
+    ],
+)
+def test_a_short_path_leads_to_its_page(path: str, there: str) -> None:
+    with asking(service_of(SICK_STATE)) as client:
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (307, there)
+
+
 def test_an_alerts_link_opens_without_a_token(tmp_path: Path) -> None:
     settings = settings_of(http__token_file=str(token_file(tmp_path / "read", READER)))
     with asking(service_of(SICK_STATE, settings=settings)) as client:
         for path in ("rules/KV-EVICT", "causes/kv_pressure", "glossary", "reference.css"):
             assert client.get(f"/docs/{path}", accept="text/html").status_code == 200, path
-        for path in ("/docs", "/docs/causes", "/docs/causes/../../triage", "/docs/glossary/x"):
+        refused = client.get("/triage", accept="text/html")
+        assert refused.status_code == 401
+        assert 'href="triage/triage.css"' in refused.text
+        assert client.get("/triage/triage.css").status_code == 200
+        for path in ("/docs", "/docs/causes/../../triage", "/docs/glossary/x"):
             assert client.get(path, accept="text/html").status_code in (401, 404), path
 
 

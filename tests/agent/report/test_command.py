@@ -156,4 +156,4 @@ def test_without_its_libraries_it_says_how_to_get_them(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = main("report")
     assert done.status == 2
-    assert "matplotlib, not installed here. Try: pip install 'kneewatch[report]'" in done.err
+    assert "matplotlib, not installed here. Try: pip install './WHEEL[report]'" in done.err
