@@ -292,10 +292,12 @@ def choices_of(given: dict[str, Any]) -> Choices:
     for flag in ("dp", "dcp", "concurrency", "expert_parallel", "compare", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
+    allowed: str = given["gpus_allowed"] or ""
     return Choices(
         tensor_parallel=given["tp"],
         pipeline_parallel=None if given["pp"] == 1 else given["pp"],
         most_gpus=given["gpus"],
+        gpus=tuple(named_gpu(name.strip()) for name in allowed.split(",") if name),
     )
 
 

@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
+    ASSUMED_ITL_S,
     BY_HOUR,
     BY_TOKENS,
     Candidate,
@@ -29,13 +30,14 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.size import peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
-from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs, safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     RUNNING_LIMIT,
     Capacity,
     capacity,
     drafting_of,
 )
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
@@ -53,12 +55,13 @@ class Choices(Struct, frozen=True, kw_only=True):
 
     The launch's parallelism is fixed if it has more than one GPU; to fix a single GPU, or the
     pipeline stages, set it here. A given `pipeline_parallel` is always tried; other sizes only if
-    no tensor-parallel size starts. `most_gpus` limits the fleet.
+    no tensor-parallel size starts. `most_gpus` limits the fleet. `gpus` are the only ones to try.
     """
 
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     most_gpus: int | None = None
+    gpus: tuple[Gpu, ...] = ()
 
 
 ANYTHING = Choices()
@@ -110,7 +113,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
             raise SizingError("a search computes this for each launch: leave it out", name=name)
     check_question(question)
     data_centre = (card for card in gpus().values() if card.segment == "data-centre")
-    cards = tuple(data_centre) if setup.gpu is None else (setup.gpu,)
+    cards = choices.gpus or (tuple(data_centre) if setup.gpu is None else (setup.gpu,))
     if question.usd_per_gpu_hour is not None and len(cards) > 1:
         raise SizingError(
             f"one price cannot apply to {len(cards)} GPUs: set the GPU as well",
@@ -340,6 +343,10 @@ KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
 # A quotient this near to a whole number is computed exactly, from the decimals.
 _NEAR_WHOLE = 1e-9
 _BEST = 3
+# Requests are longer than the mean at times: a cache that is full in the mean evicts them.
+_MOST_KV_RATIO = 0.9
+# A fleet of this many times the winner's GPUs is no alternative to it.
+_MOST_TIMES = 16
 
 
 def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
@@ -352,6 +359,9 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     Raises:
         SizingError: an input is invalid or missing, or describes a single launch.
     """
+    stated = question.targets
+    if stated.itl_p99_s is None:
+        question = replace(question, targets=Targets(stated.ttft_p99_s, ASSUMED_ITL_S))
     tried, tally = space(question, choices), Tally()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
     launched = meeting = 0
@@ -368,10 +378,12 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     ordered = [candidate for _, candidate in sorted(chosen.values(), key=lambda entry: entry[0])]
     by_gpu: dict[str, Candidate] = {}
     for candidate in ordered:
-        by_gpu.setdefault(candidate.gpu.id, candidate)
+        if candidate.gpus <= _MOST_TIMES * ordered[0].gpus:
+            by_gpu.setdefault(candidate.gpu.id, candidate)
     rejections = tally.rejections()
     return SearchResult(
         question=question,
+        is_itl_assumed=stated.itl_p99_s is None,
         ranked_by=BY_TOKENS if question.peak_requests_per_s is None else BY_HOUR,
         best=tuple(ordered[:_BEST]),
         by_gpu=tuple(by_gpu.values()),
@@ -388,7 +400,8 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
         cost = candidate.usd_per_million_output_tokens
     request_s = candidate.ttft_s + candidate.itl_s * (question.output_tokens or 0.0)
     longest = candidate.setup.longest_tokens
-    return cost, candidate.gpus, candidate.validations, request_s, -longest
+    certain = candidate.starts_for_certain
+    return not certain, cost, candidate.gpus, candidate.validations, request_s, -longest
 
 
 def _candidate(
@@ -397,9 +410,10 @@ def _candidate(
     """The launch with its replicas at the highest load within the targets; None if it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
-    limit_at_targets = _capacity(question, tried, setup, limit)
+    targets = safe_targets(question.targets, setup)
+    limit_at_targets = _capacity(question, tried, setup, limit, targets)
     if not limit_at_targets.concurrency:
-        _reject_latency(question, launch, limit_at_targets, tally)
+        _reject_latency(targets, launch, limit_at_targets, tally)
         return None
     speed = limit_at_targets.performance
     replicas = _replicas(question, speed.requests_per_s)
@@ -445,11 +459,14 @@ def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
     held = answer.concurrency.expected
     if int(tokens) != setup.context:
         held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
-    limit = max(int(min(held, float(setup.seqs))), 1)
-    return held, limit, KV_CACHE if held < setup.seqs else MAX_NUM_SEQS
+    usable = held * _MOST_KV_RATIO
+    limit = max(int(min(usable, float(setup.seqs))), 1)
+    return held, limit, KV_CACHE if usable < setup.seqs else MAX_NUM_SEQS
 
 
-def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Capacity:
+def _capacity(
+    question: Question, tried: Space, setup: Setup, limit: int, targets: Targets
+) -> Capacity:
     costs = launch_costs(setup)
     load = Load(
         input_tokens=tried.input_tokens,
@@ -459,7 +476,7 @@ def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Cap
         max_num_batched_tokens=setup.batched_tokens,
         drafting=drafting_of(question, setup, costs),
     )
-    return capacity(costs, load, question.targets, tried.efficiency)
+    return capacity(costs, load, targets, tried.efficiency)
 
 
 def _replicas(question: Question, usable_requests_per_s: float) -> int:
@@ -474,8 +491,8 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
     return ceil(instances * exact(question.safety))
 
 
-def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally: Tally) -> None:
-    speed, targets = reached.performance, question.targets
+def _reject_latency(targets: Targets, launch: Launch, reached: Capacity, tally: Tally) -> None:
+    speed = reached.performance
     missed_s, target_s = next(
         (latency_s, target_s)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
@@ -484,7 +501,7 @@ def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally
     tally.reject(
         Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
         launch.setup,
-        lambda: f"{seconds(missed_s)}, the target is {seconds(target_s)}",
+        lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
         configurations=launch.configurations,
         needed_ratio=missed_s / target_s,
     )

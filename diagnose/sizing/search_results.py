@@ -15,6 +15,7 @@ from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
+from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
 from kneewatch.rules.formatting import figure, percent, plural
 
 
@@ -100,6 +101,8 @@ class Tally:
 # --- The result: candidates that meet the targets, and reasons for the others ---------------------
 
 
+ASSUMED_ITL_S = 0.1
+"""Of a search without an ITL target: without any, the largest batch is always the cheapest."""
 BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
 
 
@@ -143,6 +146,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 class SearchResult(Struct, frozen=True, kw_only=True):
     """The result of a search.
 
+    - `question`: as asked; `is_itl_assumed`: its ITL target is the search's own.
     - `best`: candidates, the cheapest first. `by_gpu`: the cheapest for every GPU. Both contain a
       launch once, with the longest context that it starts with.
     - `configurations`: number tried. `meeting`: how many of them meet the targets. `rejections`:
@@ -151,6 +155,7 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     """
 
     question: Question
+    is_itl_assumed: bool
     ranked_by: str
     best: tuple[Candidate, ...]
     by_gpu: tuple[Candidate, ...]
@@ -189,12 +194,33 @@ _SAME_RATIO = 1e-9
 _PREDICTED = "speeds are predicted, not measured: benchmark the winner before you buy"
 
 
+def _assumptions(result: SearchResult) -> list[str]:
+    """What holds for all candidates, one sentence each."""
+    lines, winner = [_PREDICTED], result.winner
+    stated = result.question.targets
+    if result.is_itl_assumed:
+        lines.append(f"no ITL target is set, so {seconds(ASSUMED_ITL_S)} is assumed: set --itl-slo")
+    if winner is not None:
+        safe = safe_targets(stated, winner.setup)
+        margins = [
+            f"{name} predicted up to {seconds(safe_s)} for a target of {seconds(target_s)}"
+            for name, safe_s, target_s in stated.beside(
+                safe.ttft_p99_s or 0.0, safe.itl_p99_s or 0.0
+            )
+        ]
+        lines.append(f"targets have a margin as wide as the accuracy: {', '.join(margins)}")
+    return lines
+
+
 def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
     """What to check before buying this candidate, one sentence each."""
     setup, gpu = candidate.setup, candidate.gpu
     lines: list[str] = []
     if setup.quantization is not None:
-        lines.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
+        lines.append(
+            f"weights changed from {scheme(setup.model.quantization).id} to {setup.scheme.id} (fix "
+            "them with --quantization): test answer quality on your own prompts"
+        )
     if kv_format(setup.kv_cache_dtype).is_quantized:
         lines.append(
             f"test answer quality with the {setup.kv_cache_dtype} KV cache, especially on long "
@@ -274,7 +300,7 @@ def explain(result: SearchResult) -> tuple[str, ...]:
         lines += [f"{place}. {_headline(candidate)}", f"   {difference(result, candidate)}"]
         lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(result, candidate)]]
     if result.best:
-        lines.append(f"Note: {_PREDICTED}.")
+        lines += [f"Note: {text}." for text in _assumptions(result)]
     if len(result.by_gpu) > 1:
         lines.append("Cheapest configuration on each GPU:")
         lines += [
@@ -330,7 +356,7 @@ def document(result: SearchResult) -> dict[str, object]:
             }
             for rejection in result.rejections
         ],
-        "notes": [_PREDICTED],
+        "notes": _assumptions(result),
         "steps": [step.line() for step in winner_steps(result)],
     }
 

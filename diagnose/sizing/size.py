@@ -40,6 +40,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     intensity_of,
     launch_costs,
     measured_ratios,
+    safe_targets,
     unlike_measured,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
@@ -513,7 +514,8 @@ def _predicted_usable(
         step = _usable_step(question, speed, load.concurrency, "at the stated concurrency")
         return speed.requests_per_s * question.setup.parallel.data, "predicted", step
     most = replace(load, concurrency=max(floor(load.max_running), 1))
-    best = capacity(costs, most, question.targets, question.efficiency)
+    targets = safe_targets(question.targets, question.setup)
+    best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown", None
     step = _usable_step(question, best.performance, best.concurrency, "the most within the targets")

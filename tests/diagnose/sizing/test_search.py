@@ -26,11 +26,12 @@ from kneewatch.diagnose.sizing.search_results import (
     SearchResult,
     document,
     explain,
+    notes,
     question_of,
 )
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import MEASURED_RATIOS, costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import capacity, strain
 from kneewatch.rules.facts import Targets
 from tests.effort import calls
@@ -220,7 +221,7 @@ def test_pipeline_stages_only_where_a_node_is_too_small() -> None:
 
 def test_the_longest_context_that_starts_is_taken() -> None:
     awq = replace(on("l4"), quantization="awq")
-    result = search(asked(setup=awq), Choices(tensor_parallel=1))
+    result = search(asked(setup=awq, ttft_s=None, itl_s=0.2), Choices(tensor_parallel=1))
     lengths = {
         (candidate.setup.scheme.id, candidate.setup.kv_cache_dtype): candidate.setup.longest_tokens
         for candidate in result.best
@@ -236,7 +237,7 @@ def test_a_length_that_takes_every_block_waits_for_ever() -> None:
     whole = 16 * answer.layout.blocks(answer.available_bytes.expected)
     choices = Choices(tensor_parallel=1, pipeline_parallel=1)
     for length, meeting in ((whole, 0), (whole - 16, 1)):
-        question = asked(setup=replace(setup, max_model_len=length))
+        question = asked(setup=replace(setup, max_model_len=length), ttft_s=None, itl_s=0.2)
         assert memory(question.setup).holds_one is bool(meeting)
         assert search(question, choices).meeting == meeting
 
@@ -352,9 +353,44 @@ def test_the_document_is_plain_json() -> None:
 
 
 def test_thousands_of_configurations_are_little_work() -> None:
-    question = asked(LLAMA_70B, ttft_s=0.5, itl_s=0.03)
+    question = asked(LLAMA_70B, ttft_s=1.5, itl_s=0.06)
     result = search(question)
     assert result.configurations >= 3_000
     work = calls(lambda: search(question))
     assert work < 100 * result.configurations  # a call is some 0.1 us
     assert len(result.by_gpu) > 10
+
+
+def test_targets_have_a_margin_as_wide_as_the_band() -> None:
+    """9 of 10 benchmarks measured an ITL of up to 1.8 times the prediction."""
+    result = search(asked(setup=on("h100-sxm"), itl_s=0.04))
+    assert result.winner is not None
+    assert result.winner.itl_s <= 0.04 / MEASURED_RATIOS["ITL"][1]
+    assert "ITL predicted up to 22.22 ms for a target of 40 ms" in "\n".join(explain(result))
+    sized = size(question_of(result.question, result.winner))
+    assert sized.fleet is not None
+    assert sized.fleet.deployed_instances == result.winner.replicas
+
+
+def test_without_a_target_neither_the_cache_is_full_nor_tokens_are_slow() -> None:
+    result = search(asked(itl_s=None))
+    assert result.winner is not None
+    assert all(candidate.kv_usage_ratio <= 0.9 for candidate in result.best)
+    assert all(candidate.itl_s <= 0.1 / 1.8 for candidate in result.best)
+    assert "no ITL target is set, so 100 ms is assumed" in "\n".join(explain(result))
+
+
+def test_only_the_allowed_gpus_are_tried_and_changed_weights_are_said() -> None:
+    allowed = (gpu("h100-sxm"), gpu("l40s"))
+    result = search(asked(), Choices(gpus=allowed))
+    assert {candidate.gpu for candidate in result.by_gpu} <= set(allowed)
+    changed = [each for each in result.best if each.setup.quantization is not None]
+    assert changed
+    for each in changed:
+        assert "weights changed from bf16 to" in "\n".join(notes(result, each))
+
+
+def test_no_fleet_of_many_times_the_gpus_is_an_alternative() -> None:
+    result = search(asked(LLAMA_70B, itl_s=0.2, peak=400))
+    assert result.winner is not None
+    assert max(each.gpus for each in result.by_gpu) <= 16 * result.winner.gpus
