@@ -32,6 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 _MIB = 1024 * 1024
 _KIB = 1024
 
+_BLOCK_CHARS = 64 * _KIB  # all labels of a series; vLLM's longest have 2 KiB
 _EXCERPT = 80  # characters of a line that an error message shows
 
 _TYPES_0_0_4 = {"counter", "gauge", "histogram", "summary", "untyped"}
@@ -153,6 +154,8 @@ def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
     Labels are sorted by name. A metric name with characters outside the classic alphabet is quoted
     inside the braces: {"a.b", c="d"}.
     """
+    if len(block) > _BLOCK_CHARS:
+        raise ExpositionError(f"labels of over {_BLOCK_CHARS} characters", kind="too_large")
     name: str | None = None
     labels: dict[str, str] = {}
     position = 0

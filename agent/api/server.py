@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
+import resource
 import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache, partial
 from time import monotonic
@@ -56,16 +59,30 @@ class Bounds(Struct, frozen=True):
 
 
 class ConnectionCounts(Struct):
-    """The number of open connections per address."""
+    """The number of open connections per address. `waiting` are those without a whole request yet,
+    oldest first, with a function that ends each."""
 
     bounds: Bounds
     by_address: Counter[str] = field(default_factory=Counter[str])
+    waiting: dict[object, Callable[[], None]] = field(
+        default_factory=dict[object, "Callable[[], None]"]
+    )
 
     def enter(self, address: str) -> bool:
-        """Count a new connection. Returns whether it is within the limits."""
+        """Count a new connection. Returns whether it is within the limits.
+
+        At the limit on all connections, the oldest one that waits for a request is ended to make
+        room: connections that send nothing must not keep a probe out.
+        """
         self.by_address[address] += 1
-        mine = self.by_address[address] <= self.bounds.share * self.bounds.connections
-        return mine and self.by_address.total() <= self.bounds.connections
+        bounds, total = self.bounds, self.by_address.total()
+        mine = self.by_address[address] <= bounds.share * bounds.connections
+        if not mine and bounds.share < 1.0:
+            return False
+        if total > bounds.connections and self.waiting:
+            self.waiting.pop(next(iter(self.waiting)))()
+            return True
+        return total <= bounds.connections
 
     def leave(self, address: str) -> None:
         """Remove a closed connection."""
@@ -103,6 +120,7 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         if self._counts.enter(self._address):
+            self._counts.waiting[self] = transport.abort
             self._set_deadline(self._counts.bounds.request_s)
         else:
             transport.abort()
@@ -110,6 +128,7 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection from the counts."""
         self._counts.leave(self._address)
+        self._counts.waiting.pop(self, None)
         self._clear_deadline()
         super().connection_lost(exc)
 
@@ -147,6 +166,8 @@ class TimedProtocol(H11Protocol):
         """Handle a complete response. If some of it is still in the transport's buffer, the
         response deadline keeps running until the client has read it."""
         self._receiving = self._answering = False
+        if not self.transport.is_closing():
+            self._counts.waiting[self] = self.transport.abort
         if not self.transport.get_write_buffer_size():
             self._clear_deadline()
         super().on_response_complete()
@@ -160,6 +181,7 @@ class TimedProtocol(H11Protocol):
         """Start the response deadline once the request is complete."""
         if self._receiving and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED):
             self._receiving, self._answering = False, True
+            self._counts.waiting.pop(self, None)
             self._set_deadline(self._counts.bounds.response_s)
 
     def _set_deadline(self, seconds: float) -> None:
@@ -193,6 +215,7 @@ HANDSHAKE_S = 10.0
 GRACE_S = 1
 """Seconds that running responses get to finish after `stop`."""
 
+LOGGED_S = 60.0
 START_S = 10.0
 TLS_REFRESH_S = 10.0
 """Seconds between two checks whether certificates have changed."""
@@ -260,7 +283,12 @@ class HttpServer:
         if self._socket is None or self._address is None:
             raise RuntimeError("bind first")
         lone = self._address.loopback or self._settings["http.behind_proxy"]
-        bounds = self._bounds
+        # Scrapes and the history need descriptors too.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = self._bounds.connections
+        if files != resource.RLIM_INFINITY:
+            most = max(1, min(most, files // 4))
+        bounds = replace(self._bounds, connections=most)
         if lone:
             bounds = replace(bounds, share=1.0)
         counts = ConnectionCounts(bounds)
@@ -315,13 +343,17 @@ class _Server(uvicorn.Server):
             app_state={},
             loop=loop,
         )
+        loop.set_exception_handler(_log_seldom())
         server = await loop.create_server(
             protocol,
             sock=self._listening,
-            backlog=self.config.backlog,
+            # asyncio accepts as many connections at once, and without file descriptors it fails and
+            # logs as often.
+            backlog=1,
             ssl=self._tls.context if self._tls else None,
             ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
         )
+        self._listening.listen(self.config.backlog)
         self.servers = [server]
         self.started = True
         self.up.set()
@@ -342,6 +374,21 @@ class _Server(uvicorn.Server):
         await self._ended.wait()
 
 
+def _log_seldom() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """A handler that logs the event loop's errors, such as a lack of file descriptors, at most once
+    a minute: clients must not fill the disk."""
+    logged_s = -math.inf
+
+    def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal logged_s
+        if monotonic() - logged_s > LOGGED_S:
+            logged_s = monotonic()
+            what, error = context.get("message"), context.get("exception")
+            log.error("http: connection failed what=%s error=%s", what, error)
+
+    return handle
+
+
 def _config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -356,7 +403,7 @@ def _config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=bounds.connections,
+        limit_concurrency=2 * bounds.connections,  # `ConnectionCounts` has the limit
         backlog=128,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,

@@ -12,7 +12,7 @@ import sys
 
 from tests.soak.ill_clock import clock_set
 from tests.soak.ill_disk import disk_full, flipped_before, flipped_running, read_only
-from tests.soak.ill_targets import dripping, half_hang, half_open, huge
+from tests.soak.ill_targets import dripping, half_hang, half_open, hostile, huge
 
 FAULTS = (
     disk_full,
@@ -23,6 +23,7 @@ FAULTS = (
     half_hang,
     half_open,
     dripping,
+    hostile,
     huge,
 )
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
@@ -118,6 +119,13 @@ def half_open() -> FaultOutcome:
 def dripping() -> FaultOutcome:
     """Servers that say one byte a second."""
     return told("one byte a second", beside(well=8, drip=8, for_s=40.0))
+
+
+def hostile() -> FaultOutcome:
+    """Servers whose pages want all memory, CPU and disk."""
+    outcome = beside(well=8, engines=2, labels=2, blank=2, for_s=60.0, interval_s=2.0)
+    said = told("hostile pages", outcome)
+    return replace(said, kept=said.kept and outcome.peak_bytes < 384 * MIB)
 
 
 def huge() -> FaultOutcome:

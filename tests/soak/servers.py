@@ -157,6 +157,35 @@ def huge(growing: Growing) -> Pages:
     return lambda: whole
 
 
+def engines(growing: Growing) -> Pages:
+    """A page that claims 10,000 engines."""
+    more = "".join(
+        f'vllm:num_requests_running{{model_name="m",engine="{at}"}} 1\n' for at in range(10_000)
+    )
+    return lambda: growing.page(0) + more.encode()
+
+
+def labels(growing: Growing) -> Pages:
+    """A page whose configuration has 60 labels of 15 kB, all others with every request."""
+    turn = iter(range(sys.maxsize))
+
+    def page() -> bytes:
+        at = next(turn)
+        named = ",".join(f'l{label}="{at:05}{"x" * 15_000}"' for label in range(60))
+        own = f'vllm:cache_config_info{{engine="0",model_name="m",{named}}} 1\n'
+        return growing.page(at) + own.encode()
+
+    return page
+
+
+def blank(_growing: Growing) -> Pages:
+    """A page of 15 MB of line ends."""
+    return lambda: b"\n" * 15_000_000
+
+
+HOSTILE = {"huge": huge, "engines": engines, "labels": labels, "blank": blank}
+
+
 def pages_of(kind: str, count: int) -> list[Pages]:
     """The pages of so many servers of a kind."""
     recordings = {name: Growing(name) for name in RECORDINGS[: max(count, 1)]}
@@ -164,8 +193,8 @@ def pages_of(kind: str, count: int) -> list[Pages]:
     if kind == "gpu":
         page = node(GPUS).encode()
         return [lambda: page] * count
-    if kind == "huge":
-        return [huge(recordings[name]) for _, name in turns]
+    if kind in HOSTILE:
+        return [HOSTILE[kind](recordings[name]) for _, name in turns]
     steps = by_turn if kind == "turn" else by_time
     return [steps(recordings[name], APART * at) for at, name in turns]
 

@@ -340,6 +340,19 @@ def test_no_more_connections_than_allowed_are_kept() -> None:
         until(lambda: answers(server))
 
 
+def test_connections_that_send_nothing_keep_no_probe_out() -> None:
+    bounds = Bounds(request_s=3600, connections=8)
+    with served(service_of(WELL_STATE), bounds) as server:
+        place = ("127.0.0.1", urlsplit(server.url).port or 0)
+        opened = [socket.create_connection(place) for _ in range(20)]
+        try:
+            for _ in range(10):
+                assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
+        finally:
+            for connection in opened:
+                connection.close()
+
+
 def test_one_address_gets_its_share_of_an_open_server(tmp_path: Path) -> None:
     file = token_file(tmp_path / "t", READER)
     settings: Settings = settings_of(listen="0.0.0.0:0", http__token_file=str(file))

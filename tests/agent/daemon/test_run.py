@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -332,3 +333,20 @@ def test_a_full_disk_behind_stdout_does_not_stop_it(tmp_path: Path) -> None:
         )
     assert done.returncode == 0
     assert b"cannot write to stdout" in done.stderr
+
+
+def test_without_file_descriptors_the_log_stays_short(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--demo", store=False) as daemon:
+        port, pid = int(daemon.url.rpartition(":")[2]), daemon.process.pid
+        open_files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files + 4, before[1]))
+        opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        (line,) = daemon.wait_for("http: connection failed")
+        time.sleep(1.5)
+        assert len(daemon.log) < 20_000, line
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        for connection in opened:
+            connection.close()
+        assert daemon.get("/healthz")
+        daemon.end()
