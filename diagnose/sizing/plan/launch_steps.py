@@ -6,12 +6,14 @@ Guide 6 and 9.1.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.plan.replica_cost_steps import safety_factor
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
     Serving,
@@ -51,6 +53,11 @@ def disaggregation(pool: Pool, replica: Serving) -> Part:
     part.output |= {"disaggregate": worth, "prefill_stall_s": stall_s}
     if ratio is not None:
         part.output |= {"pd_ratio": ratio.text, "pd_gpus_exact": _gpus(ratio)}
+        each, safety = replica.setup.parallel.gpus, safety_factor(pool.profile)
+        pools = (ratio.prefill_gpus_exact, ratio.decode_gpus_exact)
+        # Whole replicas in each pool, each with the safety of step 11.
+        whole = sum(math.ceil(math.ceil(gpus / each) * safety) * each for gpus in pools)
+        part.output["pd_gpus_deployed"] = whole
         part.steps.append(ratio.step)
     part.add(_transfer(pool, replica, stall_s))
     part.notes.append(why)

@@ -73,6 +73,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     if complete:
         step.decision = f"{plural(instances, 'replica')}, {plural(gpus, 'GPU')}"
         step.output |= {"instances": instances, "gpus": gpus}
+        step.decision += "".join(map(_two_pools, sized))
     for tier, fleet in zip(sized, fleets, strict=True):
         prefix = f"{tier.pool.name}." if several else ""
         step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
@@ -84,6 +85,18 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
             Step("GPUs of all tiers", formula, " + ".join(parts), f"{gpus}", "guide 9.5")
         )
     return step
+
+
+def _two_pools(sized: Sized) -> str:
+    """What step 9 predicts for separate pools, where it advises them; otherwise empty."""
+    batching = next(step.output for step in sized.steps if step.number == 9)
+    if not batching.get("disaggregate"):
+        return ""
+    of = f" of {sized.pool.name}" if sized.pool.name else ""
+    return (
+        f" (two pools{of} for prefill and decode are predicted to take "
+        f"{figure(float(batching['pd_gpus_deployed'] or 0))} GPUs: test them first)"
+    )
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:

@@ -394,6 +394,22 @@ def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None
     assert moved == pytest.approx(1504 * 163_840 / tensor / 50e9)
 
 
+def test_two_pools_that_are_cheaper_by_far_are_in_the_first_line() -> None:
+    text = profile_text(
+        slo="ttft_p99_s = 8.0\nitl_p99_s = 0.05",
+        deployment="tensor_parallel = 4",
+        more='[hosting]\nnetwork = "infiniband-ndr"\n',
+    )
+    fleet_plan = planned(re.sub(r"(input_\w+_tokens = \d+)", r"\g<1>0", text))
+    nine = fleet_plan.step(9).output
+    assert nine["disaggregate"] is True
+    both, one = nine["pd_gpus_deployed"], fleet_plan.gpus
+    assert isinstance(both, int)
+    assert one is not None
+    assert both < one
+    assert f"{both:,} GPUs: test them first" in plan_lines(fleet_plan)[0]
+
+
 def test_the_circuit_breaker_leaves_room_for_prefill() -> None:
     output = guides_plan().step(13).output
     low, high = output["queue_limit_low"], output["queue_limit_high"]
