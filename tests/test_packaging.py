@@ -98,6 +98,16 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
     assert transcript in printed
 
 
+def test_the_readme_shows_what_a_failed_start_prints() -> None:
+    transcript = (ROOT / "README.md").read_text().split("```text\n")[1].split("```")[0]
+    log = str(ROOT / "tests" / "fixtures" / "start_failed.log")
+    command = [sys.executable, "-m", "kneewatch.agent.cli", "diagnose", "--log", log]
+    done = subprocess.run(
+        [*command, "--gpu", "h100-sxm"], capture_output=True, text=True, check=False
+    )
+    assert transcript in done.stdout
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / link).exists(), link
