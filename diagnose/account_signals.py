@@ -46,6 +46,9 @@ ACCOUNT_SIGNALS: Mapping[str, str] = {
 LEARNED_FROM = 0.85
 """An engine with a lower speed is slow: its samples are not learned."""
 
+WARM_UP_S = 30.0
+"""The first steps and prefills of a process are slow, for so long after its first token."""
+
 CHANGED_FROM = 1.25
 """A factor that moved by less than this ratio counts as unchanged."""
 

@@ -118,7 +118,9 @@ class Changed(Struct, frozen=True):
             parts.append(f"prefill speed x{of.prefill:.2f}")
         if (streams := self.stream_words()) and self.since_s is not None:
             parts.append(streams)
-        head = "as usual" if self.since_s is None else f"since {clock(self.since_s)[:5]}"
+        head = "as usual" if None not in (self.demand, of.ratio) else "as usual as far as known"
+        if self.since_s is not None:
+            head = f"since {clock(self.since_s)[:5]}"
         if self.restart is not None:
             head = self.restart.words()
         limits = f"; limited by {' and '.join(self.limits)}" if self.limits else ""

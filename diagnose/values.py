@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from msgspec import Struct, field
 
@@ -131,6 +132,8 @@ class Values(Struct, frozen=True):
 
     - `config`: the labels of cache_config_info.
     - `observed_s`: seconds since the oldest scrape of this process that is kept.
+    - `served_s`: seconds since its first token, or since its start where that is all that is known;
+      inf if nothing is.
     - `started_s`: when the process started; None if the page lacks it.
     - `restarted`: this scrape shows that the process was replaced. `starts_over`: earlier scrapes
       do not count, because the process was replaced or the clock was set back.
@@ -173,6 +176,7 @@ class Values(Struct, frozen=True):
     scrapes: int = 0
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     observed_s: float = 0.0
+    served_s: float = inf
     started_s: float | None = None
     restarted: bool = False
     starts_over: bool = False

@@ -85,6 +85,8 @@ SERVER_FACTS = (
 )
 """The facts in the line about the server, with the format of each."""
 
+UNKNOWN_CHANGE = "what changed since quiet times is unknown"
+
 COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unknown": "35"}
 """Terminal colours of the health states."""
 
@@ -143,8 +145,11 @@ def stage_words(diagnosis: Verdict) -> str:
 
 
 def changed_words(diagnosis: Verdict) -> str:
-    """What changed since quiet times, in one line; empty if no factor is known."""
-    return "" if diagnosis.changed is None else diagnosis.changed.words()
+    """What changed since quiet times, in one line; empty for an engine without causes of which no
+    factor is known, and while no page is readable."""
+    if diagnosis.changed is not None:
+        return diagnosis.changed.words()
+    return UNKNOWN_CHANGE if diagnosis.causes and diagnosis.values else ""
 
 
 def slo_words(diagnosis: Verdict) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED
+from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     FIRST_TOKENS_VERY_LATE,
@@ -38,7 +38,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Signal, Watched
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -194,9 +194,11 @@ PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
 SPEED_RATIO, PREFILL_SPEED_RATIO = Signal(SPEED), Signal(PREFILL_SPEED)
+SPEED_AT_MOST = SPEED_RATIO + Signal(SPEED_ERROR).otherwise(0.0)
 SLOWER_BY, PREFILLS_SLOWER_BY = 1.0 / SPEED_RATIO, 1.0 / PREFILL_SPEED_RATIO
-SLOW_FROM, HARMFUL_FROM = 0.75, 0.35
-"""Steps are slow, and harmfully so, from these shares of the speed of quiet times on."""
+SLOW_FROM, HARMFUL_FROM = 0.75, 0.45
+"""Steps are slow, and harmfully so, from these shares of the speed of quiet times on: harmfully if
+the speed with its error is no larger."""
 
 SLOWED_TOKENS = (
     "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} requests in the "
@@ -217,8 +219,11 @@ earlier."""
 
 IS_PRESSED, IS_STOLEN = PRESSURE >= PRESSED_FROM, STEAL >= STOLEN_FROM
 
-WARMED_UP = Watched(Number(1.0))
-"""The process has run for one window: its first steps are slow, and loading weights takes CPU."""
+WARMED_UP = Tested(
+    lambda facts: facts.served_s >= WARM_UP_S * min(1.0, facts.scale) + facts.window_s,
+    "the process generated its first token half a minute before the window, or earlier",
+)
+"""Loading weights takes CPU, and what is slow at first has left the window."""
 
 _SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
@@ -399,7 +404,7 @@ SLOW_STEPS = CauseRecord(
             levels=(
                 Level(
                     Severity.CRITICAL,
-                    FIRST_TOKENS_VERY_LATE | ((SPEED_RATIO <= HARMFUL_FROM) & OVER_TARGET),
+                    FIRST_TOKENS_VERY_LATE | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
                 ),
                 Level(Severity.WARNING, OVER_TARGET),
                 Level(Severity.INFO),

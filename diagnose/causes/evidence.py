@@ -57,6 +57,7 @@ class Facts(Moment, frozen=True):
     The defaults are those of an engine without history, such as a tier's average engine or an
     engine that is compared with its peers.
 
+    - `served_s`: seconds since the process generated its first token; inf if unknown.
     - `missing`: the metrics that each unknown signal lacks.
     - `findings`: findings by rule id.
     - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be the target's.
@@ -73,6 +74,7 @@ class Facts(Moment, frozen=True):
     """
 
     now_s: float = 0.0
+    served_s: float = math.inf
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     findings: Mapping[str, Finding] = field(default_factory=dict[str, Finding])
     stage: Stage = STEADY

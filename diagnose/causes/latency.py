@@ -12,6 +12,7 @@ from kneewatch.diagnose.causes.bottleneck import (
     PREFILL_S,
     QUEUE_S,
     SLOW_STEPS_ALONE,
+    WARMED_UP,
     bound_of,
     bound_terms,
 )
@@ -124,6 +125,7 @@ PREFILL_INTERFERENCE = CauseRecord(
     forms=(
         Form(
             gate=(STALLS | TAIL_ONLY)
+            & WARMED_UP
             & (Signal("preemption_per_s").otherwise(0.0) <= 0.0)
             & NOT_EVICTING,
             start=Number(-0.2),

@@ -38,7 +38,10 @@ WORK_RATIO = COMPUTED / GENERATED.otherwise(0.0).at_least(1e-9)
 
 PREFILL_SHARE = Signal("prefill_service_ratio").otherwise(0.0)
 BUSY = PREFILL_BUSY.otherwise(0.0)
-BY_SHARE = PREFILL_SHARE >= 0.05
+TAKES_TIME = (Signal("prefill_mean_s") >= 0.05).assume(unknown=True)
+"""A mean prefill is long enough for callers to notice it."""
+
+BY_SHARE = (PREFILL_SHARE >= 0.05) & TAKES_TIME
 BY_WORK = (
     ~Signal("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Signal("waiting_avg") >= 1.0)
 )
@@ -96,6 +99,7 @@ NEVER_HIT = (
     & (WORK_RATIO >= 4.0)
     & ~SHARED.assume(unknown=False)
     & (PREFILL_SHARE >= 0.3)
+    & TAKES_TIME
     & FILLED
 )
 """Caching is on and prefill is heavy, but there are almost no hits."""

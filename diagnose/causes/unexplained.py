@@ -46,7 +46,11 @@ SAME_LOAD = (
 ).assume(unknown=False)
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
-FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR) & (Signal("ttft_p99_drift_ratio") >= 1.3)
+FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
+    Signal("ttft_p99_drift_ratio") >= 1.3
+)
+"""First tokens are far later than the growth of prompts explains."""
+
 MEAN_IS_LATE = FIRST_TOKENS_LATE & (
     Signal("ttft_mean_s") / BaselineValue("ttft_mean_s") >= FAR
 ).assume(unknown=True)
@@ -96,6 +100,7 @@ UNEXPLAINED_LATENCY = CauseRecord(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S), stretch=False)
+            & SAME_LOAD
             & (MEAN_IS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False),
             start=Number(0.2),
             terms=(

@@ -522,6 +522,7 @@ class Judge:
             window_s=values.window_s,
             scale=profile.scale,
             observed_s=values.observed_s,
+            served_s=values.served_s,
             values=signals,
             recent=values.recent,
             streaks_s=streaks_s,

@@ -89,8 +89,9 @@ Those of `Work` (learned/account.py) in the order of its fields, then finished r
 calls and prompt tokens of finished requests.
 """
 
-GENERATED, STARTED, PREFILLS, PREEMPTED = 0, 3, 8, 13
-"""Indices of `COUNTED`. The number of prefills follows their seconds."""
+GENERATED, STARTED, UNUSED, PREFILLS, PREEMPTED = 0, 3, 4, 8, 13
+"""Indices of `COUNTED`. The number of prefills follows their seconds. Those before UNUSED are 0
+until the process has generated a token."""
 
 METRICS_COUNTED = frozenset(metric for parts in COUNTED for metric, _, _ in parts)
 """The metrics that are counted."""
@@ -134,6 +135,7 @@ class EngineReader:
         self._columns = self._prefix_columns = NO_COLUMNS
         self._counted, self._prefix_parts = Parts(), Parts()
         self._prefill_s, self._prefilled = 0.0, (0.0, 0.0)
+        self._unused_s = -inf
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
 
@@ -177,6 +179,8 @@ class EngineReader:
         if self._columns is not history.columns:
             self._bind()
         totals = self._totals()
+        if not any(totals[:UNUSED]):
+            self._unused_s = t_s
         self._note_prefills(totals)
         window = Window(history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
@@ -195,6 +199,7 @@ class EngineReader:
             scrapes=window.scrapes,
             config=self.config,
             observed_s=t_s - history.first_s,
+            served_s=t_s - max(self._unused_s, history.started_s or -inf),
             started_s=history.started_s,
             restarted=restart is not None,
             starts_over=restart is not None or history.clock_steps != steps,

@@ -47,6 +47,7 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
     STREAM_RATE,
     STREAM_USUAL,
+    WARM_UP_S,
     is_unchanged,
 )
 from kneewatch.diagnose.values import Signals, Values
@@ -103,9 +104,6 @@ limits' range that counts as one."""
 KNOWN_UP_TO = 2.5
 """If the limits of a step's time are further apart than this ratio, and the time lies between
 them, the speed is unknown."""
-
-WARM_UP_S = 30.0
-"""The first steps of a process are slow; they are not learned for so long."""
 
 GIVEN_UP_MAX = 0.2
 """If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
@@ -244,12 +242,11 @@ class Reference(Struct):
         """
         own_s = self.took_s
         size, beside = step.size / self.size, step.beside / self.beside
-        most_s, least_s = own_s * max(1.0, size, beside), own_s * min(1.0, size, beside)
-        more_tokens = step.prompt_tokens - self.prompt_tokens
-        if token_s is None:
-            prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens)
-            most_s, least_s = most_s * max(1.0, prompts), least_s * min(1.0, prompts)
-        else:
+        prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens) if token_s is None else 1.0
+        most_s = own_s * max(1.0, size, beside, prompts)
+        least_s = own_s * min(1.0, size, beside, prompts)
+        if token_s is not None:
+            more_tokens = step.prompt_tokens - self.prompt_tokens
             sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
             read_s = READ_RATIO * own_s * (step.beside - self.beside)
             most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
@@ -351,9 +348,18 @@ class Pace:
         steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
         return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
 
-    def may_learn(self, speed_at_most: float) -> bool:
-        """Whether a sample whose speed is at most this belongs to quiet times."""
-        return speed_at_most >= LEARNED_FROM * exp(-self._noise)
+    def may_learn(self, took_s: float, limits_s: tuple[float, float] | None) -> bool:
+        """Whether a sample with these limits belongs to quiet times.
+
+        If its work was never seen, the most that it may take proves nothing: a batch that slow
+        steps enlarged has such limits, too.
+        """
+        if limits_s is None:
+            return True
+        least_s, most_s = limits_s
+        is_wide = 0.0 < KNOWN_UP_TO * least_s < most_s
+        usual_s = sqrt(least_s * most_s) if is_wide else most_s
+        return usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
 
     def learn(self, step: Step, now_s: float, token_s: float | None = None) -> None:
         """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
@@ -409,15 +415,16 @@ class Pace:
         self._unsettled.clear()
         self.samples, self.since_s = 0, inf
 
-    def speed(self, most: float, least: float, samples: int = 1) -> Speed | None:
+    def speed(self, least: float, most: float, samples: int = 1) -> Speed | None:
         """The speed that lies between two limits, by so many samples; None if it is unknown.
 
         `least` is 0 without a lower limit. A speed of 1 that the limits allow is taken for 1.
         Otherwise the speed is at the nearer limit, or between them where even that is far off.
-        Noise of quiet times is taken for 1.
+        Noise of quiet times is taken for 1, but not if the limits are far apart.
         """
+        is_wide = most > KNOWN_UP_TO * least
         if least <= 1.0 <= most:
-            if most > KNOWN_UP_TO * least:
+            if is_wide:
                 return None
             ratio = 1.0
         elif most < 1.0:
@@ -429,6 +436,8 @@ class Pace:
         noise = self._noise_of(samples, most / least)
         beyond = max(0.0, abs(log(ratio)) / noise - BEYOND_NOISE)
         ratio **= min(1.0, 2 * beyond / BEYOND_NOISE)
+        if is_wide and LEARNED_FROM <= ratio < CHANGED_FROM:
+            return None
         error = max((most - least) / 2, ratio * noise)
         return Speed(ratio, min(error, ratio), self.samples)
 
@@ -528,9 +537,17 @@ class Account:
         self.values = NOTHING_KNOWN
 
     def unknown(self, now_s: float) -> list[str]:
-        """A line with what a young account cannot tell; empty for an old one."""
+        """A line with what the account cannot tell about the speed; empty if there is none."""
         since_s = self._steps.since_s
-        if self.values.get(SPEED) is None or now_s - since_s >= YOUNG_S:
+        if self.values.get(SPEED) is None:
+            ratios = self._ratios()
+            if ratios is None or ratios[0] >= CHANGED_FROM:
+                return []
+            return [
+                f"{SPEED}: between {ratios[0]:.1f} and {ratios[1]:.1f}; steps of the present work "
+                "were not seen in quiet times"
+            ]
+        if now_s - since_s >= YOUNG_S:
             return []
         at = clock(to_ms(since_s))[:5]
         return [
@@ -558,7 +575,7 @@ class Account:
             usage = sum(self._usages) / len(self._usages)
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
-            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values.started_s)
+            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values.served_s)
         elif seconds > SILENT_S:
             if self._recent and now_s - self._recent[-1].t_s > SILENT_S:
                 self._pause()
@@ -586,7 +603,7 @@ class Account:
         """Begin a sample."""
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
 
-    def _add(self, work: Work, now_s: float, started_s: float | None) -> None:
+    def _add(self, work: Work, now_s: float, served_s: float) -> None:
         step = work.step
         limits_s = self._steps.limits(step, self._prefills.token_s)
         if limits_s is not None:
@@ -601,14 +618,16 @@ class Account:
                 self._steps.forget()  # what was learned was not this engine's best
             speed = None
         slow = speed is not None and speed.ratio < LEARNED_FROM
-        warms_up = started_s is not None and now_s - started_s < WARM_UP_S
-        quiet = not slow and not warms_up and not work.preemptions
-        if quiet and (limits_s is None or self._steps.may_learn(limits_s[1] / step.took_s)):
+        quiet = not slow and served_s >= WARM_UP_S and not work.preemptions
+        is_usual = self._steps.may_learn(step.took_s, limits_s)
+        is_strange = speed is None and not is_usual
+        quiet = quiet and is_usual
+        if quiet:
             self._steps.learn(step, now_s)
         total = self._total(work)
         prefill = self._prefill_speed(total, quiet, now_s)
         for pace in (self._steps, self._prefills):
-            if slow or (prefill is not None and prefill.ratio < LEARNED_FROM):
+            if slow or is_strange or (prefill is not None and prefill.ratio < LEARNED_FROM):
                 pace.doubt()
             else:
                 pace.settle(now_s - SETTLED_S)
@@ -630,8 +649,9 @@ class Account:
             works.popleft()
         return Work(*map(sum, zip(*[astuple(each) for each in works], strict=True)))
 
-    def _speed(self) -> Speed | None:
-        """The speed over the recent samples, each weighted by its tokens."""
+    def _ratios(self) -> tuple[float, float, int] | None:
+        """The least and the most speed of the recent samples, each weighted by its tokens, and
+        their number; None if unknown."""
         weighted = [
             (work.gaps * step.took_s, work.gaps * limits_s[0], work.gaps * limits_s[1])
             for _, work, step, limits_s in self._recent
@@ -640,7 +660,12 @@ class Account:
         if not weighted or any(sample.work.preemptions for sample in self._recent):
             return None
         took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
-        return self._steps.speed(most_s / took_s, least_s / took_s, len(weighted))
+        return least_s / took_s, most_s / took_s, len(weighted)
+
+    def _speed(self) -> Speed | None:
+        """The speed over the recent samples."""
+        ratios = self._ratios()
+        return None if ratios is None else self._steps.speed(*ratios)
 
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""
@@ -659,8 +684,8 @@ class Account:
             most, least = limits_s[1] / prefill.took_s, limits_s[0] / prefill.took_s
             if now_s - self._prefills_s >= KEPT_S:
                 self._prefills.follow(most)
-            speed = self._prefills.speed(most, least)
-            quiet = quiet and self._prefills.may_learn(most)
+            speed = self._prefills.speed(least, most)
+            quiet = quiet and self._prefills.may_learn(prefill.took_s, (0.0, limits_s[1]))
         if quiet and now_s - self._prefills_s >= KEPT_S:
             self._prefills_s = now_s
             own_s = max(prefill.took_s - step.took_s, FEWEST_SHARE * prefill.took_s)
@@ -682,7 +707,8 @@ class Account:
         measured = [each for each in speeds.values() if each is not None]
         self.is_slow = min(measured) <= 1 / CHANGED_FROM if measured else self.is_slow
         self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
-        self._mark({**speeds, **{key: moved[key] for key in FACTORS}}, now_s)
+        streams = {STREAM: moved[STREAM] if speed is None else 1.0}  # all that is known of it
+        self._mark({**speeds, **streams, **{key: moved[key] for key in FACTORS}}, now_s)
         if not self.is_slow:
             kept_apart = _streams_lost(moved)
             for key, value in present.items():

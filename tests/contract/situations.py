@@ -190,6 +190,9 @@ OTHERS: Mapping[str, Situation] = {
     "requests_failing:with transfers": CONCLUSIVE["requests_failing"].but(
         finished_error_ratio=0.025, kv_transfer_failed_per_s=0.2
     ),
+    "unexplained_latency: not as prompts grew": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=2.3, ttft_p99_drift_ratio=2.3, computed_moved_ratio=1.25
+    ),
     "unexplained_latency:tokens": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_mean_s=0.06, itl_mean_drift_ratio=2.6, engine_speed_ratio=0.8
     ),
@@ -242,6 +245,7 @@ OTHERS: Mapping[str, Situation] = {
         quiet={**SPIKES.quiet, "itl_p99_s": 0.7},
     ),
     "slow_steps:a little": SLOW_STEPS.but(engine_speed_ratio=0.7),
+    "slow_steps:perhaps not that slow": SLOW_STEPS.but(engine_speed_error_ratio=0.2),
     "slow_steps: not nearly as fast": SLOW_STEPS.but(engine_speed_ratio=0.8),
     "slow_steps: not of unknown speed": SLOW_STEPS.but(engine_speed_ratio=None),
     "slow_steps:a request now and then": SLOW_STEPS.but(running_avg=0.6),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import inf
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -111,6 +112,7 @@ class Situation(Struct, frozen=True):
     stage: int = 0
     worst: Severity = Severity.OK
     observed_s: float = 600.0
+    served_s: float = inf
     scale: float = 1.0
     restarts: tuple[ReplacedProcess, ...] = ()
     gpus: tuple[GpuState, ...] = ()
@@ -155,6 +157,7 @@ class Situation(Struct, frozen=True):
             window_s=WINDOW_S * self.scale,
             scale=self.scale,
             observed_s=self.observed_s,
+            served_s=self.served_s,
             values={**derived, **self.values},
             recent=self.recent,
             streaks_s=self.streaks_s,

@@ -53,9 +53,13 @@ class Machine(Struct, frozen=True):
 
 
 class Served:
-    """An account that is fed with the totals of an engine under loads, one after another."""
+    """An account that is fed with the totals of an engine under loads, one after another.
 
-    def __init__(self, *, noise: float = 0.02) -> None:
+    `counts_prefills`: whether the page has the times of prefills.
+    """
+
+    def __init__(self, *, noise: float = 0.02, counts_prefills: bool = True) -> None:
+        self._prefills = float(counts_prefills)
         self.account = Account()
         self.t_s, self._totals = 0.0, [0.0] * len(COUNTED)
         self._random, self._noise = random.Random(1), noise
@@ -85,9 +89,9 @@ class Served:
                 requests * load.prompt_tokens,
                 requests * computed,
                 requests * load.prompt_tokens * load.hit_ratio,
-                requests * prefill_s,
-                requests,
-                requests * computed,
+                self._prefills * requests * prefill_s,
+                self._prefills * requests,
+                self._prefills * requests * computed,
                 requests,
                 requests * load.answer_tokens,
                 0.0,
@@ -148,6 +152,24 @@ def test_slow_steps_are_seen_whatever_the_batch_does(load: Load, times: float) -
     assert served.speed is not None
     assert served.speed <= 0.75
     assert abs(served.speed - 1 / times) <= served.error() + 0.05
+
+
+@pytest.mark.parametrize("times", [3.0, 5.0, 7.0])
+@pytest.mark.parametrize("prompt_tokens", [20.0, 200.0])
+def test_a_batch_that_grew_as_much_as_its_steps_leaves_the_speed_unknown(
+    times: float, prompt_tokens: float
+) -> None:
+    """Nothing limits the time of such a step: no prefill shows what a token takes."""
+    load = Load(per_s=1.0, prompt_tokens=prompt_tokens)
+    served = Served(counts_prefills=False).under(load, MACHINE, QUIET_S)
+    served.under(load, slowed(times), QUIET_S)
+    assert served.speed is None
+    assert ["and 1.0;" in line for line in served.account.unknown(served.t_s)] == [True]
+    split = changed(served.account.values, served.t_s)
+    assert split is not None
+    assert "engine speed unknown" in split.words()
+    assert split.since_s is not None
+    assert not split.words().startswith("as usual")
 
 
 def test_a_closed_loop_is_told_from_an_open_one() -> None:
@@ -218,7 +240,7 @@ def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:
                 account.update(t_s, Values({}, totals=tuple(totals)))
             step_s, answer = SCRAPE_S / 100, 100.0
             gained = [answer, (answer - 1) * step_s, answer - 1, 1.0, answer, 9e4, 9e4, 0.0]
-            gained += [prefill_s, 1.0, 9e4, 1.0, answer, 0.0, answer + 9e4, 1.0, 1.0]
+            gained += [prefill_s, 1.0, 9e4, 1.0, answer, 0.0, answer + 9e4, 1.0, 1.0, 9e4]
             totals[:] = [total + more for total, more in zip(totals, gained, strict=True)]
             t_s += SCRAPE_S
             account.update(t_s, Values({}, totals=tuple(totals)))
@@ -331,7 +353,7 @@ def test_a_loss_that_lasts_is_seen_though_single_samples_are_as_noisy() -> None:
 def test_any_limits_give_a_speed_between_them_or_none(
     most: float, share: float, samples: int
 ) -> None:
-    speed = Pace(first_samples=1, noise=0.05).speed(most, share * most, samples)
+    speed = Pace(first_samples=1, noise=0.05).speed(share * most, most, samples)
     if speed is not None:
         assert 0.0 < speed.ratio <= max(1.0, most)
 
@@ -344,7 +366,7 @@ def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() 
     limits_s = pace.limits(Step(0.2, 10.0, 0.3, 10.0, 1.0), 5e-5)
     assert limits_s is not None
     assert limits_s[0] == 0.0
-    speed = pace.speed(limits_s[1] / 0.2, 0.0, 3)
+    speed = pace.speed(0.0, limits_s[1] / 0.2, 3)
     assert speed is not None
     assert 0.1 < speed.ratio < 0.3
 
@@ -364,8 +386,8 @@ def test_an_unknown_factor_is_said() -> None:
     split = changed({accounts.DEMAND: 1.0}, 0.0)
     assert split is not None
     assert split.words() == (
-        "as usual: requests/s x1.0, prompts unknown, answers unknown, hits unknown, "
-        "engine speed unknown"
+        "as usual as far as known: requests/s x1.0, prompts unknown, answers unknown, "
+        "hits unknown, engine speed unknown"
     )
 
 

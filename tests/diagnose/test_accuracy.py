@@ -10,6 +10,7 @@ import pytest
 
 from kneewatch.diagnose.verdict import Verdict
 from tests.accuracy import PhaseVerdict, first_cause, judge, stage_of
+from tests.incidents.shares import above_whole
 from tests.lab.scenarios import SCENARIOS
 from tests.recordings import CAPTURES, FIRST_CAUSES, LAB, NOT_JUDGED, phases
 
@@ -125,6 +126,12 @@ def test_what_is_told_with_confidence_is_right(judged: Judged) -> None:
     assert sum(sure) >= RIGHT_SHARE * len(sure)
 
 
+def test_no_sentence_has_a_share_above_100_percent(judged: Judged) -> None:
+    assert {text for said in judged[1].values() for each in said for text in above_whole(each)} == (
+        set()
+    )
+
+
 def test_causes_do_not_flap_while_a_fault_lasts(judged: Judged) -> None:
     for verdict in faulty(judged):
         begun = [
@@ -137,7 +144,8 @@ def test_causes_do_not_flap_while_a_fault_lasts(judged: Judged) -> None:
 
 
 def test_incidents_made_on_a_real_vllm_are_reported_right() -> None:
-    verdicts, _ = judge(LAB)
+    verdicts, told = judge(LAB)
     name = {verdict.phase: verdict.phase.capture.name.partition(".")[0] for verdict in verdicts}
     assert [(name[v.phase], v.phase.name) for v in verdicts if not v.right] == []
     assert len(verdicts) == 53
+    assert {text for said in told.values() for each in said for text in above_whole(each)} == set()

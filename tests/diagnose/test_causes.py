@@ -828,7 +828,7 @@ CROWDED = CONCLUSIVE["host_contention"]
         ),
         pytest.param(CROWDED.but(output_tokens_mean=400.0), False, id="longer answers"),
         pytest.param(CROWDED.but(itl_p50_drift_ratio=1.0), False, id="only some steps are slow"),
-        pytest.param(replace(CROWDED, observed_s=10.0), False, id="a new process warms up"),
+        pytest.param(replace(CROWDED, served_s=80.0), False, id="a new process warms up"),
         pytest.param(CROWDED.but(gpu_dram_active_ratio=0.9), False, id="the GPU is the limit"),
     ],
 )

@@ -47,7 +47,7 @@ ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
 
 
 def test_the_best_in_full_and_the_others_short() -> None:
-    assert text([ADVISED], Style(), footers=False).splitlines()[12:] == [
+    assert text([ADVISED], Style(), footers=False).splitlines()[13:] == [
         "   do first: --kv-cache-dtype auto -> fp8. The same memory holds 2.0 times the KV blocks "
         "in FP8.",
         "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions/s 4.8 -> 0",

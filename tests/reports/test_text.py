@@ -90,6 +90,7 @@ def test_what_would_clear_a_cause_is_told_with_the_numbers_of_its_time() -> None
 def test_a_sick_engine() -> None:
     assert text([SICK], PLAIN).splitlines() == [
         "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
+        "what changed since quiet times is unknown",
         "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
         "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% preempted/s, TTFT P99 123 ms, "
         "ITL P99 21.1 ms",

@@ -89,6 +89,7 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
         "Where": "kv_pressure_cascade, model tiny, engine 0",
         "Since": "00:03:04 UTC, for 35 s",
         "Cause": "kv_pressure, confidence 0.99",
+        "Changed": "what changed since quiet times is unknown",
         "Stage": "3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
     assert [node.text for node in verdict.every("h2")] == ["Do first", "Then fix it"]
