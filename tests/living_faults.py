@@ -1,6 +1,6 @@
 """Faults of living fleets, each in a pool of its own, and how they are told.
 
-    python -m tests.living_faults [SECONDS BETWEEN SCRAPES] [FAULT ...]
+    python -m tests.living_faults [--every SECONDS] [--seed N] [--times-size X] [FAULT ...]
 
 prints what the fleet daemon's own code says of each, at simulated time.
 """
@@ -8,9 +8,9 @@ prints what the fleet daemon's own code says of each, at simulated time.
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,6 +39,9 @@ class Fault(Struct, frozen=True):
     severity: Severity = Severity.WARNING
     """The least severity with which it must be said."""
 
+    many: int = 1
+    """How many faults it is, each of which is told once."""
+
 
 def crash_loop(fleet: LivingFleet, name: str) -> None:
     """One replica dies again and again, 40 s after each start."""
@@ -55,8 +58,9 @@ def _loop(from_s: float, to_s: float) -> list[tuple[float, float]]:
 def bad_release(fleet: LivingFleet, name: str) -> None:
     """Each replica dies once, under load."""
     pool = fleet.pool("Deployment", name, 4)
+    apart_s = min(45.0, (TO_S - FROM_S) / len(pool.pods))
     for at, pod in enumerate(pool.pods):
-        pod.crashes = [(FROM_S + 45.0 * at, FROM_S + 45.0 * at + 50.0)]
+        pod.crashes = [(FROM_S + apart_s * at, FROM_S + apart_s * at + 50.0)]
 
 
 def hung(fleet: LivingFleet, name: str) -> None:
@@ -213,7 +217,7 @@ FAULTS: Sequence[Fault] = (
     Fault("one-down", ("target_down",), one_down),
     Fault("all-down", ("target_down",), all_down),
     Fault("failing", ("requests_failing",), failing),
-    Fault("two-at-once", ("engine_stalled", *SLOW), two_at_once),
+    Fault("two-at-once", ("engine_stalled", *SLOW), two_at_once, many=2),
 )
 
 
@@ -235,6 +239,12 @@ class Outcome(Struct, frozen=True):
         if not self.fault.causes:
             return not self.first
         return self.first in self.fault.causes and not (set(self.began) - set(self.fault.causes))
+
+    @property
+    def is_told_once(self) -> bool:
+        """Whether each fault began and ended once, and did not get worse."""
+        many = self.fault.many if self.fault.causes else 0
+        return len(self.began) == self.ended == many and not self.worse
 
 
 def outcome(fault: Fault, said: Sequence[Said], told: Sequence[Told]) -> Outcome:
@@ -258,6 +268,10 @@ def outcome(fault: Fault, said: Sequence[Said], told: Sequence[Told]) -> Outcome
     )
 
 
+def _flaws(told: Outcome) -> str:
+    return "" if told.is_right and told.is_told_once else "NOT ONCE" if told.is_right else "WRONG"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes as a Markdown table."""
     rows = ["| fault | first cause | after | notified | worse | resolved | |",
@@ -267,7 +281,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         ended = "" if math.isnan(each.ended_s) else f", {each.ended_s:.0f} s after its end"
         rows.append(
             f"| {each.fault.name} | {each.first or 'nothing'} | {after} | {', '.join(each.began)} "
-            f"| {each.worse} | {each.ended}{ended} | {'' if each.is_right else 'WRONG'} |"
+            f"| {each.worse} | {each.ended}{ended} | {_flaws(each)} |"
         )
     return "\n".join(rows)
 
@@ -276,10 +290,12 @@ PAST_S = 10.0 * MIN_S
 """Until then scrapes are rare."""
 
 
-def outcomes(names: Sequence[str], *, every_s: int, folder: Path, seed: int = 0) -> list[Outcome]:
+def outcomes(
+    names: Sequence[str], *, every_s: int, folder: Path, seed: int = 0, times_size: float = 1.0
+) -> list[Outcome]:
     """How faults are told where all pools are scraped that often."""
     epoch_s = int(time.time()) // MIN_S * MIN_S - int(END_S)
-    fleet = LivingFleet(scrape_s=every_s, epoch_s=epoch_s, seed=seed)
+    fleet = LivingFleet(scrape_s=every_s, epoch_s=epoch_s, seed=seed, times_size=times_size)
     fleet.rare_until_s = PAST_S
     chosen = [fault for fault in FAULTS if not names or fault.name in names]
     for fault in chosen:
@@ -288,7 +304,19 @@ def outcomes(names: Sequence[str], *, every_s: int, folder: Path, seed: int = 0)
     return [outcome(fault, player.said, told) for fault in chosen]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print how faults are told."""
+    parser = ArgumentParser()
+    parser.add_argument("--every", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times-size", type=float, default=1.0)
+    parser.add_argument("fault", nargs="*")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        interval_s = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-        print(table(outcomes(sys.argv[2:], every_s=interval_s, folder=Path(place))))
+        told = outcomes(args.fault, every_s=args.every, folder=Path(place), seed=args.seed,
+                        times_size=args.times_size)  # fmt: skip
+    print(table(told))
+
+
+if __name__ == "__main__":
+    main()

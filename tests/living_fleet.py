@@ -165,10 +165,13 @@ class Pool(Struct):
 
 class LivingFleet:
     """Pools over some time, and what a Prometheus scrapes of them. Moment 0 of its life is
-    `epoch_s` in Unix seconds."""
+    `epoch_s` in Unix seconds. Its pools have `times_size` times the replicas that are planted."""
 
-    def __init__(self, *, scrape_s: int, epoch_s: int, seed: int = 0) -> None:
+    def __init__(
+        self, *, scrape_s: int, epoch_s: int, seed: int = 0, times_size: float = 1.0
+    ) -> None:
         self.scrape_s, self.epoch_s, self.seed = scrape_s, epoch_s, seed
+        self.times_size = times_size
         self.pools: list[Pool] = []
         self.workers: list[tuple[Pool, Pod, Pod]] = []
         self.gaps: list[tuple[float, float]] = []
@@ -193,6 +196,7 @@ class LivingFleet:
     ) -> Pool:
         """A pool of a Deployment, StatefulSet or LeaderWorkerSet, whose demand follows the day.
         `labels` are on the series of its pods."""
+        replicas = max(2, round(replicas * self.times_size))
 
         def demand_per_s(t_s: float) -> float:
             return replicas * per_replica_per_s * (1 + 0.2 * math.sin(t_s / 86_400 * math.tau))

@@ -45,6 +45,10 @@ RESTARTED = "engine_restarted"
 LOOPS_FROM = 2
 """Restarts of one replica within CRASH_LOOP_S that make a crash loop."""
 
+CRASHED_FROM = 3
+"""Replicas of a large pool that crash once within CRASH_LOOP_S, from which this is a cause. Of a
+small pool: half of them, at least two."""
+
 OUTLIVED_S, OUTLIVED_RATIO = 300.0, 3.0
 """A crash loop is over when the process has run this long, and this many times as long as any that
 was seen to end."""
@@ -193,11 +197,11 @@ def _loops(row: Restarted, now_s: float) -> bool:
 
 
 def _restarts(pool: _Pool) -> FleetCause | None:
-    """The cause for a pool with a crash loop, or most of whose replicas crashed once; None if
+    """The cause for a pool with a crash loop, or several of whose replicas crashed once; None if
     neither."""
     loops, crashed = pool.loops, pool.crashed
     rows = loops or crashed
-    if not loops and (pool.is_settled or len(crashed) < max(2, pool.size / 2)):
+    if not loops and (pool.is_settled or len(crashed) < min(CRASHED_FROM, max(2, pool.size / 2))):
         return None
     names = sorted(row.replica for row in rows)
     worst = max(rows, key=lambda row: (len(row.processes), row.replica))

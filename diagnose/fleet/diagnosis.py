@@ -343,6 +343,13 @@ Place = tuple[str, str, str]
 
 OF_ONE_REPLICA = frozenset({"bad_node"})
 
+SHOWN_BY_REPLICAS = frozenset({"bad_node", "routing_dilution"})
+"""Causes that replicas report in part by themselves, as slow steps or lost hits: such a cause
+begins without an onset time where they do, and stays as long as they do."""
+
+EFFECTS_S = 180.0
+"""Longest time for which such a cause stays after it was last concluded."""
+
 
 class Comparisons:
     """Applies the onset and clear times of causes to those that compare replicas.
@@ -353,6 +360,7 @@ class Comparisons:
     def __init__(self, *, scale: float) -> None:
         self._scale = scale
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
+        self._concluded_s: dict[tuple[Place, str], float] = {}
 
     def update(
         self,
@@ -363,7 +371,8 @@ class Comparisons:
         """The causes to report at `t_s`, each with its start time.
 
         A cause that made engines queue lasts while their queue shrinks. A cause that an engine's
-        own cause explains comes and goes with it.
+        own cause explains comes and goes with it. Requests that pile up on a bad node are no
+        imbalance. One fault so keeps one name.
         """
         draining = {
             engine.member.name
@@ -385,14 +394,35 @@ class Comparisons:
             for cause in concluded
             if explained.issuperset((name, cause.id) for name in cause.replicas)
         ]
-        concluded_now = {(_place(cause), cause.id) for cause in concluded}
+        reported = [cause for each in self._trackers.values() for cause in each.causes]
+        bad = {name for each in reported if each.id == "bad_node" for name in each.replicas}
+        concluded = [
+            cause
+            for cause in concluded
+            if cause.id != "replica_imbalance" or not bad.issuperset(cause.replicas)
+        ]
+        shown = {(e.member.name, cause.id) for e in engines for cause in e.causes}
+        with_effects = {
+            (_place(cause), cause.id)
+            for cause in (*concluded, *reported)
+            if cause.id in SHOWN_BY_REPLICAS
+            and any(
+                (name, effect) in shown
+                for effect in set(explained_by(cause)) - WAITS_FOR  # queues have many causes
+                for name in cause.replicas
+            )
+        }
+        self._concluded_s |= {(_place(cause), cause.id): t_s for cause in concluded}
         lasting = [
             cause
             for place, tracker in self._trackers.items()
             for cause in tracker.causes
-            if (place, cause.id) not in concluded_now
-            and cause.id in WAITS_FOR
-            and not draining.isdisjoint(cause.replicas)
+            if (key := (place, cause.id), since_s := self._concluded_s[key])
+            and since_s < t_s
+            and (
+                (cause.id in WAITS_FOR and not draining.isdisjoint(cause.replicas))
+                or (key in with_effects and t_s - since_s <= EFFECTS_S)
+            )
         ]
         by_place: dict[Place, list[FleetCause]] = {}
         for cause in (*concluded, *lasting):
@@ -407,9 +437,12 @@ class Comparisons:
                 by_place.get(place, ()),
                 [cause_id for where, cause_id in over if where == place],
                 beside=own.get(place[:2], ()),
+                known=[cause_id for where, cause_id in with_effects if where == place],
             )
             if not tracker:
                 del self._trackers[place]
+        kept = {key: at_s for key, at_s in self._concluded_s.items() if key[0] in self._trackers}
+        self._concluded_s = kept
         return reported
 
 
