@@ -10,6 +10,8 @@ from kneewatch.diagnose.causes.bottleneck import (
     LEVERS,
     MEDIAN_IS_MISSED,
     PREFILL_S,
+    PREFILL_SPEED_RATIO,
+    PREFILLS_SLOW_FROM,
     QUEUE_S,
     SLOW_STEPS_ALONE,
     WARMED_UP,
@@ -74,10 +76,14 @@ STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 
 SAME_PROMPTS = (
     (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
+).assume(unknown=False) | (
+    (Signal(COMPUTED) <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
 ).assume(unknown=False)
-"""As many prompts of the same length are computed as in quiet times, when none paused a stream.
+"""Prompts of nearly the same length are computed as in quiet times: as many of them, when none
+paused a stream, or far slower.
 
-Then prefills do not explain pauses: a prefill that takes long now waits as the streams do.
+Then the length of prompts does not explain pauses: what is slow is the prefill, or it waits as the
+streams do.
 """
 
 PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.diagnose.account_signals import PROMPTS
 from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_GROWS,
     EQUAL_LOAD,
@@ -155,15 +156,26 @@ KV_LEAK = CauseRecord(
 
 # --- KV blocks held by what does not run ------------------------------------------------------
 
+PROMPT_TOKENS, ANSWER_TOKENS = Signal("prompt_tokens_mean"), Signal("output_tokens_mean")
+OWNED = (
+    1.5 * Signal("running_avg") * (PROMPT_TOKENS + ANSWER_TOKENS) + Signal("prompt_tokens_p99")
+) / Signal("kv_capacity_tokens")
+"""Most of the KV cache that the running requests need: whole requests, half as long again as the
+finished ones, and a long prompt that no gauge shows yet."""
+
 HELD_FROM = 0.15
-KV_HELD_SHARE = Signal(KV_UNACCOUNTED)
+KV_HELD_SHARE = Minimum(KV_USAGE - OWNED, Signal(KV_UNACCOUNTED))
+"""Share of the KV cache that requests in flight do not account for, neither by their number nor by
+the balance of tokens."""
+
 USUAL_USAGE = (
     Signal("running_avg") * BaselineValue("kv_usage_avg_ratio") / BaselineValue("running_avg")
 )
 """KV usage that as many running requests have in quiet times."""
 
-GREW = (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE).assume(unknown=False)
-PROMPT_TOKENS = Signal("prompt_tokens_mean")
+GREW = (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Signal(PROMPTS).at_least(1.0)).assume(
+    unknown=False
+)
 FETCHES = (
     CONNECTED | (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
 ).assume(unknown=False)
@@ -190,9 +202,10 @@ KV_HELD = CauseRecord(
                     KV_HELD_SHARE,
                     HELD_FROM,
                     1.5,
-                    "{value:%} of the KV cache is in use beyond the tokens of requests in flight",
+                    "requests in flight account for at most {owned:%} of the KV cache, and "
+                    "{kv_usage_avg_ratio:%} is in use",
                     when=KV_HELD_SHARE >= HELD_FROM,
-                    signal=KV_UNACCOUNTED,
+                    signal="kv_usage_avg_ratio",
                 ),
                 term(
                     DEFERRED_SHARE,
@@ -239,6 +252,7 @@ KV_HELD = CauseRecord(
                 ),
             ),
             words=(
+                ("owned", KV_USAGE - KV_HELD_SHARE),
                 ("held", KV_HELD_SHARE),
                 ("deferred", DEFERRED_SHARE),
                 EXPIRED_PER_MIN,

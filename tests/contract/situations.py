@@ -228,6 +228,15 @@ OTHERS: Mapping[str, Situation] = {
         ),
         quiet={**LOST.quiet, "prefix_hit_ratio": 0.95}, observed_s=90.0,
     ),
+    "prefill_interference: not where prefills are slow": SPIKES.but(
+        computed_moved_ratio=1.4, prefill_speed_ratio=0.5
+    ),
+    "prefill_interference:slower, and longer prompts": SPIKES.but(
+        computed_moved_ratio=1.6, prefill_speed_ratio=0.5
+    ),
+    "prefill_interference:hardly slower": SPIKES.but(
+        computed_moved_ratio=1.4, prefill_speed_ratio=0.65
+    ),
     "prefill_interference: not with the usual prompts": replace(
         SPIKES.but(computed_moved_ratio=1.0, demand_moved_ratio=1.0),
         quiet={**SPIKES.quiet, "itl_p99_s": 0.4},
@@ -515,11 +524,19 @@ OTHERS: Mapping[str, Situation] = {
         waiting_deferred=9.0, waiting_deferred_avg=8.0, waiting_slope_per_s=0.1, running_avg=4.0
     ),
     "kv_held:by deferred prompts": HELD.but(
-        kv_unaccounted_ratio=0.1, prompt_tokens_mean=10_000.0, waiting_deferred_avg=3.0
+        prompt_tokens_mean=10_000.0, prompt_tokens_p99=20_000.0, waiting_deferred_avg=3.0
     ),
     "kv_held:without a connector": HELD.but(
-        running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0
+        running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=1.1
     ),
+    "kv_held: not as prompts grew": HELD.but(
+        running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=1.3
+    ),
+    "kv_held: not as prompts became shorter": HELD.but(
+        running_avg=8.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=0.6
+    ),
+    "kv_held:less by the balance": HELD.but(kv_unaccounted_ratio=0.1),
+    "kv_held:no balance": HELD.but(kv_unaccounted_ratio=None),
     "kv_transfer_slow:longer than usual": XFER.but(
         kv_transfer_mean_s=0.04, ttft_mean_s=0.1, ttft_p50_drift_ratio=2.0
     ),

@@ -269,6 +269,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
         kv_unaccounted_ratio=0.6,
         kv_transfer_mean_s=0.001,
         prompt_tokens_mean=200.0,
+        prompt_tokens_p99=400.0,
         waiting_deferred_avg=0.5,
     ).lasting(kv_unaccounted=60.0),
     "metrics_stale": CALM.but(cancelled_ratio=1.0),
