@@ -173,9 +173,13 @@ USUAL_USAGE = (
 )
 """KV usage that as many running requests have in quiet times."""
 
-GREW = (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Signal(PROMPTS).at_least(1.0)).assume(
-    unknown=False
-)
+GREW = (
+    (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Signal(PROMPTS).at_least(1.0))
+    & (Signal("itl_mean_drift_ratio") <= 1.25)
+).assume(unknown=False)
+"""The same requests have far more of the cache, and steps do not read it: longer contexts would
+slow them."""
+
 FETCHES = (
     CONNECTED | (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
 ).assume(unknown=False)

@@ -543,10 +543,7 @@ class Account:
             ratios = self._ratios()
             if ratios is None or ratios[0] >= CHANGED_FROM:
                 return []
-            return [
-                f"{SPEED}: between {ratios[0]:.1f} and {ratios[1]:.1f}; steps of the present work "
-                "were not seen in quiet times"
-            ]
+            return [f"{SPEED}: steps of the present work were not seen in quiet times"]
         if now_s - since_s >= YOUNG_S:
             return []
         at = clock(to_ms(since_s))[:5]

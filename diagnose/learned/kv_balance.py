@@ -42,7 +42,8 @@ class KvBalance:
         if running + (signals.get("waiting") or 0.0) == 0 or in_flight < self._gone_tokens:
             self._gone_tokens = in_flight
         part_blocks = running * _block_tokens(values)
-        return max(0.0, usage - (in_flight - self._gone_tokens + part_blocks) / capacity)
+        owned = (in_flight - self._gone_tokens + part_blocks) / capacity
+        return max(0.0, round(20 * (usage - owned)) / 20)  # in steps: the store keeps every change
 
 
 def _block_tokens(values: Values) -> float:

@@ -87,7 +87,8 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
     assert "[120s]" in text
     assert "[4m]" in text
     assert "engine, team)" in text
-    assert 'ray_vllm_inter_token_latency_seconds_bucket{env="prod"}[5m])) > 0.05' in text
+    itl = 'ray_vllm_inter_token_latency_seconds_bucket{env="prod",kneewatch_goal!="throughput"}'
+    assert f"{itl}[5m])) > 0.05" in text
 
 
 def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(

@@ -529,6 +529,10 @@ OTHERS: Mapping[str, Situation] = {
     "kv_held:without a connector": HELD.but(
         running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=1.1
     ),
+    "kv_held: not where steps read more": HELD.but(
+        running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=1.1,
+        itl_mean_drift_ratio=1.4,
+    ),
     "kv_held: not as prompts grew": HELD.but(
         running_avg=6.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=1.3
     ),

@@ -90,7 +90,7 @@ def stands_at(facts: Facts, cause_id: str, signal: str, value: float) -> bool:
         ("queue_overload", "admission_limit", True),
         ("knee_sweep", "queue_saturation", True),
         ("prefix_lost", "prefix_reuse_lost", True),
-        ("prefix_churn", "prefix_churn", False),
+        ("prefix_churn", "prefix_churn", True),
         ("lora_thrash", "adapter_thrash", False),
     ],
 )
