@@ -224,6 +224,6 @@ def _lacking() -> Iterator[Case]:
         ("kv_pressure", frozenset[str]()),
     ):
         # Without the GPUs' page nobody can tell a slow GPU; that steps are slow is seen.
-        wanted = frozenset[str]() if unseen else None
-        yield _one("missing metrics", fault(cause), "8B on H100", wanted=wanted, accepted=unseen,
+        seen = frozenset[str]() if unseen else None
+        yield _one("missing metrics", fault(cause), "8B on H100", wanted=seen, accepted=unseen,
                    gpu_page=False, name=f"{cause} without a GPU page")  # fmt: skip

@@ -53,7 +53,7 @@ def beside(
         folder, store = Path(name), Path(name) / "kneewatch.db"
         file_sd = folder / "targets.json"
         file_sd.write_text(json.dumps([{"targets": [u for some in urls.values() for u in some]}]))
-        own = ("--interval", f"{interval_s}s", "--gpu-metrics", "none", "--file-sd", file_sd)
+        own = ["--interval", f"{interval_s}s", "--gpu-metrics", "none", "--file-sd", str(file_sd)]
         if ill.get("huge"):
             own += ("--limits-body-bytes", str(64 * MIB), "--limits-series", "200000")
         with Daemon(folder, *own) as daemon:

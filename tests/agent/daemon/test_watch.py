@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon import cycle
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.gpu_sources import GpuSources
@@ -332,5 +332,5 @@ def test_a_page_that_takes_much_cpu_is_scraped_less_often(
     watched = watching(target(serving(in_turn(HEALTHY)).url))
     assert run(watched, 1) == [None]
     spent = iter((0.0, 4.0))
-    monkeypatch.setattr(cycle.time, "thread_time", lambda: next(spent))
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent))
     assert run(watched, 1) == [16.0], "a quarter of a core"
