@@ -26,7 +26,7 @@ from kneewatch.agent.stated_deployment import (
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
-from kneewatch.diagnose.deployment.vllm_flags import Launch
+from kneewatch.diagnose.deployment.vllm_flags import number_of
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -153,24 +153,24 @@ def _available_kv(given: dict[str, Any]) -> float | None:
         return _gib("available_kv_gib", given["available_kv_gib"])
     if given["available_kv_gib"] is not None:
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
-    stated = Launch(flags={"": fixed}).number("")
+    stated = number_of(fixed)
     if not stated:
         raise SizingError(f"{fixed!r} is no size such as 8G", name="kv_cache_memory_bytes")
     return stated
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
-    found = tuple(int(size) for size in re.findall(r"\d+", text or ""))
-    if (text and not found) or any(not 1 <= size <= 1 << 20 for size in found):
+    sizes = tuple(int(size) for size in re.findall(r"\d+", text or ""))
+    if (text and not sizes) or any(not 1 <= size <= 1 << 20 for size in sizes):
         raise SizingError(f"{text!r} lists no batch sizes", name="cudagraph_capture_sizes")
-    return found
+    return sizes
 
 
 def _limits(text: str | None) -> tuple[tuple[str, int], ...]:
-    found = re.findall(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})', text or "")
-    if text and not found:
+    limits = re.findall(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})', text or "")
+    if text and not limits:
         raise SizingError(f"{text!r} is not like image=2,video=0", name="limit_mm_per_prompt")
-    return tuple((modality, int(count)) for modality, count in found)
+    return tuple((modality, int(count)) for modality, count in limits)
 
 
 def _prefix_caching(given: dict[str, Any]) -> bool | None:

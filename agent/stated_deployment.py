@@ -84,10 +84,10 @@ def named_model(name: str) -> Model:
 def _named_by_path(path: Path) -> Model:
     """The model that a path of another machine is named after."""
     try:
-        known = model(path.name)
+        named = model(path.name)
     except SizingError as error:
         raise SizingError(f"{path} does not exist", name="model", choices=error.choices) from error
-    return replace(known, notes=(*known.notes, f"{path} is not on this machine: sized by its name"))
+    return replace(named, notes=(*named.notes, f"{path} is not on this machine: sized by its name"))
 
 
 def _cached(name: str) -> Path | None:

@@ -346,8 +346,9 @@ def size_text(
 
     `extra` are the lines of a search or benchmark. They come before the arithmetic.
     """
-    lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer)]
-    changes = _compared(answer, compared) or _levers(answer)
+    better = levers(answer) if holds_few(answer) else ()
+    lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
+    changes = _compared(answer, compared) or _levers(answer, better)
     # What to change comes first where it is needed; the launch itself is known to its user.
     for line in (*changes, *_speed(answer), *_price(answer), *_fewest(answer), _setup(answer)):
         lines += wrapped(line, width=width, more=2)
@@ -400,11 +401,11 @@ def _verdict(answer: Size) -> str:
     return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
 
 
-def _run(answer: Size) -> list[str]:
+def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The command of the launch, or of the best change if that fits and the launch does not."""
     if answer.fits:
         return [f"run: {sized_command(answer.memory.setup)}{_checkpoint(answer.memory.setup)}"]
-    best = next(iter(levers(answer)), None)
+    best = next(iter(better), None)
     if best is None or not best.fits:
         return []
     engines = f"{best.question.replicas} replicas of " if best.question.replicas > 1 else ""
@@ -422,12 +423,11 @@ def _checkpoint(setup: Setup) -> str:
 _SHOWN_LEVERS = 5
 
 
-def _levers(answer: Size) -> list[str]:
+def _levers(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The best changes where the launch does not fit or holds few requests."""
-    found = levers(answer) if holds_few(answer) else ()
     context = answer.memory.setup.context
     head = f"What would hold more requests of {context:,} tokens, best first:"
-    shown = [f"  {lever_text(lever, context)}" for lever in found[:_SHOWN_LEVERS]]
+    shown = [f"  {lever_text(lever, context)}" for lever in better[:_SHOWN_LEVERS]]
     return [head, *shown] if shown else []
 
 
@@ -572,8 +572,9 @@ def size_markdown(
     answer: Size, *, extra: Sequence[str] = (), compared: Sequence[Lever] = ()
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
+    better = levers(answer) if holds_few(answer) else ()
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
-    lines += [*_run(answer), *(_compared(answer, compared) or _levers(answer))]
+    lines += [*_run(answer, better), *(_compared(answer, compared) or _levers(answer, better))]
     lines += [*_speed(answer), *_price(answer), *_fewest(answer)]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]

@@ -381,7 +381,7 @@ class OutboxFolder:
 
     def waiting(self, receiver: str) -> list[tuple[Path, Stored]]:
         """The stored messages of a receiver, oldest first."""
-        found: list[tuple[Path, Stored]] = []
+        messages: list[tuple[Path, Stored]] = []
         for file in sorted(self._path.glob("*.json")) if self._path is not None else ():
             try:
                 stored = decode(read_file(file, MESSAGE_MAX_BYTES), type=Stored)
@@ -389,8 +389,8 @@ class OutboxFolder:
                 log.error("notify: unreadable stored message file=%s error=%s", file, exc)  # noqa: TRY400
                 continue
             if stored.receiver == receiver:
-                found.append((file, stored))
-        return sorted(found, key=lambda row: row[1].queued_s)
+                messages.append((file, stored))
+        return sorted(messages, key=lambda row: row[1].queued_s)
 
 
 class StateFile:

@@ -138,6 +138,17 @@ NUMBERS = (
 LARGEST = 2.0**53
 """Above this, a float cannot represent every whole number; no count is that large."""
 
+
+def number_of(text: str) -> float | None:
+    """A flag's value as a number (4k and 4K are accepted); None if it is none."""
+    # More digits than a float holds would not even convert.
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text)
+    if match is None:
+        return None
+    value = float(match[1]) * MULTIPLES.get(match[2], 1)
+    return value if value <= LARGEST else None
+
+
 CONTAINERS = ("docker", "podman", "nerdctl")
 SWITCHES = ("--rm", "-d", "-i", "-t", "-it", "-ti", "--init", "--privileged", "--detach")
 """Flags of `docker run` that take no value. Any other flag is followed by its value."""
@@ -176,13 +187,7 @@ class Launch(Struct, frozen=True):
     def number(self, flag: str) -> float | None:
         """A flag's value as a number (4k and 4K are accepted); None if not given or not a
         number."""
-        text = self.flags.get(flag)
-        # More digits than a float holds would not even convert.
-        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text or "")
-        if match is None:
-            return None
-        value = float(match[1]) * MULTIPLES.get(match[2], 1)
-        return value if value <= LARGEST else None
+        return number_of(self.flags.get(flag) or "")
 
     def count(self, flag: str) -> int | None:
         """A flag's value as a whole number; None if not given or not a number."""

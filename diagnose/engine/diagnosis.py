@@ -177,19 +177,19 @@ class CauseTracker(Generic[AnyCause]):
         concluded: Sequence[AnyCause],
         over: Collection[str] = (),
         beside: Collection[str] = (),
-        known: Collection[str] = (),
+        developed: Collection[str] = (),
     ) -> list[AnyCause]:
         """The causes to report at `now_s`, each with its start time.
 
-        `over` are ids of causes that end without a clear time, `known` of those that begin without
-        an onset time. `beside` are ids of causes that others conclude about the same.
+        `over` are ids of causes that end without a clear time, `developed` of those that begin
+        without an onset time. `beside` are ids of causes that others conclude about the same.
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
             since_s = now_s if tracked is None or tracked.since_s is None else tracked.since_s
             self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s)
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
-            if now_s - since_s >= onset_s or cause.id in known:
+            if now_s - since_s >= onset_s or cause.id in developed:
                 self._reported.add(cause.id)
         concluded_ids = {cause.id for cause in concluded}
         current = concluded_ids.union(beside)

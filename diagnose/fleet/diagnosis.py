@@ -437,7 +437,7 @@ class Comparisons:
                 by_place.get(place, ()),
                 [cause_id for where, cause_id in over if where == place],
                 beside=own.get(place[:2], ()),
-                known=[cause_id for where, cause_id in with_effects if where == place],
+                developed=[cause_id for where, cause_id in with_effects if where == place],
             )
             if not tracker:
                 del self._trackers[place]

@@ -192,8 +192,9 @@ class Work(Struct, frozen=True):
         return Step(self.prefills_s / self.prefills, size, beside, 0.0, step.tokens)
 
 
-GAPS, FINISHED, ACCEPTED = 2, 15, 16
-"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls."""
+GAPS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 15, 16, 17
+"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls, prompt tokens of
+finished requests. Those before finished requests are the fields of `Work`."""
 
 
 class Step(NamedTuple):

@@ -8,12 +8,8 @@ count as free.
 
 from __future__ import annotations
 
-from kneewatch.diagnose.learned.account import Work
+from kneewatch.diagnose.learned.account import FINISHED, FINISHED_PROMPTS, Work
 from kneewatch.diagnose.values import Signals, Values
-
-COUNTED_OF_WORK = len(Work.__struct_fields__) - 2
-FINISHED_PROMPTS = COUNTED_OF_WORK + 2
-"""Index of `Values.totals`: prompt tokens of finished requests."""
 
 
 class KvBalance:
@@ -32,7 +28,7 @@ class KvBalance:
         running = signals.get("running")
         if values.totals is None or usage is None or running is None or not capacity:
             return None
-        work = Work(0.0, 0.0, *values.totals[:COUNTED_OF_WORK])
+        work = Work(0.0, 0.0, *values.totals[:FINISHED])
         ended_prompts = values.totals[FINISHED_PROMPTS]
         if not work.step_tokens or (work.answers and not ended_prompts):
             return None

@@ -98,12 +98,12 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     if question.setup.gpu is None or question.setup.available_kv_bytes is not None:
         return ()
     held = before.concurrency.expected * question.engines if before.holds_one else 0.0
-    found = [
+    better = [
         lever
         for change, changed in _changes(answer)
         if (lever := _lever(change, changed, question)) is not None and lever.held > held * _GAIN
     ]
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(better, key=_rank))
 
 
 def _rank(lever: Lever) -> tuple[float, ...]:

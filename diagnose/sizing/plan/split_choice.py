@@ -164,19 +164,17 @@ def _trial(pool: Pool, setup: Setup) -> Trial:
     replica = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
     best = best_point(replica)
     fleet = None if best is None else fleet_for(pool, best.requests_per_s, setup.parallel.gpus)
-    return Trial(
-        setup,
-        None if fleet is None else fleet.gpus,
-        unmet(pool, best, missed(point(replica, 1), pool.profile.slo)),
-    )
+    return Trial(setup, None if fleet is None else fleet.gpus, unmet(replica, best))
 
 
-def unmet(pool: Pool, best: BenchmarkPoint | None, alone: tuple[str, ...]) -> str:
+def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:
     """Which stated requirement the replica does not keep; empty if it keeps all.
 
-    `best` is the replica at C_max. `alone` are the targets that one request alone misses.
+    `best` is the replica at C_max; None if no concurrency meets the targets.
     """
+    pool = replica.pool
     if best is None:
+        alone = missed(point(replica, 1), pool.profile.slo)
         return f"a single request has {'; '.join(alone)}" if alone else ""
     wanted = pool.deployment.concurrency
     if wanted is None or best.concurrency >= wanted or not pool.profile.slo.are_set:

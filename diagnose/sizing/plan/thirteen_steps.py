@@ -42,7 +42,6 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     curve_step,
     measured_curve,
-    missed,
     point,
     predicted_curve,
     serving,
@@ -403,18 +402,18 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
         point=last.best,
         quiet_ttft_s=point(final, 1).ttft_p99_s if final.limit else None,
         hit_ratio=None if shared is None else shared.hit_ratio,
-        unmet=_unmet(pool, last, final),
+        unmet=_unmet(last, final),
     )
 
 
-def _unmet(pool: Pool, curve: Curve, replica: Serving) -> str:
-    if curve.best is not None or not pool.profile.slo.are_set:
-        return unmet(pool, curve.best, ())
-    if pool.deployment.usable_requests_per_s is not None:
-        return ""
-    if curve.source == "measured":
-        return "the targets, at any measured concurrency"
-    return unmet(pool, None, missed(point(replica, 1), pool.profile.slo))
+def _unmet(curve: Curve, replica: Serving) -> str:
+    pool = replica.pool
+    if curve.best is None and pool.profile.slo.are_set:
+        if pool.deployment.usable_requests_per_s is not None:
+            return ""
+        if curve.source == "measured":
+            return "the targets, at any measured concurrency"
+    return unmet(replica, curve.best)
 
 
 def _curve(pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[str, str]) -> Curve:
