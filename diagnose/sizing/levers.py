@@ -76,6 +76,17 @@ class Lever(Struct, frozen=True):
             return None
         return self.usd_per_hour / self.output_tokens_per_s / SECONDS_PER_HOUR * 1e6
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What the launch holds and how fast it is, as in documents."""
+        speed, per_s = self.speed, self.output_tokens_per_s
+        return {
+            "max_concurrency": round(self.held, 3),
+            "ttft_s": None if speed is None else round(speed.ttft_s, 5),
+            "itl_s": None if speed is None else round(speed.itl_s, 6),
+            "output_tokens_per_s": per_s and round(per_s, 1),
+        }
+
 
 def as_sized(name: str, answer: Size) -> Lever:
     """A launch that was sized, to be shown beside others."""
@@ -235,15 +246,12 @@ def lever_document(lever: Lever) -> dict[str, object]:
     return {
         "change": lever.change,
         "fits": lever.fits,
-        "max_concurrency": round(lever.held, 3),
+        **lever.figures,
         "context_tokens": lever.memory.setup.context,
         "max_model_len": lever.memory.setup.longest_tokens,
         "gpus": lever.gpus,
         "usd_per_hour": lever.usd_per_hour,
         "usd_per_million_output_tokens": lever.usd_per_million_output_tokens,
-        "ttft_s": lever.speed and round(lever.speed.ttft_s, 5),
-        "itl_s": lever.speed and round(lever.speed.itl_s, 6),
-        "output_tokens_per_s": lever.speed and round(lever.output_tokens_per_s or 0.0, 1),
         "validate_answers": lever.validates,
     }
 

@@ -3,21 +3,19 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import ceil
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain, islice
 
-from msgspec.structs import replace
-
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.recommend.recommendation import (
+    QUANTIZED,
     REPLICAS,
     Recommendation,
     order,
     subject,
 )
-from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.size import Size, size
+from kneewatch.diagnose.sizing.levers import as_sized, holds_few
+from kneewatch.diagnose.sizing.levers import levers as sizing_levers
+from kneewatch.diagnose.sizing.size import Size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Advice, FlagChange
 from kneewatch.reports.weekly.observed import EpisodeObserved, Recommended
@@ -27,14 +25,15 @@ from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 LIVE = ("open", "applied")
 """Outcomes of recommendations whose effect is not decided yet."""
 
+MOST_OF_SIZE = 3
+"""Changes that `size` lists, beside those recommended in the period."""
+
 
 def levers(
-    answer: Size | None,
-    replicas_needed: int | None,
-    gpus_each: int | None,
-    recommended: Sequence[Recommended],
+    answer: Size | None, replicas_needed: int | None, recommended: Sequence[Recommended]
 ) -> tuple[Lever, ...]:
-    """The levers in the ledger's order, then the computed ones that it lacks.
+    """The levers in the ledger's order; for a launch that holds few requests also the first changes
+    that `size` lists.
 
     A number of replicas is not among them where `replicas_needed` is known: that is the one for the
     tier's peak, and the ledger's is for the load of an incident.
@@ -44,10 +43,12 @@ def levers(
     if replicas_needed is not None:
         newest.pop(frozenset({REPLICAS}), None)
     of_ledger = sorted(newest.values(), key=lambda each: order(each.recommendation))
-    levers = {subject(each.recommendation): _recommended_lever(each) for each in of_ledger}
-    for lever in _computed(answer, replicas_needed, gpus_each):
-        levers.setdefault(frozenset(change.flag for change in lever.changes), lever)
-    return tuple(levers.values())
+    named = set(chain({REPLICAS}, *map(subject, (each.recommendation for each in of_ledger))))
+    if any(each.recommendation.id in QUANTIZED for each in of_ledger):
+        named.add("weights")
+    few = answer if answer is not None and holds_few(answer) else None
+    of_size = () if few is None else islice(_of_size(few, named), MOST_OF_SIZE)
+    return (*map(_recommended_lever, of_ledger), *of_size)
 
 
 def changes_of(recommendation: Recommendation) -> tuple[FlagChange, ...]:
@@ -85,76 +86,23 @@ def _recommended_lever(recommended: Recommended) -> Lever:
     )
 
 
-def _computed(
-    answer: Size | None, replicas_needed: int | None, gpus_each: int | None
-) -> Iterator[Lever]:
-    """Yields the levers fp8 KV cache and fp8 weights. A lever is left out if the present format is
-    already as small, or if the change cannot be sized."""
-    if answer is None or answer.question.setup.gpu is None:
-        return
-    setup = answer.question.setup
-    if not kv_format(setup.kv_cache_dtype).is_quantized:
-        flag = FlagChange("--kv-cache-dtype", setup.kv_cache_dtype, "fp8")
-        changed = replace(setup, kv_cache_dtype="fp8")
-        yield from _lever(
-            "kv-fp8", "fp8 KV cache", flag, answer, changed, replicas_needed, gpus_each
-        )
-    if setup.quantization is None and setup.scheme.id == "bf16":
-        flag = FlagChange("--quantization", "", "fp8")
-        changed = replace(setup, quantization="fp8")
-        yield from _lever(
-            "weights-fp8", "fp8 weights", flag, answer, changed, replicas_needed, gpus_each
-        )
-
-
-def _lever(
-    lever_id: str,
-    summary: str,
-    flag: FlagChange,
-    before: Size,
-    changed: Setup,
-    replicas_needed: int | None,
-    gpus_each: int | None,
-) -> Iterator[Lever]:
-    """Yields the lever for a changed setup. Yields nothing if the setup cannot be sized or does not
-    fit."""
-    try:
-        after = size(replace(before.question, setup=changed))
-    except SizingError:
-        return
-    if not after.fits:
-        return
-    usable_before, usable_after = before.usable_requests_per_s, after.usable_requests_per_s
-    gpus_after = None
-    if replicas_needed and gpus_each and usable_before and usable_after:
-        # The learned capacity is assumed to change by the same factor as the predicted one.
-        scaled = replicas_needed * usable_before / usable_after
-        gpus_after = max(1, ceil(scaled)) * gpus_each
-    yield Lever(
-        id=lever_id,
-        summary=summary,
-        changes=(flag,),
-        figures=(
-            LeverFigure(
-                "kv_capacity_tokens",
-                before.memory.held_tokens.expected,
-                after.memory.held_tokens.expected,
-            ),
-            LeverFigure("usable_requests_per_s", usable_before, usable_after),
-        ),
-        gpus_after=gpus_after,
-        saves_usd_per_hour=_saved(before, replicas_needed, gpus_each, gpus_after),
-    )
-
-
-def _saved(
-    before: Size, replicas_needed: int | None, gpus_each: int | None, gpus_after: int | None
-) -> float | None:
-    gpu, price = before.question.setup.gpu, before.question.usd_per_gpu_hour
-    if gpu is None or replicas_needed is None or gpus_each is None or gpus_after is None:
-        return None
-    usd_per_hour = gpu.usd_per_hour if price is None else price
-    return (replicas_needed * gpus_each - gpus_after) * usd_per_hour
+def _of_size(answer: Size, named: Set[str]) -> Iterator[Lever]:
+    """Yields the changes that `size` lists for this launch, without those named in the ledger."""
+    present = as_sized("", answer)
+    for lever in sizing_levers(answer):
+        if named.isdisjoint(lever.change.split()):
+            usd = (present.usd_per_hour, lever.usd_per_hour)
+            yield Lever(
+                id="size",
+                summary=lever.change,
+                changes=(),
+                figures=tuple(
+                    LeverFigure(name, present.figures[name], after)
+                    for name, after in lever.figures.items()
+                ),
+                gpus_after=lever.gpus,
+                saves_usd_per_hour=usd[0] - usd[1] if usd[0] and usd[1] else None,
+            )
 
 
 # --- Outcomes of recommendations ---------------------------------------------------------------

@@ -189,7 +189,7 @@ def sized(
         kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
         kv_peak_ratio=kv_peak,
         options=_options(answer),
-        levers=levers(answer, needed, gpus_each, recommended),
+        levers=levers(answer, needed, recommended),
         doubts=doubts,
         notes=(
             *problem,

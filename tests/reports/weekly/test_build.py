@@ -513,12 +513,24 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
     assert costs == sorted(costs)
     levers = {lever.id: lever for lever in size.levers}
     assert levers["kv-fp8"].figures[0].signal == "waiting", "what was recommended comes first"
-    weights = {figure.signal: figure for figure in levers["weights-fp8"].figures}
-    kv = weights["kv_capacity_tokens"]
-    assert kv.after is not None
-    assert kv.before is not None
-    assert kv.after > kv.before
     assert any("vLLM reports a KV cache" in note for note in size.notes)
+
+
+def test_a_launch_that_holds_few_requests_has_the_changes_that_size_lists() -> None:
+    small = Stated(model=named_model("meta-llama/Llama-3.1-8B"), gpu=gpu("l4"), tensor_parallel=1,
+                   version=(0, 32, 0))  # fmt: skip
+    stated = replace(STATED, stated=small, gpus=1)
+    fp8 = changing(recommended("x"), "kv-fp8", "--kv-cache-dtype", "fp8 KV cache")
+    (size,) = made(observed(tier("t", [engine("a")], stated=stated), recommended=[fp8])).sizes
+    of_ledger, *of_size = size.levers
+    assert of_ledger.id == "kv-fp8"
+    assert of_size
+    for lever in of_size:
+        assert "--kv-cache-dtype" not in lever.summary, "one change is listed once"
+        held = {figure.signal: figure for figure in lever.figures}["max_concurrency"]
+        assert held.before is not None
+        assert held.after is not None
+        assert held.after > held.before
 
 
 def test_the_workload_against_the_one_that_was_sized_for() -> None:
