@@ -6,7 +6,7 @@ import re
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import HOST, ONE_ENGINE, VLLM_SIGNALS, configured
+from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 
@@ -19,7 +19,7 @@ FEATURES = {
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     RECOMMENDED: "DCGM's recommended fields",
     ONE_ENGINE: "HTTP request counts (single-engine endpoints only)",
-    HOST[0].needs: "process memory (single-engine endpoints only)",
+    HOST_NEEDS: "process memory (single-engine endpoints only)",
 }
 """Names of optional features, by the `needs` text of their signals. For other signals the `needs`
 text is the name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Columns, History
 from kneewatch.collector.signals.expr import Expr, Value
@@ -18,9 +17,7 @@ LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
 class Signal(Struct, frozen=True):
     """A named quantity. Its key ends with the unit; plain counts have none.
 
-    `needs` says what makes an absent metric appear; it is shown with unknown signals. `optional`
-    signals belong to features that a server need not use, such as speculation or LoRA. If they are
-    absent, nothing is reported as missing.
+    The head of vllm.toml explains the fields.
     """
 
     key: str
@@ -30,16 +27,6 @@ class Signal(Struct, frozen=True):
     needs: str = ""
     optional: bool = False
     core: bool = False
-    """Without this signal, no verdict about an engine can be trusted."""
-
-
-def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, ...]:
-    """Marks signals as belonging to an optional feature; `needs` says what makes their metrics
-    appear."""
-    return tuple(
-        replace(s, needs=s.needs or needs, source=source or s.source, optional=True)
-        for s in signals
-    )
 
 
 def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:

@@ -13,12 +13,14 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.vllm_resolver import resolve
 from kneewatch.collector.scrape_history import History
+from kneewatch.collector.signals.catalogue import expression, expressions, signals
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Expr,
     FirstOf,
     Gauge,
     OverTime,
+    PartRate,
     Quantile,
     Rate,
     ShareAtMost,
@@ -195,3 +197,31 @@ def test_without_the_series_that_nothing_reads_every_signal_is_the_same() -> Non
     unread = {column.metric for column in histories[0].counters.names} - METRICS_READ
     assert "request_params_n" in unread
     assert {column.metric for column in histories[1].counters.names}.isdisjoint(unread)
+
+
+def test_a_table_of_text_is_a_signal() -> None:
+    named = expressions({"done": "rate(finished) or count_rate(took)"})
+    tables = {
+        "group": {
+            "needs": "a flag",
+            "optional": True,
+            "failed_{each}_ratio": {
+                "each": [1, 2],
+                "expr": 'rate(finished, code="{each}") / done',
+                "help": "Share {each}.",
+            },
+            "waiting": {"expr": "gauge(waiting) > 0", "help": "Queue.", "needs": "nothing"},
+        }
+    }
+    first, second, waiting = signals(tables, named)
+    assert (first.key, second.key, second.help) == ("failed_1_ratio", "failed_2_ratio", "Share 2.")
+    assert second.expr == ratio(
+        Rate("finished", (("code", "2"),)), FirstOf((Rate("finished"), PartRate("took", "count")))
+    )
+    assert (first.needs, first.optional, waiting.needs) == ("a flag", True, "nothing")
+
+
+@pytest.mark.parametrize("text", ["rate(a) ** 2", "unknown(a)", "a", "rate(a) < 0", "2 - rate(a)"])
+def test_text_that_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        expression(text, {})

@@ -18,13 +18,15 @@ from msgspec.structs import replace
 from kneewatch.collector.errors import SettingsError
 from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.prometheus.promtool_tests import TESTS_FILE, promtool_files, scenarios
-from kneewatch.dashboards.prometheus.recording_rules import RECORDED, drawn, signal_group
 from kneewatch.dashboards.prometheus.rule_files import (
     OBJECT_FILE,
+    RECORDED,
     RULES_FILE,
     Flavor,
+    drawn,
     groups,
     rule_files,
+    signal_group,
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record, span
 from kneewatch.rules.facts import Targets
