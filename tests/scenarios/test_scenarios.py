@@ -1,0 +1,40 @@
+"""Scenarios that are computed quickly, and the engine's balance of tokens and blocks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from tests.scenarios.cases import SCENARIOS
+from tests.scenarios.engine import Engine, Knobs
+from tests.scenarios.load import Scenario, said
+
+UNTIL_S = 360.0
+QUICK = (
+    "hang with few callers",
+    "small server, one caller, x1.6",
+    "ok: small server, 1 to 3 callers",
+)
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(each, id=each.name) for each in SCENARIOS if each.name in QUICK]
+)
+def test_scenario_is_told_right(scenario: Scenario) -> None:
+    row = said(replace(scenario, until_s=UNTIL_S, lasts_s=UNTIL_S))
+    assert row.right, f"{row.share:.2f} of the scrapes are right; needless: {row.needless}"
+
+
+def test_engine_counts_each_token_and_frees_each_block() -> None:
+    knobs = Knobs(rate=6.0, prompt=900, answer=150, blocks=600, timeout_s=20.0)
+    engine = Engine(knobs, Random(1), 0.0)
+    engine.run(120.0)
+    assert engine.counters.counts["num_preemptions_total"] > 10
+    knobs.rate = 0.0
+    engine.run(300.0)
+    assert engine.in_flight == 0
+    assert engine.usage_ratio == 0.0
+    tokens = engine.counters.histograms["request_generation_tokens"].sum
+    assert engine.counters.counts["generation_tokens_total"] == tokens
