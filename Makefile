@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
+LISTEN ?=
 
 .PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release image metric-names bench soak accuracy mutations lab clean
 
@@ -25,9 +26,9 @@ $(VENV)/.dev: $(BIN)/kneewatch pyproject.toml
 	ln -sfn $(foreach p,$(PACKAGES),$(CURDIR)/$(p)) build/typing/kneewatch/
 	@touch $@
 
-run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=2m
+run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=2m; LISTEN=127.0.0.1:9900 for another address
 	@echo "kneewatch watches $(or $(TARGET),a recording of a server that goes through the KV cascade); Ctrl-C ends it."
-	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)")
+	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)") $(if $(LISTEN),--listen "$(LISTEN)")
 
 quick: $(VENV)/.dev  ## pass the tests that need no server, browser or other program (a minute)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-half-0 quick-half-1

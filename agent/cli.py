@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,8 @@ class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
 class CommandGroup(click.Group):
     """The group of all commands. It handles a broken pipe itself: click would exit with status 1,
     which here means "findings"."""
+
+    command_class = table.HeadedCommand
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
         """Run the command. Returns its exit status."""
@@ -221,9 +224,10 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
     /api/v1/fleet; TARGETs are optional then.
     """
     from kneewatch.agent.daemon import command as daemon
+    from kneewatch.agent.targets import argument_specs
 
-    defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
-    load = loader(given, defaults, _checks_of_run())
+    defaults = daemon.DEMO_DEFAULTS if demo else table.RUN_DEFAULTS
+    load = loader(given, defaults, (*_checks_of_run(), partial(argument_specs, targets)))
     daemon.run(targets, load, demo=demo, **given)
 
 
@@ -300,11 +304,11 @@ def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noq
 @cli.command()
 @setting_options(*table.BY_KEY)
 def config(**given: Any) -> int:  # noqa: ANN401
-    """Print the effective settings and where each came from."""
+    """Print the settings that `run` would use, and where each came from."""
     from kneewatch.agent.notify.receivers import as_toml as receivers_toml
     from kneewatch.agent.targets import targets_toml
 
-    settings = effective(given, _checks_of_run())
+    settings = loader(given, table.RUN_DEFAULTS, _checks_of_run())()
     for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
         click.echo(line)
     return OK

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from kneewatch.agent.settings.table import PAIR, SPAN
+from kneewatch.agent.settings.table import PAIR, SPAN, HeadedOption
 from kneewatch.collector.packaged import packaged_tables
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,6 +40,7 @@ class Flag(Struct, frozen=True, kw_only=True, rename={"word": "kind"}, forbid_un
     input: str = ""
     profile: str = ""
     launch: str = ""
+    first: bool = False
 
     @property
     def kind(self) -> click.ParamType[Any] | type:
@@ -50,6 +51,12 @@ class Flag(Struct, frozen=True, kw_only=True, rename={"word": "kind"}, forbid_un
     def parameter(self) -> str:
         """The flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
         return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def heading(self) -> str:
+        """The heading in --help-all; "" for a flag that --help lists."""
+        other = "vLLM's flags" if self.launch else "Other hardware, measurements and assumptions"
+        return "" if self.first else other
 
     @property
     def names_file(self) -> bool:
@@ -104,5 +111,7 @@ def size_options(command: Command) -> Command:
             multiple=flag.multiple,
             metavar=flag.metavar,
             help=flag.help,
+            cls=HeadedOption,
+            heading=flag.heading,
         )(command)
     return command

@@ -23,7 +23,7 @@ from kneewatch.agent.settings.effective import (
 from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, settings_of
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.http.address import METRICS_PATH, shown_url
+from kneewatch.collector.http.address import METRICS_PATH, shown_url, with_scheme
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.rules.formatting import duration
@@ -107,11 +107,8 @@ def spec(
     mistakes += _naming_mistakes(target, labels, origin)
     if mistakes or target is None:
         raise SettingsError(*mistakes)
-    if not played and "://" not in address:
-        address = f"http://{address.strip()}"
-    return TargetSpec(
-        target, address, dict(labels or {}), settings, settings["gpu_metrics"], origin
-    )
+    url = address if played else with_scheme(address)
+    return TargetSpec(target, url, dict(labels or {}), settings, settings["gpu_metrics"], origin)
 
 
 def _naming_mistakes(
@@ -174,12 +171,15 @@ def argument_specs(arguments: Sequence[str], settings: Settings) -> list[TargetS
     """The targets of the command line.
 
     Raises:
-        SettingsError: an argument is not a target.
+        SettingsError: arguments are not targets; a message for each.
     """
-    return [
-        spec(address, settings, f"argument {number}", played=is_capture(address))
-        for number, address in enumerate(arguments, 1)
-    ]
+    specs: list[TargetSpec] = []
+    with reported_together() as mistakes:
+        for number, address in enumerate(arguments, 1):
+            with gathered(mistakes):
+                played = is_capture(address)
+                specs.append(spec(address, settings, f"argument {number}", played=played))
+    return specs
 
 
 def table_specs(settings: Settings) -> list[TargetSpec]:

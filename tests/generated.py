@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -131,14 +132,31 @@ def promql(signal: Signal, dialect: Dialect) -> str:
 
 def settings_page() -> str:
     """docs/reference/settings.md: every setting."""
-    rows = ((f"`{s.key}`", str(s.default), f"`{s.env}`", f"`{s.option}`", s.help) for s in SETTINGS)
+    groups = [
+        f"## {heading}\n\n"
+        + table(
+            ("setting", "default", "flag", "what"),
+            (
+                (
+                    f"`{s.key}`",
+                    "" if s.default is None else f"`{s.default}`",
+                    f"`{s.option}`",
+                    s.help,
+                )
+                for s in rows
+            ),
+        )
+        for heading, rows in groupby(SETTINGS, lambda setting: setting.heading)
+    ]
     return (
         f"{HEAD}\n# Settings\n\nDefaults < TOML file (`--config`) < environment < flags; "
-        "`kneewatch config` prints the effective values and where each came from.\n\n"
-        + table(("setting", "default", "environment", "flag", "what"), rows)
+        "`kneewatch config` prints the effective values and where each came from. In the "
+        "environment `slo.ttft_p99_s` is `KNEEWATCH_SLO_TTFT_P99_S`. Durations are seconds or "
+        'text: `90`, `"90s"`, `"5m"`, `"2h"`, `"7d"`.\n\n'
+        + "\n\n".join(groups)
         + "\n\n## Keys of `[[notify]]`\n\nKinds: "
         + ", ".join(f"`{kind}`" for kind in KINDS)
-        + ". Durations are seconds.\n\n"
+        + ".\n\n"
         + table(
             ("key", "kind", "default", "what"),
             (
@@ -157,7 +175,10 @@ def settings_page() -> str:
 
 def commands_page() -> str:
     """docs/reference/commands.md: the help text of every command."""
-    parts = [f"{HEAD}\n# Commands\n"]
+    parts = [
+        f"{HEAD}\n# Commands\n\nMost commands also take the flags of [settings](settings.md) that "
+        "concern them: `--help-all` lists these.\n"
+    ]
     root = click.Context(cli, info_name="kneewatch", max_content_width=100, terminal_width=100)
     for name, command in cli.commands.items():
         context = click.Context(command, root, name, max_content_width=100, terminal_width=100)

@@ -48,6 +48,7 @@ from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.server.host import control_groups, host_memory
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import RUN_DEFAULTS
 from kneewatch.agent.store.database import STORE_NAME, store_path
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Retention
@@ -64,8 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULTS = {"interval_s": 5.0}
-DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
+DEMO_DEFAULTS = {**RUN_DEFAULTS, "window_s": DEMO_WINDOW_S}
 
 STOP_S = 2.2
 """Maximum seconds for the shutdown: service managers send SIGKILL a few seconds after SIGTERM."""

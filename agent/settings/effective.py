@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from msgspec import Struct
 
-from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
+from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, duration_s, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.files import read_file
@@ -78,13 +79,18 @@ class Settings:
 
     def as_toml(self) -> list[str]:
         """The settings as lines of TOML. Settings without a value are comments."""
-        lines = [
-            f"# {setting.key} is not set; {setting.help}"
-            if effective.value is None
-            else f"{setting.key} = {toml_value(setting, effective.value)}"
-            f"  # {effective.origin}; {setting.help}"
-            for setting, effective in self.rows()
-        ]
+        lines: list[str] = []
+        heading = ""
+        for setting, effective in self.rows():
+            if setting.heading != heading:
+                heading = setting.heading
+                lines += [*([""] if lines else []), f"# --- {heading} ---"]
+            lines.append(
+                f"# {setting.key} is not set; {setting.help}"
+                if effective.value is None
+                else f"{setting.key} = {toml_value(setting, effective.value)}"
+                f"  # {effective.origin}; {setting.help}"
+            )
         lines += [
             f"rules.{json.dumps(rule)}.{severity} = {threshold}  # {self.thresholds_origin}"
             for rule, bounds in self.thresholds.items()
@@ -163,6 +169,8 @@ def toml_value(setting: Setting, value: object) -> str:
 
 
 RULES_PREFIX = "rules."
+CONFIG_VARIABLE = "KNEEWATCH_CONFIG"
+ALL_SETTINGS = "`kneewatch config` prints all settings"
 TABLES = ("targets", "notify")
 """Keys whose value is a list of tables."""
 
@@ -226,7 +234,9 @@ def load(
             if value is not None:
                 place = f"flag {BY_KEY[key].option}"
                 with gathered(mistakes):
-                    values[key] = Effective(validated(BY_KEY[key], value, place), place)
+                    given = _of_flag(BY_KEY[key], value, place)
+                    values[key] = Effective(validated(BY_KEY[key], given, place), place)
+        mistakes += _unknown_variables(environ, [*tables.values(), *values.values()])
         settings = Settings(values, thresholds, origin, tables)
         for check in checks:
             with gathered(mistakes):
@@ -287,7 +297,7 @@ def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _setting_of(key: str, origin: str) -> Setting:
     setting = BY_KEY.get(key)
     if setting is None:
-        hint = did_you_mean(key, (*BY_KEY, *TABLES), "`kneewatch config` prints all settings")
+        hint = did_you_mean(key, (*BY_KEY, *TABLES), ALL_SETTINGS)
         raise SettingsError(f"{origin}: unknown setting {key!r}; {hint}")
     return setting
 
@@ -302,8 +312,52 @@ def _threshold(
     thresholds.setdefault(parts[0], {})[parts[1]] = float(cast("float", value))
 
 
+SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+"""The end of a variable that Kubernetes sets in every pod for a service, here one that is named
+kneewatch."""
+
+
+def _unknown_variables(environ: Mapping[str, str], read: Sequence[object]) -> list[str]:
+    """A message for each variable KNEEWATCH_* that is no setting, and that no setting in `read`
+    names, such as `bearer_token_env`."""
+    known = [CONFIG_VARIABLE, *(setting.env for setting in SETTINGS)]
+    named = str(read)
+    return [
+        f"environment {name}: no such setting; {did_you_mean(name, known, ALL_SETTINGS)}"
+        for name, value in environ.items()
+        if name.startswith("KNEEWATCH_")
+        and name not in known
+        and name not in named
+        and not SERVICE_LINK.search(name)
+        and not (name.endswith("_PORT") and "://" in value)
+    ]
+
+
+def _of_flag(setting: Setting, given: Any, place: str) -> object:  # noqa: ANN401 - as click has it
+    """The value of a flag whose text is `given`; texts, where it may be repeated."""
+    if isinstance(given, str):
+        return _parsed(setting, given, place)
+    if not isinstance(given, tuple):
+        return given
+    texts = cast("tuple[str, ...]", given)
+    if setting.kind == "texts":
+        return list(texts)
+    pairs: dict[str, str] = {}
+    for text in texts:
+        try:
+            name, value = pair(text)
+        except ValueError as exc:
+            raise SettingsError(f"{place}: {exc}") from exc
+        if name in pairs:
+            raise SettingsError(f"{place}: {name} is given twice")
+        pairs[name] = value
+    return pairs
+
+
 def _parsed(setting: Setting, text: str, origin: str) -> object:
-    if setting.kind in ("seconds", "number", "count"):
+    if setting.kind == "seconds":
+        return _duration_s(text, origin)
+    if setting.kind in ("number", "count"):
         try:
             return int(text) if setting.kind == "count" else float(text)
         except ValueError as exc:
@@ -322,6 +376,13 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
     return text
 
 
+def _duration_s(text: str, origin: str) -> float:
+    try:
+        return duration_s(text)
+    except ValueError as exc:
+        raise SettingsError(f"{origin}: {exc}") from exc
+
+
 def validated(setting: Setting, value: object, origin: str) -> object:
     """Check that the value of a setting has the right kind and is within its bounds. Returns the
     value.
@@ -329,6 +390,8 @@ def validated(setting: Setting, value: object, origin: str) -> object:
     Raises:
         SettingsError: the value is of the wrong kind or out of range.
     """
+    if setting.kind == "seconds" and isinstance(value, str):
+        value = _duration_s(value, f"{origin}: {setting.key}")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "seconds": number,

@@ -36,7 +36,8 @@ class Setting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `least` and at most `most`.
 
     `secret`: the value is never shown. `choices` are the allowed texts; empty allows any text. A
-    URL setting accepts either a URL or one of `choices`.
+    URL setting accepts either a URL or one of `choices`. `shown` says which help lists the flag;
+    `heading` is that of the setting's group.
     """
 
     key: str
@@ -48,6 +49,8 @@ class Setting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     least: float = 0.0
     secret: bool = False
     choices: tuple[str, ...] = ()
+    heading: str = ""
+    shown: Literal["first", "all", "never"] = "all"
 
     @property
     def env(self) -> str:
@@ -76,14 +79,21 @@ def pair(words: str) -> tuple[str, str]:
 
 
 def settings_of(section: str) -> tuple[Setting, ...]:
-    """The rows of a section of settings.toml."""
-    rows = packaged_tables("agent.settings", "settings.toml")[section]
-    return tuple(msgspec.convert({"key": key, **row}, Setting) for key, row in rows.items())
+    """The rows of a section of settings.toml. A heading holds for all rows up to the next one."""
+    rows, heading = packaged_tables("agent.settings", "settings.toml")[section], ""
+    settings: list[Setting] = []
+    for key, row in rows.items():
+        heading = row.get("heading", heading)
+        settings.append(msgspec.convert({"key": key, **row, "heading": heading}, Setting))
+    return tuple(settings)
 
 
 SETTINGS = settings_of("settings")
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 TTFT_TARGET_MOST_S = BY_KEY["slo.ttft_p99_s"].most
+RUN_DEFAULTS = {"interval_s": 5.0}
+"""Defaults of the daemon that differ from the table's."""
+
 ITL_TARGET_MOST_S = BY_KEY["slo.itl_p99_s"].most
 """Maximum latency targets in seconds. A longer target was probably meant in milliseconds."""
 
@@ -92,8 +102,22 @@ ITL_TARGET_MOST_S = BY_KEY["slo.itl_p99_s"].most
 
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-"""Units of durations in flags, and of relative times such as -2h in HTTP requests. Values in
-seconds."""
+"""Units of durations in settings and flags, and of relative times such as -2h in HTTP requests.
+Values in seconds."""
+
+
+def duration_s(text: str) -> float:
+    """Parse a duration such as 30, 30s, 5m, 2h, 7d or 1w. Returns seconds.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    text = text.strip()
+    unit = next((u for u in UNITS_S if text.endswith(u)), "")
+    try:
+        return float(text.removesuffix(unit)) * UNITS_S.get(unit, 1.0)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a duration; write 30s, 5m or 2h") from None
 
 
 class Span(click.ParamType[float]):
@@ -105,12 +129,10 @@ class Span(click.ParamType[float]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """The duration in seconds."""
-        text = str(value).strip()
-        unit = next((u for u in UNITS_S if text.endswith(u)), "")
         try:
-            seconds = float(text.removesuffix(unit)) * UNITS_S.get(unit, 1.0)
-        except ValueError:
-            self.fail(f"{value!r} is not a duration; write 30s, 5m or 2h", param, ctx)
+            seconds = duration_s(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
         if not 0 < seconds < float("inf"):
             self.fail(f"{value!r} must be longer than 0", param, ctx)
         return seconds
@@ -178,6 +200,74 @@ FLEET = tuple(setting.key for setting in SETTINGS if setting.key.startswith("fle
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+METAVARS = {
+    "seconds": "DURATION",
+    "count": "INTEGER",
+    "number": "FLOAT",
+    "url": "URL",
+    "pairs": "NAME=VALUE",
+}
+
+
+class HeadedOption(click.Option):
+    """An option that only --help-all lists, under a heading. Without a heading --help lists it.
+    `variable` is the environment variable of the same meaning."""
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - as click has them
+        heading: str = "",
+        variable: str = "",
+        **attributes: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.heading, self.variable = heading, variable
+
+
+class HeadedCommand(click.Command):
+    """A command whose --help lists the options without a heading, and --help-all the others
+    too."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **attributes)
+        if any(getattr(option, "heading", "") for option in self.params):
+            whole = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+                help="Show all options and exit.",
+            )
+            self.params.append(whole)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings."""
+        rows: dict[str, list[tuple[str, str]]] = {"": []}
+        whole = ctx.meta.get(HELP_ALL)
+        for option in self.get_params(ctx):
+            row = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if row is not None:
+                variable = getattr(option, "variable", "") if whole else ""
+                row = (row[0], f"{row[1]}  [{variable}]") if variable else row
+                rows.setdefault(getattr(option, "heading", ""), []).append(row)
+        for heading, records in rows.items():
+            if not heading or whole:
+                with formatter.section(heading or "Options"):
+                    formatter.write_dl(records)
+
+
+HELP_ALL = "kneewatch.help_all"
+"""Key in a click context: all options are shown."""
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
 def setting_options(*names: str) -> Callable[[Command], Command]:
     """A decorator that adds the flags of these settings, and `--config`, to a command."""
 
@@ -189,7 +279,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
             "config_file",
             type=click.Path(path_type=Path),
             envvar="KNEEWATCH_CONFIG",
-            help="TOML settings file  [KNEEWATCH_CONFIG]",
+            help="TOML settings file, or KNEEWATCH_CONFIG",
         )(command)
 
     return decorate
@@ -198,36 +288,33 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 def setting_option(row: Setting) -> Callable[[Command], Command]:
     """A decorator that adds the option of one setting to a command.
 
-    Without the option on the command line, Click passes None, or () for a repeatable option. The
-    setting's value then comes from the environment or the file.
+    Click passes the text as it is: `load` parses it, so that its mistakes are reported with all
+    others. Without the option on the command line, Click passes None, or () for a repeatable
+    option. The setting's value then comes from the environment or the file.
     """
-    kinds: dict[str, dict[str, Any]] = {
-        "seconds": {"type": SPAN},
-        "count": {"type": int},
-        "number": {"type": float},
-        "text": {"type": FILE if row.key.endswith(("_file", ".file", "_log")) else str},
-        "url": {"type": str, "metavar": "URL"},
-        "flag": {"default": None},
-        "pairs": {"type": PAIR, "multiple": True},
-        "texts": {"multiple": True},
-    }
-    flag = row.option
+    flag, attributes = row.option, dict[str, Any](metavar=METAVARS.get(row.kind, "TEXT"))
     if row.kind == "flag":
-        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+        flag, attributes = f"{flag}/--no-{flag.removeprefix('--')}", {"default": None}
+    elif row.key.endswith(("_file", ".file", "_log")):
+        attributes = {"type": FILE}
     return click.option(
         flag,
         *ALIASES.get(row.key, ()),
         parameter(row.key),
         cls=cast("type[click.Option]", _shared_option),
-        help=f"{row.help}  [{row.env}]",
-        **kinds[row.kind],
+        help=row.help,
+        multiple=row.kind in ("pairs", "texts"),
+        heading="" if row.shown == "first" else row.heading,
+        variable=row.env,
+        hidden=row.shown == "never",
+        **attributes,
     )
 
 
 @cache
 def _shared_option(declarations: tuple[str, ...], **attributes: Hashable) -> click.Option:
     """The option for a setting. All commands share the same object; they do not change it."""
-    return click.Option(declarations, **cast("dict[str, Any]", attributes))
+    return HeadedOption(declarations, **cast("dict[str, Any]", attributes))
 
 
 def parameter(key: str) -> str:
@@ -260,11 +347,9 @@ def loader(
 
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}
-    for key, row in BY_KEY.items():
+    for key in BY_KEY:
         value = given.pop(parameter(key), None)
-        if row.kind in ("pairs", "texts") and value is not None:
-            value = (_paired(row, value) if row.kind == "pairs" else list(value)) or None
-        flags[key] = value
+        flags[key] = None if value == () else value
     return lambda: load(
         file=file,
         environ=os.environ,
@@ -294,20 +379,6 @@ def _check_receivers(settings: Settings) -> None:
 def _check_thresholds(settings: Settings) -> None:
     if settings.thresholds:
         settings.profile().rules()
-
-
-def _paired(row: Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Combine the NAME=VALUE pairs of a repeated flag into a dict.
-
-    Raises:
-        SettingsError: a name is given twice.
-    """
-    paired = dict(given)
-    if len(paired) < len(given):
-        names = [name for name, _ in given]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SettingsError(f"flag {row.option}: {twice} is given twice")
-    return paired
 
 
 def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:

@@ -20,6 +20,9 @@ _SECRET = re.compile(
 )
 """A parameter of a query that holds a secret by its name."""
 
+API = re.compile(r"/v1(/|/models|/(chat/)?completions)?")
+"""Paths of the OpenAI API, which people copy from a client's base URL."""
+
 UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -83,14 +86,22 @@ def shown_url(target: str) -> str:
     return parse_target(target).url
 
 
+def with_scheme(target: str) -> str:
+    """The target as a URL: host:8000 gets its scheme, a port the host as well."""
+    text = target.strip()
+    if "://" in text:
+        return text
+    return f"http://localhost:{text}" if text.isdecimal() else f"http://{text}"
+
+
 def parse_target(target: str) -> Address:
-    """The address of a target as the user writes it: host:8000 or an HTTP(S) URL.
+    """The address of a target as the user writes it: host:8000, an HTTP(S) URL, or a port of this
+    machine.
 
     Raises:
         CollectError: the target cannot be an HTTP(S) URL.
     """
-    text = target.strip()
-    url = text if "://" in text else f"http://{text}"
+    text, url = target.strip(), with_scheme(target)
     if not text or UNWANTED.search(text):
         raise _bad(target, "it has a space or a control character" if text else "it is empty")
     parts, port = _split(target, url)
@@ -101,6 +112,8 @@ def parse_target(target: str) -> Address:
         raise _bad(target, "the host is missing" if not host else "the host or port is malformed")
     if port == 0:
         raise _bad(target, "no server listens on port 0")
+    if API.fullmatch(parts.path):
+        raise _bad(target, f"drop {parts.path}: the metrics are at the server's {METRICS_PATH}")
     path = quote(parts.path, safe=PATH_SAFE) if parts.path not in ("", "/") else METRICS_PATH
     query = f"?{quote(parts.query, safe=PATH_SAFE + '?')}" if parts.query else ""
     return Address(

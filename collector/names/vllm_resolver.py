@@ -282,6 +282,10 @@ OTHER_PROGRAMS = (
     OtherProgram("Triton with TensorRT-LLM", ("nv_trt_llm_",)),
     OtherProgram("Triton", ("nv_inference_",)),
     OtherProgram("vLLM's production-stack router", ("vllm:current_qps",), BEHIND_ROUTER),
+    OtherProgram("vLLM Router", ("vllm_router_",), BEHIND_ROUTER),
+    OtherProgram("SGLang's Model Gateway, a router", ("smg_", "sgl_router_"), BEHIND_ROUTER),
+    OtherProgram("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
+    OtherProgram("Envoy, a proxy", ("envoy_",), BEHIND_ROUTER),
     OtherProgram(
         "the llm-d endpoint picker (EPP), a router",
         ("llm_d_epp_", "inference_extension_", "inference_pool_"),

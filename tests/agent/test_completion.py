@@ -64,7 +64,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ("kneewatch completion ", {"bash", "zsh", "fish"}),
         ("kneewatch demo --format ", {"text", "json", "markdown"}),
         ("kneewatch diagnose --slo", {"--slo-ttft", "--slo-itl"}),
-        ("kneewatch config --fetch-g", {"--fetch-gzip"}),
+        ("kneewatch config --kubernetes-n", {"--kubernetes-namespaces", "--kubernetes-node"}),
     ],
 )
 def test_bash_completes(folder: Path, typed: str, wanted: set[str]) -> None:

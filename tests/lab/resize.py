@@ -1,6 +1,6 @@
 """The closed loop: induce a fault, follow the recommendation, measure what it predicted. I/O edge.
 
-Usage: python -m tests.lab.resize [NAME ...]   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR)
+Usage: python -m tests.lab.resize [NAME ...]   (after tests/lab/install.sh; VLLM_LAB_DIR)
 
 Each fault is diagnosed twice at the same time: with everything stated, and with no settings at all,
 where kneewatch reads the server's answers, process, log and config.json. Both must have the same
@@ -48,7 +48,7 @@ DRAINED_WITHIN_S = 150.0
 def main() -> int:
     """Run the faults named, or all. Returns the exit status: 0 when what was said was right."""
     signal.signal(signal.SIGTERM, leave)
-    lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
+    lab = Path(os.environ.get("VLLM_LAB_DIR") or DEFAULT_LAB).expanduser()
     names = [fault.name for fault in FAULTS]
     wanted = sys.argv[1:] or [fault.name for fault in FAULTS if not fault.by_name_only]
     if unknown := sorted(set(wanted) - set(names)):
