@@ -222,6 +222,8 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
 
     With --prometheus: also monitor the fleet that a metrics system scrapes, at /triage and
     /api/v1/fleet; TARGETs are optional then.
+
+    Exit status: 0 stopped, 2 it cannot start, or a part of the history could not be written.
     """
     from kneewatch.agent.daemon import command as daemon
     from kneewatch.agent.targets import argument_specs

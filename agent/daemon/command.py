@@ -22,7 +22,7 @@ from kneewatch.agent import logs
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.console import OK
+from kneewatch.agent.console import NO_DATA, OK
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
@@ -103,9 +103,10 @@ def run(
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
     note = _demo_note(settings, for_s) if demo else ""
     with _store_file(settings, demo=demo) as store_file:
-        Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s, note=note)
+        daemon = Daemon(discovery, settings, store_file, fleet_watch)
+        daemon.run(settings_of, for_s, note=note)
     # Everything is closed. Freeing the memory of 1,000 targets would take seconds.
-    os._exit(OK)
+    os._exit(OK if daemon.history_is_whole else NO_DATA)
 
 
 def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
@@ -251,6 +252,12 @@ class Daemon:
             _announce("\n".join([*lines, note] if note else lines))
             supervisor.run(for_s)
             self._deadline_s = time.monotonic() + STOP_S
+
+    @property
+    def history_is_whole(self) -> bool:
+        """Whether the store has written every cycle."""
+        stats = self._store.stats()
+        return not (stats.queued or stats.dropped)
 
     def _service(self) -> Service:
         return Service(

@@ -240,6 +240,8 @@ down the scrapes."""
 
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0
+ERROR_EVERY_S = 300.0
+"""How often the same error is logged while it lasts."""
 
 
 def is_disk_error(error: Exception) -> bool:
@@ -260,7 +262,7 @@ class Store:
         self._wake = threading.Condition()
         self._close_by_s: float | None = None
         self._hurried = False
-        self._backoff_s = self._retry_s = 0.0
+        self._backoff_s = self._retry_s = self._log_again_s = 0.0
         self._busy = False
         self._written = self._inbox_dropped = 0
         self._error = ""
@@ -372,7 +374,7 @@ class Store:
         self._work(maintain=False)
         unwritten = len(self._backlog) + len(self._inbox)
         if unwritten and (self._error or time.monotonic() > close_by_s):
-            log.warning(
+            log.error(
                 "store closed with unwritten cycles cycles=%s error=%s", unwritten, self._error
             )
             return False
@@ -428,8 +430,10 @@ class Store:
             self._store_file.recover(error)
         except OSError as move_error:
             error = move_error
-        if str(error) != self._error:
-            log.warning("store cannot write path=%s error=%s", self.path, error)
+        if str(error) != self._error or time.monotonic() >= self._log_again_s:
+            waiting = len(self._backlog)
+            log.error("store cannot write path=%s error=%s queued=%s", self.path, error, waiting)
+            self._log_again_s = time.monotonic() + ERROR_EVERY_S
         with self._wake:
             if self._unwritten_s is None:
                 self._unwritten_s = self._backlog.oldest_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -292,6 +293,24 @@ def test_a_closed_stdout_changes_no_status(tmp_path: Path, form: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kneewatch.agent.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+from kneewatch.agent import main
+sys.meta_path.insert(0, Interrupts())
+main()
+"""
+
+
+def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 def last(ended: Ended) -> Document:

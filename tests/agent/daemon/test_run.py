@@ -335,6 +335,16 @@ def test_a_full_disk_behind_stdout_does_not_stop_it(tmp_path: Path) -> None:
     assert b"cannot write to stdout" in done.stderr
 
 
+def test_a_history_that_cannot_be_written_shows_in_the_exit_status(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--demo", "--interval", "0.1s") as daemon:
+        _, pid = daemon.url, daemon.process.pid
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        daemon.wait_for("store cannot write")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE_S) == 2
+        assert daemon.wait_for("store closed with unwritten cycles")[0]["level"] == "error"
+
+
 def test_without_file_descriptors_the_log_stays_short(tmp_path: Path) -> None:
     with Daemon(tmp_path, "--demo", store=False) as daemon:
         port, pid = int(daemon.url.rpartition(":")[2]), daemon.process.pid

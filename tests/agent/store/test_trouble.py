@@ -111,7 +111,10 @@ def test_a_file_system_without_room(tmp_path: Path) -> None:
         assert numbers(disk / "store.db") == list(range(put))
 
 
-def test_files_that_become_read_only(tmp_path: Path) -> None:
+def test_files_that_become_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "ERROR_EVERY_S", 0.0)
     path = tmp_path / "store.db"
     store = opened(path)
     store.put(numbered(0))
@@ -122,6 +125,8 @@ def test_files_that_become_read_only(tmp_path: Path) -> None:
         reader = Reader(path)
         assert document_then(reader, 1, START_S) is not None
         reader.close()
+        until(lambda: caplog.text.count("store cannot write") > 1)
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
     settle(store)
     store.close(PATIENCE_S)
     assert numbers(path) == [0, 1]
