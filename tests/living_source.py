@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
@@ -116,6 +117,12 @@ class SimulatedMoment:
                     Sample(row.labels, float(len(row.over(at_s, 300.0))))
                     for row in scraped.named(RUNNING)
                     if row.at(at_s) is not None and row.at(at_s - 300.0) is not None
+                ]
+            case "running_hour_avg":
+                return [
+                    Sample(row.labels, fmean(value for _, value in points))
+                    for row in scraped.named(RUNNING)
+                    if row.at(at_s) is not None and (points := row.over(at_s, 3600.0))
                 ]
             case "up":
                 return scraped.now("up", at_s)

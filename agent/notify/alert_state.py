@@ -36,10 +36,15 @@ ACTIVE_MAX = ENGINES_MAX
 """Maximum number of active problems per target. It matters if labels change with every scrape: each
 change looks like a new engine."""
 
-_TWINS = ("queue_saturation", "admission_limit"), ("prefix_reuse_lost", "routing_dilution")
+_TWINS = (
+    ("queue_saturation", "admission_limit"),
+    ("prefix_reuse_lost", "routing_dilution"),
+    ("target_down", "engine_restarted"),
+)
 TWINS = {name: other for pair in _TWINS for name, other in (pair, pair[::-1])}
 """Two names of one problem. Which limit holds a batch shows only once the batch has filled; that
-routing loses the prefix cache's hits, only once most replicas have lost them."""
+routing loses the prefix cache's hits, only once most replicas have lost them; that a replica which
+is down crashes again and again, only once it has answered."""
 
 DEVELOPS_S = 60.0
 """Seconds for which a new problem develops: while a queue grows, a warning becomes critical.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.kv_transfer import ONE_TOKEN
 from kneewatch.diagnose.causes.record import Term, Terms, term
@@ -105,14 +107,20 @@ _EVIDENCE = Terms(TERMS)
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:
     """A cause for each replica that is slower than its peers at the same load or has a slow GPU."""
-    if len(tier.engines) < PEERS_MIN:
-        return []
     return [
         cause
         for engine in tier.engines
-        if is_slow(engine, tier) or _clock_low(engine, tier) is not None
-        if (cause := _bad_node(engine, tier)) is not None
+        if is_slow(engine, tier) or _clock_low(engine, _peers(engine, tier)) is not None
+        if (cause := _bad_node(engine, _peers(engine, tier))) is not None
     ]
+
+
+def _peers(engine: Engine, tier: Tier) -> Tier:
+    """The tier whose medians an engine is compared with: of two engines, the other one."""
+    if len(tier.engines) >= PEERS_MIN:
+        return tier
+    others = tuple(other for other in tier.engines if other is not engine)
+    return replace(tier, engines=others, medians={})
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
@@ -323,8 +331,20 @@ def _has_longer_requests(engine: Engine, tier: Tier) -> bool:
     return longer and _is_asked_alike(engine, tier)
 
 
+def _takes_all(engine: Engine, tier: Tier) -> float:
+    """The share of the tier's requests that one of several engines gets, if it gets nearly all; 0
+    otherwise."""
+    arrived = sum(e.get("arrival_per_s") or 0.0 for e in tier.engines)
+    share = (engine.get("arrival_per_s") or 0.0) / arrived if arrived else 0.0
+    return share if share >= TAKES_ALL and len(tier.engines) >= PEERS_MIN else 0.0
+
+
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
-    """The case of an imbalance: by requests or, if all have about as many requests, by tokens."""
+    """The case of an imbalance: by requests or, if all have about as many requests, by tokens.
+
+    Idle replicas that were busy within the hour are lost, although none is down: a warning.
+    """
+    was_busy = (tier.median("running_hour_avg") or 0.0) >= IDLE_RUNNING
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
     usage, others = most.get("kv_usage_avg_ratio"), tier.median("kv_usage_avg_ratio")
     by_requests = _has_more_requests(load, usual)
@@ -332,11 +352,9 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     if not by_requests:
         figures = f"a KV cache {percent(usage or 0.0)} full, the median is {percent(others or 0.0)}"
     what = "data-parallel engines of one replica" if of_one else "engines"
-    arrived = sum(e.get("arrival_per_s") or 0.0 for e in tier.engines)
-    takes = (most.get("arrival_per_s") or 0.0) / arrived if arrived else 0.0
     lever = "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
     lever += "routing, limit the share of one replica."
-    if takes >= TAKES_ALL and of >= PEERS_MIN:
+    if takes := _takes_all(most, tier):
         figures += f"; the router sends it {percent(takes)} of the requests"
         lever = (
             "Repair the router: its endpoint list, weights or sticky sessions send the requests "
@@ -348,7 +366,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         f"than the others: {most.member.name} has {figures}.",
         lever,
         ("3.5", "9.3"),
-        _severity(hot, tier),
+        Severity.WARNING if takes and usual < 1 and was_busy else _severity(hot, tier),
         log_odds=-0.6,
     )
     if by_requests:

@@ -177,6 +177,14 @@ def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:
     assert "still active: admission_limit" in text(message([over], receiver="x", base=""))
 
 
+def test_a_replica_that_is_down_and_then_crashes_again_is_one_trouble(who: Receiver) -> None:
+    ledger, down, loops = AlertState(who), cause("target_down"), cause("engine_restarted")
+    states = [state(healthy(causes=[each]), after_s=10.0 * at) for at, each in
+              enumerate((down, loops, loops, loops, loops))]  # fmt: skip
+    over = [state(healthy(), after_s=after_s) for after_s in (60, 70, 81)]
+    assert told(ledger, *states, *over) == [("began", "target_down"), ("ended", "target_down")]
+
+
 def test_rows_and_restore_are_inverse(who: Receiver) -> None:
     ledger = AlertState(who)
     told(ledger, state(sick(), name="a"), state(sick(), name="b"))

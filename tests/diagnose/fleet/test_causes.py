@@ -95,6 +95,23 @@ def test_a_router_that_sends_all_to_one_engine_is_named() -> None:
     assert "More replicas would not help" in cause.lever
 
 
+@pytest.mark.parametrize(
+    ("was_running", "severity"),
+    [
+        pytest.param(5.0, Severity.WARNING, id="busy within the hour"),
+        pytest.param(0.1, Severity.INFO, id="idle for long"),
+    ],
+)
+def test_replicas_that_get_no_requests_any_more_are_lost_also_without_a_queue(
+    was_running: float, severity: Severity
+) -> None:
+    own = {"arrival_per_s": 0.0, "running": 0.0, "running_avg": 0.0}
+    own["running_hour_avg"] = was_running
+    idle: list[Row] = [(pod(str(at)), own) for at in range(2)]
+    found = verdict(*idle, (pod("hot"), {**HOT, "waiting": 0.0})).causes
+    assert {each.severity for each in found if each.id == "replica_imbalance"} == {severity}
+
+
 def test_an_imbalance_among_engines_that_are_all_full_explains_nothing() -> None:
     full = {"running": 16.0, "running_avg": 16.0, "waiting": 5.0, "kv_usage_ratio": 0.97}
     rows: list[Row] = [(pod(str(at)), full) for at in range(5)]
@@ -125,6 +142,14 @@ def test_load_that_piles_up_on_a_gpu_with_low_clocks_is_no_imbalance() -> None:
     assert "replica_imbalance" in causes(verdict(*rows))
     clocks = {name: {"sm_clock_mhz": 700.0 if name == "hot" else 1980.0} for name in names}
     assert causes(verdict(*rows, gpus=clocks)).keys() == {"bad_node"}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_gpu_with_low_clocks_is_named_also_beside_one_other_replica(replicas: int) -> None:
+    clocks = {f"r{at}": {"sm_clock_mhz": 1980.0} for at in range(replicas - 1)}
+    clocks["slow"] = {"sm_clock_mhz": 900.0}
+    rows = (*fleet(replicas - 1), (pod("slow"), SLOW))
+    assert causes(verdict(*rows, gpus=clocks)) == {"bad_node": ("slow",)}
 
 
 def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
