@@ -32,6 +32,10 @@ LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
 )
 """Bytes/s of each link in one direction: a KV cache or weights are sent one way."""
 
+NETWORKS: Final = ("infiniband-ndr", "roce-400", "ethernet-100")
+"""The links between nodes; the first where none is stated."""
+NODE_GPUS: Final = 8
+
 
 class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU of the catalogue. FLOP/s are dense peaks; None means that the format is not
@@ -55,6 +59,9 @@ class Gpu(Struct, frozen=True, kw_only=True):
     price_source: str
     source: str
     names: tuple[str, ...] = ()
+    short_names: tuple[str, ...] = ()
+    given_name: str = ""
+    """The short name that this GPU was found by, which others may have too; otherwise empty."""
     compute_capability: str | None = None
     fp8_flop_per_s: float | None = None
     fp4_flop_per_s: float | None = None
@@ -77,6 +84,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
     def host_bytes_per_s(self) -> float:
         """Bytes per second between this GPU and its CPU's memory, per direction."""
         return self.c2c_bytes_per_s or self.pcie_bytes_per_s
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node: 8, those of an NVL72 rack, or 1 where CPU and GPU have one memory."""
+        return 1 if self.shares_host_memory else max(self.nvlink_gpus, NODE_GPUS)
 
     @property
     def shows_whole_memory(self) -> bool:
@@ -117,6 +129,7 @@ def _gpu(
     memory_gib: float,
     memory_sold_gib: float,
     names: Sequence[str] = (),
+    short_names: Sequence[str] = (),
     **fields: Any,  # noqa: ANN401 - a field has its own type
 ) -> Gpu:
     return Gpu(
@@ -124,19 +137,23 @@ def _gpu(
         memory_bytes=round(memory_gib * GIB),
         memory_sold_bytes=round(memory_sold_gib * GIB),
         names=tuple(names),
+        short_names=tuple(short_names),
         **fields,
     )
 
 
 def gpu(gpu_id: str) -> Gpu:
-    """The packaged GPU with this id.
+    """The packaged GPU with this id or short name.
 
     Raises:
         SizingError: there is no such GPU; the message lists the most similar ids.
     """
-    spec = gpus().get(gpu_id.strip().casefold())
-    if spec is not None:
-        return spec
+    typed = _letters(gpu_id)
+    for spec in gpus().values():
+        if typed in map(_letters, (spec.id, spec.id.removeprefix("rtx-"))):
+            return spec
+        if typed in map(_letters, spec.short_names):
+            return replace(spec, given_name=gpu_id.strip())
     near = nearest_ids(gpu_id)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise SizingError(
@@ -144,6 +161,10 @@ def gpu(gpu_id: str) -> Gpu:
         "or set --gpu-memory-gib and --gpu-bandwidth",
         name="gpu",
     )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold()).removeprefix("nvidia").removeprefix("geforce")
 
 
 def stated_gpu(
