@@ -23,7 +23,7 @@ from kneewatch.agent.stated_deployment import (
     sweeps_of,
     text_of,
 )
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, stated_gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, NETWORKS, Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
 from kneewatch.diagnose.deployment.vllm_flags import number_of
@@ -127,6 +127,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         weights_bytes=_gib("weights_gib", given["weights_gib"]),
         available_kv_bytes=_available_kv(given),
         context_tokens=given["context"],
+        network=given["network"] or NETWORKS[0],
         adapters=_adapters(given),
         draft=_draft(given, model, find),
     )

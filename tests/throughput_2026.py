@@ -37,7 +37,11 @@ def question_of(case: Case) -> Question:
         setup=Setup(
             model=model(case["model"]),
             gpu=gpu(case["gpu"]),
-            parallel=Parallel(tensor=case["tp"], experts=case.get("expert_parallel", False)),
+            parallel=Parallel(
+                tensor=case["tp"],
+                pipeline=case.get("pp", 1),
+                experts=case.get("expert_parallel", False),
+            ),
             quantization=case.get("quantization"),
             kv_cache_dtype=case.get("kv_cache_dtype", "auto"),
             version=parse_version(case["vllm_version"]),

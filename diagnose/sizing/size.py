@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import floor
+from math import ceil, floor
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
@@ -133,6 +133,8 @@ def _sources(answer: Memory) -> Iterator[str]:
             f"--max-model-len is above the model's {own:,} tokens: vLLM refuses to start unless "
             "rope scaling or an override allows it"
         )
+    if setup.gpu is not None and setup.gpu.given_name:
+        yield f"{setup.gpu.given_name} is taken as {setup.gpu.id} ({setup.gpu.name})"
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
     if setup.gpu is not None and answer.overhead is not None:
@@ -301,6 +303,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
                 f"--gpu-memory-utilization {figure(_SHARED_UTILIZATION)}"
             )
         yield from over_pcie(gpu, parallel.tensor)
+        yield from over_nodes(setup, gpu)
         if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
             yield (
                 f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
@@ -320,9 +323,25 @@ def launch_notes(setup: Setup) -> Iterator[str]:
         )
 
 
+def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
+    """The warning about a launch that one node does not hold; empty if one does."""
+    tensor, node = setup.parallel.tensor, gpu.node_gpus
+    nodes = ceil(tensor * setup.parallel.pipeline / node)
+    if nodes == 1:
+        return
+    crossing = "every step" if tensor <= node else "every all-reduce"
+    tcp = "" if setup.network in NETWORKS[:2] else ", which TCP makes longer than predicted"
+    stages = f"; or use TP {node} with pipeline stages" if 1 < node < tensor else ""
+    yield (
+        f"a replica is on {nodes} nodes, and {crossing} crosses {setup.network}: measure its "
+        f"latency{tcp}{stages}"
+    )
+
+
 def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
     """The warning about a tensor-parallel group over PCIe; empty if NVLink connects it."""
-    if tensor_parallel > max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
+    linked = gpu.nvlink_gpus >= min(tensor_parallel, NODE_GPUS)
+    if tensor_parallel > _PCIE_TENSOR_PARALLEL and not linked and gpu.node_gpus > 1:
         lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
         yield (
             f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {percent(lost)} "

@@ -123,7 +123,7 @@ CHAT = ("--input-tokens", "1000", "--output-tokens", "200", "--concurrency", "64
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        pytest.param(("--gpu", "l40s", "--tp", "4"), "runs over PCIe", id="5.6"),
+        pytest.param(("--gpu", "l40s", "--tp", "4"), "runs over PCIe", id="5.6: PCIe"),
         pytest.param(
             ("--gpu", "h100-sxm", "--tp", "4", "--gpu-memory-utilization", "0.97"),
             "leaves 3% for spikes",
@@ -135,6 +135,17 @@ CHAT = ("--input-tokens", "1000", "--output-tokens", "200", "--concurrency", "64
             id="9.5",
         ),
         pytest.param(("--gpu", "h100-sxm", "--tp", "4", "--pp", "2"), "stages are idle", id="5.2"),
+        pytest.param(
+            ("--gpu", "h100", "--tp", "16"),
+            "on 2 nodes, and every all-reduce crosses infiniband-ndr",
+            id="5.6",
+        ),
+        pytest.param(
+            ("--gpu", "h100-sxm", "--tp", "8", "--pp", "2", "--network", "ethernet-100"),
+            "every step crosses ethernet-100: measure its latency, which TCP makes longer",
+            id="5.5",
+        ),
+        pytest.param(("--gpu", "h100", "--tp", "4"), "h100 is taken as h100-sxm", id="a variant"),
         pytest.param(
             ("--gpu", "h100-sxm", "--tp", "4", "--peak-rps", "120", "--usable-rps", "12"),
             "exceed the predicted",

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
@@ -132,6 +132,7 @@ class Setup(Struct, frozen=True):
     - `limit_mm_per_prompt`: most items of a modality in a request; a modality without a limit is
       absent.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
+    - `network`: between nodes, a key of LINK_BYTES_PER_S.
     """
 
     model: Model
@@ -158,6 +159,7 @@ class Setup(Struct, frozen=True):
     available_kv_bytes: float | None = None
     overhead_excess_bytes: float | None = None
     context_tokens: int | None = None
+    network: str = NETWORKS[0]
     adapters: Adapters | None = None
     draft: Draft | None = None
 
@@ -233,10 +235,11 @@ def check(setup: Setup) -> None:
     """
     within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
     _check_counts(setup)
-    if setup.overhead not in OVERHEADS:
-        raise SizingError(
-            f"unknown overhead {setup.overhead!r}", name="overhead", choices=OVERHEADS
-        )
+    for name, choices in (("overhead", OVERHEADS), ("network", tuple(LINK_BYTES_PER_S))):
+        if getattr(setup, name) not in choices:
+            raise SizingError(
+                f"unknown {name} {getattr(setup, name)!r}", name=name, choices=choices
+            )
     if setup.context > setup.longest_tokens:
         raise SizingError(
             f"context of {setup.context:,} tokens exceeds the longest allowed request of "

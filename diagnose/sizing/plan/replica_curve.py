@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
@@ -66,6 +67,7 @@ def launch(
         context_tokens=min(pool.tail_tokens, longest),
         weights_bytes=plain + extra_bytes / parallel.gpus,
         adapters=adapters,
+        network=pool.profile.hosting.network or NETWORKS[0],
     )
 
 

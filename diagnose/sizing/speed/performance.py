@@ -238,7 +238,7 @@ def step_model(
         layers_s=(costs.layers + costs.added_layers) * efficiency.layer_s
         + costs.expert_layers * efficiency.expert_layer_s,
         sequence_s=efficiency.sequence_s,
-        host_s=efficiency.host_s,
+        host_s=efficiency.host_s + (efficiency.nodes_s if costs.nodes > 1 else 0.0),
         prompt_step_s=efficiency.prompt_step_s,
         tokens_per_sequence=tokens_per_sequence,
         stages=stages,

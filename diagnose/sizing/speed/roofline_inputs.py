@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
@@ -27,8 +27,6 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
-
-_NODE_GPUS = 8
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):
@@ -52,6 +50,9 @@ class Efficiency(Struct, frozen=True, kw_only=True):
       combination.
     - `sequence_s`: per sequence of the batch: sampling, block tables, detokenization.
     - `host_s`: scheduling and input preparation of a step.
+    - `nodes_s`: additionally where the GPUs are on several nodes: Ray takes inputs and results of
+      a step to and from each, and steps do not overlap. One pair of runs is behind it (Qwen2.5-72B,
+      TP 8: 14.8 ms with a second node as PP 2, 10.0 without).
     - `prompt_step_s`: additionally in a step with prompt tokens, which no full CUDA graph covers.
     - `request_s`: in the API server, which parses requests one after another.
 
@@ -82,6 +83,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     expert_layer_s: float = 40e-6
     sequence_s: float = 10e-6
     host_s: float = 1.4e-3
+    nodes_s: float = 4.8e-3
     prompt_step_s: float = 16e-3
     request_s: float = 4.4e-3
     microbatches_per_stage: float = 1.5
@@ -135,7 +137,7 @@ def unlike_measured(setup: Setup) -> str:
     gpu = setup.gpu
     if setup.parallel.experts and setup.model.experts.count:
         return "with expert parallelism"
-    if setup.parallel.tensor > _NODE_GPUS:
+    if setup.parallel.tensor > NODE_GPUS:
         return "over several nodes"
     return "" if gpu is None or gpu.id in MEASURED_GPUS else f"on {gpu.id}"
 
@@ -241,6 +243,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     """Between GPUs, in one direction."""
     link_latency_s: float
     """Of an all-reduce, beside that over NVLink."""
+    nodes: int
     layers: int
     added_layers: float
     """Kernels beside those of `layers`, in layers: an indexer is one, and latent attention half of
@@ -265,6 +268,7 @@ def costs(
     kv_bytes_per_element: float = 2.0,
     decode_context_parallel: int = 1,
     expert_parallel: bool = False,
+    network: str = NETWORKS[0],
 ) -> Costs:
     """What a step reads and computes on one GPU.
 
@@ -296,7 +300,7 @@ def costs(
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
     kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
-    link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel)
+    link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel, network)
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     token_ratio = experts.per_token / experts.count if experts.count else 0.0
@@ -329,6 +333,7 @@ def costs(
         link=link,
         link_bytes_per_s=link_bytes_per_s,
         link_latency_s=link_latency_s,
+        nodes=ceil(tensor_parallel * pipeline_parallel / gpu.node_gpus),
         layers=model.depth,
         added_layers=kinds.added_layers,
         hidden_size=model.hidden_size,
@@ -338,24 +343,31 @@ def costs(
 
 
 # Seconds of NCCL's ring with short messages (its tuning table, protocol LL): of an all-reduce, and
-# of each hop over PCIe, over NVLink and between nodes.
-_NCCL_S, _PCIE_HOP_S, _NVLINK_HOP_S, _NODE_HOP_S = 6.6e-6, 1.0e-6, 0.6e-6, 2.7e-6
+# of each hop over PCIe and over NVLink. A hop between nodes is measured, not from that table: vLLM
+# with Qwen2.5-72B, TP 16 on two nodes of 8 H100 takes 29.1 ms a step, and TP 8 takes 10.0; SGLang
+# with DeepSeek-R1 on such nodes takes 23.2; Qwen3-VL-32B on four GB10 (RoCE) 52.
+_NCCL_S, _PCIE_HOP_S, _NVLINK_HOP_S, _NODE_HOP_S = 6.6e-6, 1.0e-6, 0.6e-6, 21e-6
 
 
-def _link(gpu: Gpu, gpus: int) -> tuple[str, float, float]:
+def _link(gpu: Gpu, gpus: int, network: str) -> tuple[str, float, float]:
     """The link of a group's all-reduces, its bytes/s, and seconds beside those over NVLink.
 
-    Nodes are linked by one InfiniBand card per GPU.
+    Nodes are linked by one card per GPU.
     """
-    if gpu.nvlink_bytes_per_s is None or gpu.nvlink_gpus < min(gpus, _NODE_GPUS):
-        return "PCIe", gpu.pcie_bytes_per_s, _NCCL_S + 2 * (gpus - 1) * _PCIE_HOP_S
-    nvlink_per_s = gpu.nvlink_bytes_per_s / _NVLINK_DIRECTIONS
-    nodes = ceil(gpus / gpu.nvlink_gpus)
+    node = gpu.node_gpus
+    linked = gpu.nvlink_bytes_per_s is not None and gpu.nvlink_gpus >= min(gpus, NODE_GPUS)
+    within_per_s = (gpu.nvlink_bytes_per_s or 0.0) / _NVLINK_DIRECTIONS
+    hop_s = _NVLINK_HOP_S
+    if not linked:
+        within_per_s, hop_s = gpu.pcie_bytes_per_s, _PCIE_HOP_S
+    if gpus <= node and linked:
+        return "NVLink", within_per_s, 0.0
+    # Hosts with more than 8 GPUs on PCIe exist.
+    nodes = ceil(gpus / node) if linked or node == 1 else 1
     if nodes == 1:
-        return "NVLink", nvlink_per_s, 0.0
-    latency_s = _NCCL_S + 2 * ((gpus - nodes) * _NVLINK_HOP_S + nodes * _NODE_HOP_S)
-    nodes_per_s = gpu.nvlink_gpus * LINK_BYTES_PER_S["infiniband-ndr"]
-    return "InfiniBand", min(nvlink_per_s, nodes_per_s), latency_s
+        return "PCIe", within_per_s, _NCCL_S + 2 * (gpus - 1) * hop_s
+    latency_s = _NCCL_S + 2 * ((gpus - nodes) * hop_s + nodes * _NODE_HOP_S)
+    return network, min(within_per_s, node * LINK_BYTES_PER_S[network]), latency_s
 
 
 def launch_costs(setup: Setup) -> Costs:
@@ -375,6 +387,7 @@ def launch_costs(setup: Setup) -> Costs:
         kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
         decode_context_parallel=setup.decode_context_parallel,
         expert_parallel=setup.parallel.experts,
+        network=setup.network,
     )
 
 

@@ -185,10 +185,14 @@ def test_all_reduces_over_pcie_and_between_nodes_have_a_latency_of_their_own() -
     pcie = costs_of(SMALL, "rtx-pro-6000", tensor_parallel=8)
     assert pcie.link_latency_s == pytest.approx(20.6e-6)
     nodes = costs_of(DENSE, "h200", tensor_parallel=16)
-    assert nodes.link == "InfiniBand"
-    assert 0 < nodes.link_latency_s < 2 * pcie.link_latency_s
+    assert (nodes.link, nodes.nodes) == ("infiniband-ndr", 2)
+    assert 3 * pcie.link_latency_s < nodes.link_latency_s < 7 * pcie.link_latency_s
     assert nodes.link_bytes_per_s > pcie.link_bytes_per_s
     assert costs_of(DENSE, "h200", tensor_parallel=8).link_latency_s == 0
+    # A GB10 is a node of its own.
+    sparks = costs_of(SMALL, "gb10", tensor_parallel=4, network="roce-400")
+    assert (sparks.link, sparks.nodes) == ("roce-400", 4)
+    assert sparks.link_latency_s > 1.5 * nodes.link_latency_s
 
 
 def test_a_sparse_layers_indexer_grows_with_the_prompt_and_is_not_split() -> None:
@@ -466,9 +470,9 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
 
 
 def test_benchmarks_of_2026() -> None:
-    """Four of the five misses in output tokens/s share a benchmark of expert parallelism."""
+    """Four of the six misses in output tokens/s share a benchmark of expert parallelism."""
     judged = throughput_2026.rows()
-    aims = {"output tokens/s": 0.65, "TPOT": 0.75, "TTFT": 0.75}
+    aims = {"output tokens/s": 0.7, "TPOT": 0.75, "TTFT": 0.75}
     for name, share in aims.items():
         errors = throughput_2026.counted(judged, name)
         hits, count = within(errors, throughput_2026.AIMS[name])
