@@ -12,9 +12,8 @@ import yaml
 from msgspec.structs import replace
 
 from kneewatch.dashboards.grafana.boards import BOARDS
-from kneewatch.dashboards.prometheus.alerts import alert_group
+from kneewatch.dashboards.prometheus.alerts import alert_group, own_group
 from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
-from kneewatch.dashboards.prometheus.own_alerts import own_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
 from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, recorded
 
