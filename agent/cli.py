@@ -289,6 +289,7 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
+@click.option("--explain", "whole", is_flag=True, help="show the arithmetic with its sources")
 @form_option(*FORMATS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]")
 def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401

@@ -46,7 +46,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
 )
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.search_results import document, explain, question_of
+from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.size_rendering import (
@@ -310,9 +310,10 @@ DOES_NOT_FIT = 1
 _BY_INPUT = {flag.input or flag.parameter: flag.alias or flag.name for flag in FLAGS}
 
 
-def run(*, form: str, words: Sequence[str] = (), **given: Any) -> int:  # noqa: ANN401 - one a flag
-    """Print the size or plan. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be
-    sized."""
+def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> int:  # noqa: ANN401
+    """Print the size or plan; `whole`: with the arithmetic.
+
+    Returns the exit status: 0 fits, 1 does not fit, 2 cannot be sized."""
     try:
         given = with_words(given, words)
         answer = _plan(given) if given["plan"] else sized(given)
@@ -324,18 +325,20 @@ def run(*, form: str, words: Sequence[str] = (), **given: Any) -> int:  # noqa: 
     elif form == "markdown":
         click.echo("\n".join(answer.markdown()))
     else:
-        click.echo("\n".join(answer.text(text_width())))
+        click.echo("\n".join(answer.text(text_width(), whole=whole)))
     return OK if answer.fits else DOES_NOT_FIT
 
 
 class Answer(Struct, frozen=True):
     """The answer to the flags of `size`: a launch's size, or None for a plan or a search without a
-    result. `extra` and `lines` are what is said beside the size, as JSON and as text."""
+    result. `extra` and `lines` are what is said beside the size, as JSON and as text; `brief` are
+    the lines without arithmetic."""
 
     size: Size | None
     extra: Mapping[str, Any]
     lines: Sequence[str]
     fits: bool
+    brief: Sequence[str]
     compared: Sequence[Lever] = ()
 
     def document(self) -> dict[str, Any]:
@@ -344,11 +347,12 @@ class Answer(Struct, frozen=True):
             return nothing_document(self.extra, fits=self.fits)
         return size_document(self.size) | dict(self.extra)
 
-    def text(self, width: int) -> Sequence[str]:
-        """Lines of text of at most this width."""
+    def text(self, width: int, *, whole: bool) -> Sequence[str]:
+        """Lines of text of at most this width; `whole`: with the arithmetic."""
+        lines = self.lines if whole else self.brief
         if self.size is None:
-            return self.lines
-        return size_text(self.size, extra=self.lines, compared=self.compared, width=width)
+            return lines
+        return size_text(self.size, extra=lines, compared=self.compared, width=width, whole=whole)
 
     def markdown(self) -> Sequence[str]:
         """Lines of Markdown."""
@@ -382,9 +386,11 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     if point is not None:
         extra["operating_point"] = operating_point_document(point)
         lines += operating_point_lines(point)
+    brief_lines = lines
     if given["search"]:
         result = search(question, choices_of(given))
         extra["search"] = document(result)
+        brief_lines = [*lines, *brief(result)]
         lines += explain(result)
         answer = size(question_of(question, result.winner)) if result.winner else None
     else:
@@ -393,7 +399,8 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     if answer is not None and given["compare"]:
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
         extra["compare"] = [lever_document(each) for each in compared]
-    return Answer(answer, extra, lines, answer is not None and answer.fits, compared)
+    fits = answer is not None and answer.fits
+    return Answer(answer, extra, lines, fits, brief_lines, compared)
 
 
 def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterator[Lever]:
@@ -462,7 +469,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
 def _plan(given: dict[str, Any]) -> Answer:
     """The result of the sizing guide's thirteen steps for a workload profile."""
     # Lazy: slow to import, and most sizes have no profile.
-    from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
+    from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines, plan_summary
     from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
@@ -475,7 +482,8 @@ def _plan(given: dict[str, Any]) -> Answer:
     models = {name: named_model(name) for name in profile.models}
     result = plan(profile, models=models, benchmarks=texts)
     members = {"plan": plan_document(result)}
-    return Answer(None, members, plan_lines(result), fits=result.fits)
+    summary = (*plan_summary(result), "The thirteen steps with their arithmetic: --explain")
+    return Answer(None, members, plan_lines(result), result.fits, summary)
 
 
 def error_text(error: SizingError) -> str:

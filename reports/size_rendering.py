@@ -336,15 +336,23 @@ def _cells(row: Scaled) -> list[str]:
 
 
 BAR = 50
+BRIEF_LINES = 11
+"""The command and ten others."""
 
 
 def size_text(
-    answer: Size, *, extra: Sequence[str] = (), compared: Sequence[Lever] = (), width: int = WIDTH
+    answer: Size,
+    *,
+    extra: Sequence[str] = (),
+    compared: Sequence[Lever] = (),
+    width: int = WIDTH,
+    whole: bool = True,
 ) -> list[str]:
-    """Lines of text: the verdict, GPUs, cost and speed, notes, then the memory bar and the
-    arithmetic.
+    """Lines of text: the verdict, GPUs, cost and speed, missed targets, notes, then the memory bar
+    and the arithmetic.
 
-    `extra` are the lines of a search or benchmark. They come before the arithmetic.
+    `extra` are the lines of a search or benchmark. They come before the arithmetic. Without `whole`
+    the arithmetic is left out, and the notes that do not fit in ten lines.
     """
     better = levers(answer) if holds_few(answer) else ()
     lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
@@ -352,12 +360,22 @@ def size_text(
     # What to change comes first where it is needed; the launch itself is known to its user.
     for line in (*changes, *_speed(answer), *_price(answer), *_fewest(answer), _setup(answer)):
         lines += wrapped(line, width=width, more=2)
-    for note in _notes(answer):
-        lines += wrapped(f"note: {note}", width=width, more=6)
+    left_out = 0
+    for number, note in enumerate(_notes(answer), 1):
+        noted = wrapped(f"note: {note}", width=width, more=6)
+        if whole or number <= len(answer.missed) or len(lines) + len(noted) < BRIEF_LINES:
+            lines += noted
+        else:
+            left_out += 1
+    if not whole:
+        more = f"{plural(left_out, 'more note')} and " if left_out else ""
+        lines.append(f"{more}the arithmetic: --explain")
     if extra:
         lines.append("")
     for line in extra:
         lines += wrapped(line, width=width, more=5)
+    if not whole:
+        return lines
     lines += ["", *_picture(answer.memory, width=width), ""]
     for step in (*memory_steps(answer.memory), *steps(answer)):
         lines += _step(step, width=width)

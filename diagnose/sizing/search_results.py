@@ -288,6 +288,17 @@ def winner_steps(result: SearchResult) -> tuple[Step, ...]:
     return steps(size(question_of(result.question, result.winner)))
 
 
+def brief(result: SearchResult) -> tuple[str, ...]:
+    """The best configurations, a line each; all of `explain` if none meets the targets."""
+    if not result.best:
+        return explain(result)
+    return (explain(result)[0], *_headlines(result))
+
+
+def _headlines(result: SearchResult) -> list[str]:
+    return [f"{place}. {_headline(each)}" for place, each in enumerate(result.best, start=1)]
+
+
 def explain(result: SearchResult) -> tuple[str, ...]:
     """The result as lines: the best configurations, the cost on each GPU, and why others are
     rejected."""
@@ -296,8 +307,8 @@ def explain(result: SearchResult) -> tuple[str, ...]:
     lines = [
         f"{result.meeting:,} of {result.configurations:,} configurations meet the targets{ending}"
     ]
-    for place, candidate in enumerate(result.best, start=1):
-        lines += [f"{place}. {_headline(candidate)}", f"   {difference(result, candidate)}"]
+    for headline, candidate in zip(_headlines(result), result.best, strict=True):
+        lines += [headline, f"   {difference(result, candidate)}"]
         lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(result, candidate)]]
     if result.best:
         lines += [f"Note: {text}." for text in _assumptions(result)]

@@ -26,13 +26,15 @@ SCHEMA = schema_of("size")
 LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
 
 
-def size(*flags: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command with those flags, run in this process."""
+def size(
+    *flags: str, home: Path | None = None, brief: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """The command with those flags, run in this process, with its arithmetic."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     environ = patch.dict(os.environ, environment(home), clear=True)
     ends = pytest.raises(SystemExit)
     with environ, redirect_stdout(out), redirect_stderr(err), ends as exited:
-        cli.main(["size", *flags])
+        cli.main(["size", *([] if brief else ["--explain"]), *flags])
     assert isinstance(exited.value.code, int)
     texts = list[str]()
     for stream in (out, err):
@@ -62,6 +64,41 @@ def test_what_fits_exits_0_and_shows_its_arithmetic() -> None:
     assert "81,920 B on each GPU" in done.stdout
     assert "one GPU, 79.18 GiB: [###" in done.stdout
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (
+            (
+                *LLAMA,
+                "--tp",
+                "4",
+                "--concurrency",
+                "8",
+                "--input-tokens",
+                "9",
+                "--output-tokens",
+                "9",
+            ),
+            0,
+        ),
+        (("--plan", "example"), 0),
+    ],
+    ids=["launch", "plan"],
+)
+def test_without_explain_the_answer_is_ten_lines_and_the_command(
+    flags: tuple[str, ...], status: int
+) -> None:
+    done = size(*flags, brief=True)
+    lines = done.stdout.splitlines()
+    assert done.returncode == status
+    assert len(lines) <= 12
+    assert any("vllm serve meta-llama/Llama-3.3-70B-Instruct" in line for line in lines)
+    assert "arithmetic: --explain" in lines[-1]
+    whole = size(*flags).stdout
+    assert all(line in whole for line in lines[:-1])
+    assert len(whole.splitlines()) > 2 * len(lines)
 
 
 def test_a_process_of_its_own_prints_the_same() -> None:

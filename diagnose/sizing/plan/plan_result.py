@@ -245,6 +245,14 @@ _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requ
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
     """The plan as text: first the fleet and its cost, then every decision with its arithmetic."""
+    lines = list(plan_summary(plan))
+    for step in plan.steps:
+        lines += ["", *_step_lines(step)]
+    return tuple(lines)
+
+
+def plan_summary(plan: Plan) -> tuple[str, ...]:
+    """The fleet, its cost and its launches as text."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
     not_met = "".join(f"NOT MET: {requirement}; " for requirement in plan.unmet)
     lines = [f"Plan for {plan.profile.name}: {not_met}{fleet}"]
@@ -252,9 +260,11 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     cards = dict.fromkeys(str(gpu) for name, gpu in chosen if name.rpartition(".")[2] == "gpu")
     lines += _folded(f"GPU: {' and '.join(cards)}. Cost: {cost}.", "  ", "  ")
     open_ends = sum(len(step.to_measure) for step in plan.steps)
-    lines.append(f"  To measure before you rely on it: {plural(open_ends, 'figure')}, see below.")
-    for step in plan.steps:
-        lines += ["", *_step_lines(step)]
+    lines.append(f"  To measure before you rely on it: {plural(open_ends, 'figure')}.")
+    for name, value in plan.step(13).output.items():
+        tier, _, key = name.rpartition(".")
+        if key == "launch" and value:
+            lines += _folded(f"{tier}: {value}" if tier else str(value), "  run ", "    ")
     return tuple(lines)
 
 
