@@ -325,17 +325,15 @@ def split_lines(plain: bytes, limits: Limits) -> list[str]:
     Raises:
         ExpositionError: there are too many lines, or the page is not UTF-8.
     """
+    lines_max = limits.series * _LINES_PER_SERIES
+    if plain.count(b"\n") > lines_max:
+        raise ExpositionError(f"more than {lines_max} lines", kind="too_large")
     try:
-        text = plain.decode()
+        return plain.decode().split("\n")
     except UnicodeDecodeError as exc:
         line = exc.object.count(b"\n", 0, exc.start) + 1
         kind = "truncated" if exc.reason == "unexpected end of data" else "exposition"
         raise ExpositionError(f"not UTF-8: {exc.reason}", line=line, kind=kind) from exc
-    lines_max = limits.series * _LINES_PER_SERIES
-    lines = text.split("\n", lines_max + 1)
-    if len(lines) > lines_max + 1:
-        raise ExpositionError(f"more than {lines_max} lines", kind="too_large")
-    return lines
 
 
 # --- A metrics page as series and values: Prometheus text 0.0.4 and OpenMetrics 1.0. Pure ---------

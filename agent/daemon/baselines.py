@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 from msgspec import Struct
 
@@ -411,7 +412,7 @@ class LearnedStates(Job):
     def __init__(self, file: Path) -> None:
         self._file = file
         self._new: dict[Place, tuple[float, bytes]] = {}
-        self._known: set[Place] = set()
+        self._known = WeakSet[EngineMonitor]()
         self._stored: dict[Place, bytes] | None = None
 
     def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
@@ -420,8 +421,8 @@ class LearnedStates(Job):
         place, stored = (target, engine.key), self._stored
         if stored is None:
             return
-        if place not in self._known:
-            self._known.add(place)
+        if engine not in self._known:
+            self._known.add(engine)
             engine.judge.stored = stored.pop(place, None)
             return
         state = engine.judge.learned.state(t_s)
@@ -434,8 +435,11 @@ class LearnedStates(Job):
             if self._stored is None:
                 self._stored = read_learned(self._file)
             if self._new:
-                new, self._new = self._new, {}
+                new = dict(self._new)
                 write_learned(self._file, new)
+                for place, state in new.items():
+                    if self._new[place] is state:
+                        del self._new[place]
         except (StoreError, sqlite3.Error, OSError) as error:
             log.warning("cannot store what was learned, retrying error=%s", error)
             if self._stored is None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import orjson
+
 from kneewatch.agent.store.chunks import (
     SignalChunk,
     bytes_reader,
@@ -22,14 +24,16 @@ from kneewatch.agent.store.chunks import (
 )
 from kneewatch.agent.store.columns import DamagedError
 from kneewatch.agent.store.database import (
+    COUNTERS,
     SCRAPES,
     SEQUENCE_BITS,
     SIGNALS,
+    WAL_LIMIT_BYTES,
     find_file_damage,
     rows_of,
 )
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.ingest import CycleWriter, flush_engine, flush_target
+from kneewatch.agent.store.ingest import BATCH_BYTES, CycleWriter, flush_engine, flush_target
 from kneewatch.agent.store.outcomes import Evaluation
 from kneewatch.agent.store.records import DAY_S, Retention, Scrapes
 from kneewatch.agent.store.stored_series import ChunkRow, insert_chunk, log_damage
@@ -134,6 +138,41 @@ DELETED_AT_LEAST, DELETED_SHARE = 16, 100
 of all chunks divided by the second."""
 
 LAYOUTS_MAX = 200
+CHUNKS_BEFORE = "kind = ? AND owner_id = ? AND max_s < ?"
+ROW_BYTES = 60
+"""What a row takes beside its content."""
+
+OWN_ROWS = f"id BETWEEN owner << {SEQUENCE_BITS} AND ((owner + 1) << {SEQUENCE_BITS}) - 1"
+ENGINE_BYTES = "".join(
+    f" + (SELECT ifnull(sum(length({what}) + {ROW_BYTES}), 0) FROM {table} WHERE {which})"
+    for what, table, which in (
+        ("body", "chunks", f"owner_id = owner AND kind IN ({SIGNALS}, {COUNTERS})"),
+        ("body", "open_signals", OWN_ROWS),
+        ("body", "open_counters", OWN_ROWS),
+        ("body", "documents", OWN_ROWS),
+        ("labels", "configs", OWN_ROWS),
+        ("document", "recommendations", "engine_id = owner"),
+    )
+)
+TARGET_BYTES = f"""
+WITH by_engine (target_id, bytes) AS (
+  SELECT target_id, 0 {ENGINE_BYTES} FROM (SELECT target_id, id AS owner FROM engines)
+)
+SELECT owner, (SELECT ifnull(sum(bytes), 0) FROM by_engine WHERE target_id = owner)
+  + (SELECT ifnull(sum(length(body)), 0) FROM chunks WHERE owner_id = owner AND kind = {SCRAPES}),
+  EXISTS (SELECT 1 FROM open_scrapes WHERE {OWN_ROWS})
+FROM (SELECT id AS owner FROM targets)
+"""
+"""The bytes of each target, and whether it is still scraped."""
+
+OLDEST_CHUNKS = """
+WITH chosen (id) AS (SELECT value FROM json_each(?1)),
+  owners (id) AS (SELECT engines.id FROM engines JOIN chosen ON target_id = chosen.id),
+  own (max_s) AS (SELECT max_s FROM chunks
+    WHERE owner_id IN (SELECT id FROM chosen) AND kind = ?2
+      OR owner_id IN (SELECT id FROM owners) AND kind != ?2)
+SELECT max_s FROM own ORDER BY max_s LIMIT (SELECT ?3 + count(*) / ?4 FROM own)
+"""
 
 
 def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
@@ -162,35 +201,50 @@ def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
     return True
 
 
-def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Delete all data that ended before a time. Returns whether an engine was deleted.
+def delete_before(
+    connection: sqlite3.Connection, *, before_s: float, targets: Sequence[int] | None = None
+) -> bool:
+    """Delete all data of some targets (None: of all) that ended before a time. Returns whether an
+    engine was deleted.
 
     An engine with open rows stays until its rows are flushed into a chunk.
     """
-    execute = connection.execute
-    execute("DELETE FROM chunks WHERE max_s < ?", (before_s,))
-    execute("DELETE FROM intervals WHERE end_s < ?", (before_s,))
-    execute("DELETE FROM recommendations WHERE last_s < ?", (before_s,))
-    for (engine_id,) in execute("SELECT id FROM engines").fetchall():
-        _delete_versions(connection, engine_id, before_s)
-    deleted = execute(
-        "SELECT id FROM engines WHERE last_s < ? AND NOT EXISTS (SELECT 1 FROM chunks"
-        " WHERE kind != ? AND owner_id = engines.id) AND NOT EXISTS (SELECT 1 FROM open_signals"
-        " WHERE open_signals.id BETWEEN engines.id << ? AND ((engines.id + 1) << ?) - 1)",
-        (before_s, SCRAPES, SEQUENCE_BITS, SEQUENCE_BITS),
-    ).fetchall()
-    for (engine_id,) in deleted:
-        for table in ("documents", "intervals", "recommendations", "configs"):
-            execute(f"DELETE FROM {table} WHERE engine_id = ?", (engine_id,))
-        execute("DELETE FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id))
-        execute("DELETE FROM engines WHERE id = ?", (engine_id,))
+    execute, deleted = connection.execute, False
+    if targets is None:
+        targets = [target_id for (target_id,) in execute("SELECT id FROM targets").fetchall()]
+    for target_id in targets:
+        execute(f"DELETE FROM chunks WHERE {CHUNKS_BEFORE}", (SCRAPES, target_id, before_s))
+        engines = execute("SELECT id FROM engines WHERE target_id = ?", (target_id,)).fetchall()
+        for (engine_id,) in engines:
+            deleted |= _delete_engine_before(connection, engine_id, before_s)
     execute(
         "DELETE FROM targets WHERE id NOT IN (SELECT target_id FROM engines) AND id NOT IN"
         " (SELECT owner_id FROM chunks WHERE kind = ?) AND NOT EXISTS (SELECT 1 FROM open_scrapes"
         " WHERE open_scrapes.id BETWEEN targets.id << ? AND ((targets.id + 1) << ?) - 1)",
         (SCRAPES, SEQUENCE_BITS, SEQUENCE_BITS),
     )
-    return bool(deleted)
+    return deleted
+
+
+def _delete_engine_before(connection: sqlite3.Connection, engine_id: int, before_s: float) -> bool:
+    """Delete what an engine has from before a time, and the engine if nothing is left."""
+    execute = connection.execute
+    for kind in (SIGNALS, COUNTERS):
+        execute(f"DELETE FROM chunks WHERE {CHUNKS_BEFORE}", (kind, engine_id, before_s))
+    execute("DELETE FROM intervals WHERE engine_id = ? AND end_s < ?", (engine_id, before_s))
+    execute("DELETE FROM recommendations WHERE engine_id = ? AND last_s < ?", (engine_id, before_s))
+    _delete_versions(connection, engine_id, before_s)
+    gone = execute(
+        "DELETE FROM engines WHERE id = ? AND last_s < ? AND NOT EXISTS (SELECT 1 FROM chunks"
+        " WHERE kind != ? AND owner_id = engines.id) AND NOT EXISTS (SELECT 1 FROM open_signals"
+        " WHERE open_signals.id BETWEEN ? AND ?)",
+        (engine_id, before_s, SCRAPES, *rows_of(engine_id)),
+    ).rowcount
+    if gone:
+        for table in ("documents", "intervals", "recommendations", "configs"):
+            execute(f"DELETE FROM {table} WHERE engine_id = ?", (engine_id,))
+        execute("DELETE FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id))
+    return bool(gone)
 
 
 def _delete_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
@@ -229,27 +283,41 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def delete_oldest(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
-    """If the content exceeds `max_bytes`, delete the oldest data. Returns whether data was
-    deleted."""
+    """If the content exceeds `max_bytes`, delete the oldest data of the targets that have more than
+    their share, or are not scraped any more. Returns whether data was deleted.
+
+    The share is `max_bytes` divided by the targets that are scraped: what one target writes deletes
+    no history of another that has less.
+    """
     if used_bytes(connection) <= max_bytes:
         return False
-    oldest = connection.execute(
-        "SELECT max_s FROM chunks ORDER BY max_s LIMIT (SELECT ? + count(*) / ? FROM chunks)",
-        (DELETED_AT_LEAST, DELETED_SHARE),
-    ).fetchall()
+    execute = connection.execute
+    sizes = execute(TARGET_BYTES).fetchall()
+    scraped = [row for row in sizes if row[2]]
+    fair_bytes = min(max_bytes, sum(row[1] for row in scraped)) / max(1, len(scraped))
+    targets = [row[0] for row in sizes if not row[2] or row[1] >= fair_bytes]
+    chosen = (orjson.dumps(targets).decode(), SCRAPES, DELETED_AT_LEAST, DELETED_SHARE)
+    oldest = execute(OLDEST_CHUNKS, chosen).fetchall()
+    if len(oldest) < DELETED_AT_LEAST:  # their data is in open rows
+        for target_id in targets:
+            flush_target(connection, target_id)
+            for (engine_id,) in execute("SELECT id FROM engines WHERE target_id = ?", (target_id,)):
+                flush_engine(connection, engine_id)
+        oldest = execute(OLDEST_CHUNKS, chosen).fetchall()
     if not oldest:
         return False
     # The cut is a moment later, so that the last of these chunks is deleted too.
     (last_s,) = oldest[-1]
-    delete_before(connection, before_s=last_s + 1e-3)
+    delete_before(connection, before_s=last_s + 1e-3, targets=targets)
+    drop_layouts(connection, most=0)
     return True
 
 
-def drop_layouts(connection: sqlite3.Connection) -> bool:
-    """If there are many layouts, delete those that no open row uses. Returns whether the limit was
-    exceeded."""
+def drop_layouts(connection: sqlite3.Connection, *, most: int = LAYOUTS_MAX) -> bool:
+    """If there are more than `most` layouts, delete those that no open row uses. Returns whether
+    the limit was exceeded."""
     (layouts,) = connection.execute("SELECT count(*) FROM layouts").fetchone()
-    if layouts <= LAYOUTS_MAX:
+    if layouts <= most:
         return False
     connection.execute(
         "DELETE FROM layouts WHERE id NOT IN (SELECT layout_id FROM open_signals)"
@@ -270,6 +338,10 @@ FREE_RATIO = 0.1
 """Maximum share of free pages in the file. New rows use free pages again."""
 
 VACUUM_PAGES = 500
+SIDE_BYTES = WAL_LIMIT_BYTES + 2 * BATCH_BYTES
+"""The part of the limit on the files' size that is for the write-ahead log and for a batch that is
+written before data is deleted."""
+
 JUMP_S = 30 * DAY_S
 
 
@@ -297,6 +369,8 @@ class Maintenance:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retention, self._clock, self._monotonic = retention, clock, monotonic
+        self._max_bytes = max(retention.max_bytes - SIDE_BYTES, retention.max_bytes // 2)
+        self._full_until_s = -math.inf
         self._evaluation = Evaluation()
         self._since_s = monotonic()
         self._round_s = self._deleted_s = -math.inf
@@ -317,6 +391,8 @@ class Maintenance:
                 flush_target(connection, target_id)
             target.rows = 0
             return True
+        if used_bytes(connection) > self._max_bytes and self._limit_size(connection, cache):
+            return True
         return self._round(connection, cache)
 
     def _round(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
@@ -327,7 +403,6 @@ class Maintenance:
             self._round_s = now_s
             self._jobs = [
                 self._vacuum,
-                self._limit_size,
                 self._downsample,
                 self._evaluate,
                 self._close,
@@ -430,10 +505,14 @@ class Maintenance:
         return False
 
     def _limit_size(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        now_s = self._monotonic()
+        if now_s < self._full_until_s:
+            return False
         with transaction(connection):
-            deleted = delete_oldest(connection, max_bytes=self._retention.max_bytes)
-        if deleted:
-            cache.reload()
+            deleted = delete_oldest(connection, max_bytes=self._max_bytes)
+        cache.reload()
+        if not deleted:
+            self._full_until_s = now_s + ROUND_INTERVAL_S
         return deleted
 
     def _check(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:

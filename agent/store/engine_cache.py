@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections import defaultdict
 from collections.abc import Mapping
 
 import orjson
@@ -42,14 +43,33 @@ class DocumentChain(Struct):
     links: int = 0
 
 
+TEXTS_MAX_BYTES, TEXTS_S = 2 * 1024 * 1024, 3600.0
+"""Maximum bytes of new layouts and configurations of a target that are stored, and the time in
+seconds for which it applies. Labels that change with every scrape must not fill the disk."""
+
+
+class TextBudget(Struct):
+    """The bytes of layouts and configurations that a target may still store in this hour."""
+
+    hour: float = 0.0
+    left: int = TEXTS_MAX_BYTES
+
+    def take(self, t_s: float, count: int) -> bool:
+        """Whether so many bytes may be stored."""
+        hour = t_s // TEXTS_S
+        if hour != self.hour:
+            self.hour, self.left = hour, TEXTS_MAX_BYTES
+        self.left -= count
+        return self.left >= 0
+
+
 class CachedEngine(Struct):
     """Data of an engine: its open intervals and recommendations, and the rows that were written
     last.
 
     `rows` is the number of open scrapes. `counters_id`, `counters_s` and `counters_layout` are the
     id, time and layout of the newest row of counters, which may still be replaced.
-    `counters_kept_s` is the time of the newest row that stays. `configs` is the last hour with a
-    new configuration, and their number in it.
+    `counters_kept_s` is the time of the newest row that stays.
     """
 
     id: int
@@ -57,6 +77,7 @@ class CachedEngine(Struct):
     labels: Mapping[str, str]
     rows: int
     book: IntervalBook
+    texts: TextBudget
     counters_id: int = 0
     counters_s: float = 0.0
     counters_kept_s: float = 0.0
@@ -64,7 +85,6 @@ class CachedEngine(Struct):
     columns: tuple[Column, ...] = ()
     columns_layout: int = 0
     config: Mapping[str, str] | None = None
-    configs: tuple[float, int] = (0.0, 0)
     started_s: float | None = None
     documents: DocumentChain | None = None
     recommendations: tuple[PackedRecommendation, ...] = ()
@@ -144,6 +164,7 @@ class CachedTarget(Struct):
 
     id: int
     rows: int
+    texts: TextBudget
     new_engines_left: int = 0
     left_counted_s: float | None = None
     full: bool = False
@@ -164,6 +185,7 @@ class EngineCache:
         """Engines that were not written because of the limit on new engines, since this set was
         last cleared."""
         self.targets: dict[str, CachedTarget] = {}
+        self._texts: defaultdict[str, TextBudget] = defaultdict(TextBudget)
         self._names: dict[bytes, int] = {}
         self._keys: dict[tuple[str, ...], int] = {}
         self._sequence = self._last_sequence()
@@ -185,6 +207,8 @@ class EngineCache:
         self.targets = {
             name: target for name, target in self.targets.items() if target.engines or target.full
         }
+        for name in self._texts.keys() - self.targets.keys():
+            del self._texts[name]
 
     def committed(self) -> None:
         """Update `session` after a transaction was committed."""
@@ -210,7 +234,8 @@ class EngineCache:
         target = self.targets.get(name)
         if target is None:
             target_id = self._id("targets", "name", name)
-            target = CachedTarget(target_id, self._count("open_scrapes", target_id))
+            rows = self._count("open_scrapes", target_id)
+            target = CachedTarget(target_id, rows, self._texts[name])
             self.targets[name] = target
         return target
 
@@ -254,7 +279,7 @@ class EngineCache:
                 " VALUES (?, ?, ?, ?, '{}', ?, ?)",
                 (*named, t_s, t_s),
             )
-            return CachedEngine(inserted.lastrowid or 0, t_s, {}, 0, IntervalBook())
+            return CachedEngine(inserted.lastrowid or 0, t_s, {}, 0, IntervalBook(), target.texts)
         engine_id, last_s, labels = row
         count, newest = execute(
             "SELECT count(*), max(id) FROM open_signals WHERE id BETWEEN ? AND ?",
@@ -263,7 +288,7 @@ class EngineCache:
         if newest is not None:
             (last_s,) = execute("SELECT t_s FROM open_signals WHERE id = ?", (newest,)).fetchone()
         book = IntervalBook(_open_intervals(self._connection, engine_id, last_s))
-        engine = CachedEngine(engine_id, last_s, orjson.loads(labels), count, book)
+        engine = CachedEngine(engine_id, last_s, orjson.loads(labels), count, book, target.texts)
         _load_rest(self._connection, engine)
         return engine
 
@@ -303,22 +328,34 @@ class EngineCache:
             layout_id = self._keys[keys] = self._layout(keys_layout(keys))
         return layout_id
 
-    def columns_layout(self, engine: CachedEngine, columns: tuple[Column, ...]) -> int:
-        """The id of the layout for an engine's list of counters."""
+    def columns_layout(
+        self, engine: CachedEngine, columns: tuple[Column, ...], t_s: float
+    ) -> int | None:
+        """The id of the layout for an engine's list of counters. None if it is new and the target
+        has stored too many."""
         if engine.columns is not columns:
-            engine.columns_layout = self._layout(columns_layout(columns))
-            engine.columns = columns
+            names = columns_layout(columns)
+            if self._find("layouts", "names", names) is None and not engine.texts.take(
+                t_s, len(names)
+            ):
+                return None
+            engine.columns_layout, engine.columns = self._layout(names), columns
         return engine.columns_layout
 
     def _id(self, table: str, column: str, value: str | bytes) -> int:
         """The id of the row that has `value` in a unique column. The row is inserted if it does not
         exist."""
-        execute = self._connection.execute
-        row = execute(f"SELECT id FROM {table} WHERE {column} = ?", (value,)).fetchone()
-        if row is not None:
-            return int(row[0])
-        inserted = execute(f"INSERT INTO {table} ({column}) VALUES (?)", (value,))
+        found = self._find(table, column, value)
+        if found is not None:
+            return found
+        inserted = self._connection.execute(f"INSERT INTO {table} ({column}) VALUES (?)", (value,))
         return inserted.lastrowid or 0
+
+    def _find(self, table: str, column: str, value: str | bytes) -> int | None:
+        row = self._connection.execute(
+            f"SELECT id FROM {table} WHERE {column} = ?", (value,)
+        ).fetchone()
+        return None if row is None else int(row[0])
 
     def _count(self, table: str, owner_id: int) -> int:
         (rows,) = self._connection.execute(

@@ -135,6 +135,9 @@ def _delete(connection: sqlite3.Connection, table: str, owner_id: int, last: int
 # --- Packed cycles as rows ------------------------------------------------------------------------
 
 
+BATCH_BYTES = 2 * 1024 * 1024
+"""Bytes of cycles that are written in one transaction; one cycle at least."""
+
 COUNTERS_INTERVAL_S = 60.0
 """Seconds between two rows of counters that are kept. If scrapes are less frequent, all rows are
 kept."""
@@ -201,7 +204,10 @@ class CycleWriter:
     def _write_counters(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
         """Write the newest counters, and delete the previous row. The previous row stays if it is
         due to be kept, or if it is the last of a process or of a layout."""
-        layout, t_s = self._cache.columns_layout(engine, packed.columns), packed.t_s
+        t_s = packed.t_s
+        layout = self._cache.columns_layout(engine, packed.columns, t_s)
+        if layout is None:
+            return
         new_series = packed.restart is not None or layout != engine.counters_layout
         if new_series or not engine.counters_id:
             engine.counters_kept_s = t_s

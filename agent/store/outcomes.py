@@ -117,15 +117,13 @@ class Tracking:
         if engine.config is not None and same and not restart:
             engine.config = config or engine.config
             return
-        # Labels that change with every scrape must not fill the disk.
-        hour = packed.t_s // 3600
-        engine.configs = (hour, engine.configs[1] + 1 if engine.configs[0] == hour else 1)
-        if engine.configs[1] > CONFIGS_MAX:
+        text = _json(config)
+        if not engine.texts.take(packed.t_s, len(text)):
             return
         self._execute(
             "INSERT OR REPLACE INTO configs (id, engine_id, t_s, labels, started_s, restart)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (row, engine.id, packed.t_s, _json(config), started_s, restart),
+            (row, engine.id, packed.t_s, text, started_s, restart),
         )
         if not first:
             self._mark_applied(engine.id, packed.t_s, engine.config or {}, config)
@@ -163,9 +161,8 @@ class Tracking:
                 self._execute("UPDATE recommendations SET watched_s = ? WHERE id = ?", (t_s, row))
 
 
-CONFIGS_MAX, CONFIG_MAX_CHARS = 12, 16_384
-"""Most configurations of an engine that are stored in an hour, and the characters of one. vLLM's
-has about 1,000."""
+CONFIG_MAX_CHARS = 16_384
+"""Most characters of a configuration that are stored. vLLM's has about 1,000."""
 
 
 def _bounded(config: Mapping[str, str]) -> Mapping[str, str]:

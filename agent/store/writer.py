@@ -28,7 +28,7 @@ from kneewatch.agent.store.database import (
 from kneewatch.agent.store.downsampling_and_retention import Maintenance, transaction
 from kneewatch.agent.store.encoding import EngineName, PackedCycle, Packer
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.ingest import CycleWriter
+from kneewatch.agent.store.ingest import BATCH_BYTES, CycleWriter
 from kneewatch.agent.store.records import Cycle, Retention, StoreStats
 from kneewatch.collector.errors import StoreError
 
@@ -76,8 +76,10 @@ class Backlog:
         return list(self._waiting)
 
     def next(self, limit: int) -> list[PackedCycle]:
-        """The oldest cycles, at most `limit`, to be written next."""
-        return list(itertools.islice(self._waiting, limit))
+        """The oldest cycles to be written next: at most `limit`, and about `BATCH_BYTES`."""
+        sizes = itertools.accumulate(cycle.bytes for cycle in self._waiting)
+        count = sum(1 for size in itertools.islice(sizes, limit) if size < BATCH_BYTES)
+        return list(itertools.islice(self._waiting, min(limit, count + 1)))
 
     def mark_written(self, count: int) -> None:
         """Remove the first `count` cycles, because they are now in the file."""

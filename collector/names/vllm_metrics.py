@@ -33,6 +33,9 @@ KINDS_MAX = 1024
 """Most different sets of engine labels on a page. Twice as many engines as are judged; more would
 take seconds to tell apart."""
 
+NAME_MAX_CHARS = 1024
+"""Most characters of an engine's model, number or replica: names are kept for thousands of them."""
+
 RATIO_MAX = 1.01
 """Largest valid ratio: 1 plus a tolerance for rounding."""
 
@@ -242,6 +245,12 @@ def find_engines(page_series: Sequence[PageSeries]) -> Engines:
             f"more than {KINDS_MAX} engines by the labels of this page",
             kind="too_large",
             hint="scrape the engines one by one; labels such as engine must not change",
+        )
+    if any(len(name) > NAME_MAX_CHARS for part in kinds for name in part if name):
+        raise CollectError(
+            f"an engine's labels have more than {NAME_MAX_CHARS} characters",
+            kind="too_large",
+            hint="shorten the model's name (--served-model-name)",
         )
     keys = {reader.key(part) for part in kinds if reader.is_full(part)}
     for part in sorted(kinds, key=_most_said_first):

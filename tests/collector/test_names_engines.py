@@ -278,3 +278,9 @@ def test_engines_without_end_are_refused_at_once() -> None:
     with pytest.raises(CollectError, match="more than 1024 engines") as caught:
         resolved(body)
     assert caught.value.kind == "too_large"
+
+
+def test_names_without_end_are_refused() -> None:
+    with pytest.raises(CollectError, match="more than 1024 characters") as caught:
+        resolved(f'vllm:num_requests_running{{model_name="{"m" * 5000}",engine="0"}} 1\n')
+    assert caught.value.kind == "too_large"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,9 +14,11 @@ import pytest
 from kneewatch.agent.store import engine_cache as ledgers
 from kneewatch.agent.store.engine_cache import NEW_ENGINES_S
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.store.records import Cycle, RawCounters, Retention
 from kneewatch.agent.store.writer import Store
+from kneewatch.collector.scrape_history import Column
 from tests.agent.store.factories import (
+    EVER,
     KEEP_ALL,
     START_S,
     STEP_S,
@@ -97,17 +100,45 @@ def test_that_there_are_too_many_is_told_once_also_where_none_stays(
     store.close(PATIENCE_S)
 
 
-def test_configurations_without_end_do_not_fill_the_file(tmp_path: Path) -> None:
+def test_a_target_that_fills_the_file_loses_its_own_history(tmp_path: Path) -> None:
+    now_s, rng = [START_S], random.Random(1)
+    keep = Retention(max_bytes=1_000_000)
+    store = Store.open(tmp_path / "store.db", retention=keep, clock=lambda: now_s[0])
+    cycles, most_bytes = 90, 0
+    for number in range(cycles):
+        t_s = now_s[0] = START_S + STEP_S * number
+        verdicts = [
+            diagnosis(
+                t_s, target="floods", engine=f"{n}", stage_since_s=START_S,
+                values={f"signal_{at}": rng.random() for at in range(100)})
+            for n in range(30)
+        ]  # fmt: skip
+        store.put(cycle(diagnosis(t_s, target="well"), raw=counted(1.0)))
+        store.put(cycle(*verdicts))
+        if number % 9 == 8:
+            settle(store)
+        most_bytes = max(most_bytes, store.path.stat().st_size)
+    store.close(PATIENCE_S)
+    assert most_bytes < keep.max_bytes
+    with closing(Reader(store.path)) as reader:
+        (well,) = reader.engines("well")
+        assert len(reader.signals(well.id, ["running"], **EVER).times) == cycles
+        assert 0 < len(reader.scrapes("floods", **EVER).times) < cycles
+
+
+def test_texts_without_end_do_not_fill_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "TEXTS_MAX_BYTES", 200_000)
     store = Store.open(tmp_path / "store.db", retention=KEEP_ALL)
     for number in range(40):
+        columns = tuple(Column(f"c{n}", (("l", f"{number:02}" * 500),)) for n in range(10))
         config = {f"label_{at}": f"{number:02}" * 7_500 for at in range(8)}
         verdict = diagnosis(START_S + number, stage_since_s=START_S)
-        store.put(cycle(verdict, config=config, raw=counted(1.0)))
+        store.put(cycle(verdict, config=config, raw=RawCounters(columns, (1.0,) * 10)))
     settle(store)
     store.close(PATIENCE_S)
     with closing(sqlite3.connect(store.path)) as connection:
-        count, size = connection.execute(
-            "SELECT count(*), sum(length(labels)) FROM configs"
-        ).fetchone()
-    assert 12 <= count <= 24, "an hour's worth, in at most two hours"
-    assert size <= 24 * 17_000
+        (names,) = connection.execute("SELECT sum(length(names)) FROM layouts").fetchone()
+        (labels,) = connection.execute("SELECT sum(length(labels)) FROM configs").fetchone()
+    assert 100_000 < names + labels < 2 * 200_000, "an hour's worth, in at most two hours"
