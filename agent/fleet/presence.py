@@ -185,7 +185,10 @@ def _gone(
     gone: dict[tuple[str, str], Gone] = {}
     for member, seen_s in stopped:
         name, up = (member.replica, member.pool), failing.of(member.labels)
-        why = Why.LEFT if up is None else failures[_target(up)].why
+        failure = None if up is None else failures[_target(up)]
+        why = Why.LEFT if failure is None else failure.why
+        if failure is not None and failure.failed_s and why is not Why.TERMINATING:
+            seen_s = failure.failed_s[0]
         if name not in running and (name not in gone or gone[name].why is Why.LEFT):
             gone[name] = Gone(*name, why, seen_s)
     return list(gone.values())

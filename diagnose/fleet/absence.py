@@ -222,7 +222,8 @@ def _restarts(pool: _Pool) -> FleetCause | None:
         for each in worst.processes[: -RESTARTS_SHOWN - 1 : -1]
     ]
     severity = Severity.CRITICAL if 2 * len(loops) >= pool.size else Severity.WARNING
-    cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE)
+    since_s = min(each.t_s for row in rows for each in row.processes)
+    cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE, since_s)
     return replace(cause, id=RESTARTED, evidence=tuple(evidence))
 
 
@@ -260,7 +261,8 @@ def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:
     verb = "replica is" if len(names) == 1 else "replicas are"
     text = f"{len(names)} {verb} down (scrapes fail): {_listed(names)}."
     evidence = Evidence("up", 0.0, 1.0, "up is 0: Prometheus cannot scrape the replica")
-    return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_SERVER)
+    since_s = min((row.seen_s for row in down if row.seen_s is not None), default=None)
+    return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_SERVER, since_s)
 
 
 def _loading(pool: _Pool, loading: Sequence[Loading]) -> FleetCause:
@@ -279,7 +281,7 @@ def _loading(pool: _Pool, loading: Sequence[Loading]) -> FleetCause:
         1.0,
         f"up has been 0 for {span(pool.now_s - since_s)}; a start may take {span(patience_s)}",
     )
-    return _cause(pool, names, severity, text, evidence, CHECK_START)
+    return _cause(pool, names, severity, text, evidence, CHECK_START, since_s)
 
 
 def _vanished(pool: _Pool) -> list[FleetCause]:
@@ -306,7 +308,8 @@ def _vanished(pool: _Pool) -> list[FleetCause]:
         action = CHECK_START
         text += f"; {_count(len(pool.loading))} loading since {_clock(_first(pool.loading))}"
     evidence = Evidence("up", None, None, "no target of the pool has series now")
-    return [_cause(pool, names, severity, f"{text[0].upper()}{text[1:]}.", evidence, action)]
+    text = f"{text[0].upper()}{text[1:]}."
+    return [_cause(pool, names, severity, text, evidence, action, seen_s)]
 
 
 def _cause(
@@ -316,6 +319,7 @@ def _cause(
     summary: str,
     evidence: Evidence,
     action: str,
+    since_s: float | None,
 ) -> FleetCause:
     return FleetCause(
         id=OF_A_POOL,
@@ -324,6 +328,7 @@ def _cause(
         summary=summary,
         evidence=(evidence,),
         lever=action,
+        since_s=since_s,
         pool=pool.name,
         tier="",
         replicas=tuple(replicas),

@@ -330,7 +330,7 @@ class Why(Enum):
 class Gone(Struct, frozen=True):
     """A replica that had series within the last hour and does not serve now.
 
-    `seen_s` is the Unix time of its last series; None if unknown.
+    `seen_s` is the Unix time of its last series or of its first failed scrape; None if unknown.
     """
 
     replica: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum, isfinite
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from typing import Literal
 
 import msgspec
@@ -58,8 +58,8 @@ class Spread(Struct, frozen=True):
 
     - `count`: the number of engines with a value.
     - `unknown`: the number of engines without a value.
-    - `least`, `median`, `mean`, `most`: the statistic over the engines, in the signal's unit. The
-      mean of percentiles is null, because it is no percentile.
+    - `least`, `median`, `mean`, `most`: the statistic over the engines, in the signal's unit.
+      Percentiles are never averaged: their mean is null, and their median is one engine's value.
     - `worst`: the name of the engine with the greatest value, or with the least if less is worse.
     """
 
@@ -487,13 +487,13 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
         return None
     numbers = [value for value, _ in rows]
     _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
-    mean = None if PERCENTILE.search(signal) else fmean(numbers)
+    percentiles = PERCENTILE.search(signal)
     return Spread(
         len(rows),
         len(engines) - len(rows),
         min(numbers),
-        median(numbers),
-        mean,
+        median_high(numbers) if percentiles else median(numbers),
+        None if percentiles else fmean(numbers),
         max(numbers),
         worst,
     )

@@ -124,6 +124,7 @@ def test_a_pod_that_kubernetes_deletes_is_never_down(server: Prometheus) -> None
     assert summaries(fleet_diagnosis) == [
         ("critical", f"1 replica is down (scrapes fail): {crashed.name}.")
     ]
+    assert {cause.since_s for cause in fleet_diagnosis.causes} == {fleet.epoch_s + 20.0 * MIN_S}
     assert len(noted(fleet_diagnosis, f"1 replica terminating: {leaving.name}")) == 1
 
 

@@ -361,8 +361,9 @@ def test_a_setting_wins_over_the_image_and_both_are_named() -> None:
     )
 
 
-def test_a_percentile_has_no_mean() -> None:
-    diagnosis, _ = sized(None, *rows(2, ttft_p99_s=20.0, running=9.0))
+def test_a_percentile_is_that_of_an_engine() -> None:
+    fast, slow = rows(2, ttft_p99_s=20.0, running=9.0)
+    diagnosis, _ = sized(None, (fast[0], {**fast[1], "ttft_p99_s": 4.0}), slow)
     signals = diagnosis.tiers[0].signals
     assert (signals["ttft_p99_s"].median, signals["ttft_p99_s"].mean) == (20.0, None)
     assert signals["running"].mean == 9.0
