@@ -8,6 +8,7 @@ from math import inf
 
 from msgspec import Struct, field
 
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
 from kneewatch.diagnose.deployment.server_state import CanaryState
 
 STALL, PREFILL_SILENCE, DRAINS = "stalled_s", "prefill_silence_s", "backlog_drains"
@@ -130,6 +131,7 @@ class Values(Struct, frozen=True):
 
     The process:
 
+    - `kind`: the engine's kind.
     - `config`: the labels of cache_config_info.
     - `observed_s`: seconds since the oldest scrape of this process that is kept.
     - `served_s`: seconds since its first token, or since its start where that is all that is known;
@@ -174,6 +176,7 @@ class Values(Struct, frozen=True):
     recent: Signals = field(default_factory=dict[str, float | None])
     window_s: float = 0.0
     scrapes: int = 0
+    kind: EngineKind = VLLM
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     observed_s: float = 0.0
     served_s: float = inf

@@ -153,6 +153,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `engine`: the engine core within the target (vLLM's label `engine`); empty before a page could
       be read.
     - `model`: the served model (vLLM's label `model_name`); empty before a page could be read.
+    - `program`: the program that serves the model, such as SGLang; absent for vLLM.
     - `tier`: the tier (replicas of one model on one GPU type) of the target; null if it is not set.
     - `health`: the worst of causes, stage and findings. It is unknown if the page could not be
       read, or if core metrics are missing and nothing worse is known.
@@ -180,6 +181,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str
     engine: str = written("")
     model: str = written("")
+    program: str = ""
     tier: str | None = written(None)
     health: State
     stage: Stage = written(UNKNOWN_STAGE)

@@ -208,18 +208,24 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
     """The prefix of a page and its identified series. Repeated series are left out."""
     samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
     identified: list[PageSeries] = []
-    starts: list[int] = []
     for position, series in enumerate(layout.series):
         sample = samples[series.name]
         if position in layout.repeated:
             continue
         if sample is not None:
             identified.append(PageSeries(position, sample, series.labels))
-        elif series.name == "process_start_time_seconds":
-            starts.append(position)
-    # Several processes on one page: no telling which one is the engine's.
-    start = starts[0] if len(starts) == 1 else None
-    return PageNames(prefix, tuple(identified), start)
+    return PageNames(prefix, tuple(identified), process_start_of(layout))
+
+
+def process_start_of(layout: Layout) -> int | None:
+    """The position of the process's start time. None on a page of several processes: any of them
+    may be the engine's."""
+    starts = [
+        position
+        for position, series in enumerate(layout.series)
+        if series.name == "process_start_time_seconds" and position not in layout.repeated
+    ]
+    return starts[0] if len(starts) == 1 else None
 
 
 def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:

@@ -9,12 +9,15 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds
+from kneewatch.collector.engines.translation import Computed, Translated, completed, translate
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import (
     EngineKey,
     Engines,
     HistogramSlots,
     Labels,
+    MetricTable,
     PageSeries,
     find_engines,
     find_prefix,
@@ -23,7 +26,7 @@ from kneewatch.collector.names.vllm_metrics import (
     read_histograms,
     read_names,
 )
-from kneewatch.collector.samples import Layout
+from kneewatch.collector.samples import Layout, Page
 
 
 class Slot(Struct, frozen=True):
@@ -40,6 +43,7 @@ class EngineBinding(Struct, frozen=True):
     - `created`: the positions of `_created` times, which change at a restart.
     - `shared`: metrics that other engines of the page have as well.
     - `zeros`: core counters that are 0 and therefore not on the page.
+    - `kind`: the engine's kind.
     """
 
     key: EngineKey
@@ -50,6 +54,7 @@ class EngineBinding(Struct, frozen=True):
     created: tuple[int, ...]
     shared: frozenset[str]
     zeros: frozenset[str] = frozenset()
+    kind: EngineKind = VLLM
 
     def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
         """The labels of an info metric; empty if the page has none.
@@ -62,11 +67,16 @@ class EngineBinding(Struct, frozen=True):
 
 
 class Binding(Struct, frozen=True):
-    """The positions of all values in a page layout."""
+    """The positions of all values in a page layout, and values to compute and append to it."""
 
     prefix: str
     engines: tuple[EngineBinding, ...]
     process_start: int | None
+    computed: tuple[Computed, ...] = ()
+
+    def completed(self, page: Page) -> Page:
+        """The page with the computed values, to which positions may refer."""
+        return completed(page, self.computed) if self.computed else page
 
 
 # --- One engine's own KV blocks where several share a page. Pure ----------------------------------
@@ -167,19 +177,38 @@ def resolve(layout: Layout) -> Binding:
 
 
 def _resolved(layout: Layout) -> Binding:
-    table = metric_table()
-    prefix = find_prefix({series.name for series in layout.series}, table)
-    if prefix is None:
-        raise _not_vllm(layout)
-    page = read_names(layout, prefix, table)
-    engines = find_engines(page.identified)
-    bound = (
-        _bind(key, mine, shared, engines.target_labels)
-        for key, mine, shared in _by_engine(page.identified, engines)
-    )
-    # Ray shows a counter only once it is not 0.
-    shown = [_with_zeros(engine) if prefix.startswith("ray") else engine for engine in bound]
-    return Binding(prefix, tuple(own_pools(shown)), page.process_start)
+    kind, page = _translated(layout, metric_table())
+    names = page.names
+    engines = find_engines(names.identified)
+    bound = [
+        _bind(key, mine, shared, engines.target_labels, kind)
+        for key, mine, shared in _by_engine(names.identified, engines)
+    ]
+    present = {series.name for series in layout.series}
+    # Ray shows a counter only once it is not 0, and so do some engines.
+    if names.prefix.startswith("ray") or names.prefix + (kind.zeros_with or " ") in present:
+        bound = [_with_zeros(engine) for engine in bound]
+    return Binding(names.prefix, tuple(own_pools(bound)), names.process_start, page.computed)
+
+
+def _translated(layout: Layout, table: MetricTable) -> tuple[EngineKind, Translated]:
+    """The kind of the engines of a page, and the page's canonical series."""
+    names = {series.name for series in layout.series}
+    prefix, kind = find_prefix(names, table), VLLM
+    if prefix is not None:
+        page = Translated(read_names(layout, prefix, table))
+    else:
+        own = ((each, each.prefix_of(names)) for each in engine_kinds())
+        found = next(((each, prefix) for each, prefix in own if prefix is not None), None)
+        if found is None:
+            raise _not_vllm(layout)
+        kind, prefix = found
+        page = translate(layout, kind, prefix)
+    for program in engine_kinds():
+        if program.beside and any(name.startswith(program.beside) for name in names):
+            added = translate(layout, program, prefix, len(page.computed))
+            return kind.served_by(program), page.with_others(added)
+    return kind, page
 
 
 def _by_engine(
@@ -204,6 +233,7 @@ def _bind(
     series: Mapping[str, Sequence[PageSeries]],
     shared: frozenset[str],
     target_labels: frozenset[str],
+    kind: EngineKind,
 ) -> EngineBinding:
     """The binding of one engine, from its series by metric."""
     slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
@@ -230,20 +260,22 @@ def _bind(
         infos=slots["info"],
         created=tuple(sorted(created)),
         shared=shared,
+        kind=kind,
     )
 
 
 def _with_zeros(engine: EngineBinding) -> EngineBinding:
     """The engine with `zeros` set, for a page that leaves out counters that are 0.
 
-    Every core counter that the page lacks then counts as 0.
+    Every core counter that the page lacks then counts as 0, or those that its kind names.
     """
     core = {
         metric.name
         for metric in metric_table().metrics.values()
         if metric.core and metric.kind == "counter" and not metric.labels
     }
-    return replace(engine, zeros=frozenset(core - engine.counters.keys()))
+    counters = engine.kind.zeros or core
+    return replace(engine, zeros=frozenset(counters - engine.counters.keys()))
 
 
 def _newest(metric_series: Sequence[PageSeries]) -> tuple[list[PageSeries], list[int]]:

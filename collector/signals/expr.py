@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from operator import mul, sub
 from typing import Protocol
 
@@ -417,7 +418,7 @@ class FirstOf(Struct, frozen=True):
 
     def promql(self, dialect: Dialect) -> str | None:
         parts = [part for option in self.options if (part := option.promql(dialect)) is not None]
-        return " or ".join(f"({part})" for part in parts) or None
+        return parts[0] if len(parts) == 1 else " or ".join(f"({part})" for part in parts) or None
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         options = [option.lacking(has) for option in self.options]
@@ -630,15 +631,18 @@ class SlowTimeShare(OfMetric, frozen=True):
     """Lower bound on the share of a histogram's total time in observations above the first edge.
 
     Each observation between two edges is counted as long as the lower edge. `edges` must be bucket
-    bounds, ascending; edges that the histogram lacks add nothing.
+    bounds, ascending; edges that the histogram lacks add nothing. If it lacks the first one, its
+    own bounds above that are the edges.
     """
 
     edges: tuple[float, ...]
 
     def bind(self, page_columns: Columns) -> Value:
-        metric, weights = self.metric, self._weights()
+        metric = self.metric
         total_of = PartRate(metric, "sum").bind(page_columns)
         bounds = page_columns.buckets_of(metric).bounds
+        own = tuple(bound for bound in bounds if self.edges[0] < bound < inf)
+        weights = self._weights(self.edges if self.edges[0] in bounds else own)
 
         def positions(bounds: Sequence[float]) -> list[tuple[float, int]]:
             return [(weight, bounds.index(edge)) for weight, edge in weights if edge in bounds]
@@ -660,12 +664,13 @@ class SlowTimeShare(OfMetric, frozen=True):
         total_s = PartRate(self.metric, "sum").promql(dialect)
         terms = [
             f"{weight!r} * clamp_min({count} - ({self._at_most(dialect, edge)} or {count}), 0)"
-            for weight, edge in self._weights()
+            for weight, edge in self._weights(self.edges)
         ]
         return f"({' + '.join(terms)}) / (({total_s}) > 0)"
 
-    def _weights(self) -> list[tuple[float, float]]:
-        steps = zip(self.edges, (0.0, *self.edges), strict=False)
+    @staticmethod
+    def _weights(edges: Sequence[float]) -> list[tuple[float, float]]:
+        steps = zip(edges, (0.0, *edges), strict=False)
         return [(edge - before, edge) for edge, before in steps]
 
     def _at_most(self, dialect: Dialect, edge: float) -> str:
@@ -674,12 +679,14 @@ class SlowTimeShare(OfMetric, frozen=True):
 
 
 class AboveRate(OfMetric, frozen=True):
-    """Observations per second above a bucket bound of a histogram."""
+    """Observations per second above a bound, or above a histogram's next bucket bound."""
 
     bound: float
 
     def bind(self, page_columns: Columns) -> Value:
-        metric, bound = self.metric, self.bound
+        metric = self.metric
+        bounds = page_columns.buckets_of(metric).bounds
+        bound = next((own for own in bounds if self.bound <= own < inf), self.bound)
 
         def value(window: Window) -> float | None:
             buckets = window.buckets(metric)

@@ -384,12 +384,14 @@ def metrics_missing(
     core: tuple[str, ...],
     impossible: Mapping[str, float],
     *,
+    switch_on: str,
     blind: int,
     unused: bool,
 ) -> Cause | None:
     """Core metrics are absent or have impossible values, so their signals cannot be judged.
 
-    `blind`: number of scrapes in a row without any metric of load or cache. With several API
+    `switch_on`: what to do if another engine's page lacks them; empty for vLLM. `blind`: number of
+    scrapes in a row without any metric of load or cache. With several API
     servers (`--data-parallel-size`, `--api-server-count`) vLLM exports load and cache only after
     the engine's first step, so the severity is only `info` for an `unused` engine.
     """
@@ -402,7 +404,7 @@ def metrics_missing(
     why = "; ".join([*lacks, *_impossible_values(metrics, impossible)])
     severity = Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING
     summary = f"{why}: {', '.join(lacking)} cannot be judged."
-    lever = NO_STATISTICS if absent else CHECK_PAGE
+    lever = switch_on or NO_STATISTICS if absent else CHECK_PAGE
     if unused and absent == metrics and set(lacking) == set(SIGHT):
         severity, lever = Severity.INFO, NOT_YET_USED
         summary = f"No request yet: vLLM exports {', '.join(absent)} from the first request on."

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.diagnose.account_signals import MOVED_FOR, SILENT
@@ -32,6 +33,7 @@ from kneewatch.diagnose.engine.diagnosis import (
     judged_against,
     symptoms,
 )
+from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.learned.acceptance import Deviation, KeptApart
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
@@ -301,6 +303,7 @@ class Judge:
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
         self._server: ServerFacts | None = None
+        self._kind = VLLM
         self._server_gpus = profile.stated.server_gpus
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
@@ -361,7 +364,8 @@ class Judge:
         what = changed(facts.values, t_s, self._restarted() if moved else None)
         if what is not None and causes:
             causes[0] = _compared(causes[0], what)
-        self._newest_read = Verdict(
+        self._kind = values.kind
+        verdict = Verdict(
             t_s=to_ms(t_s),
             target=self._target,
             engine=self._key.engine,
@@ -391,6 +395,7 @@ class Judge:
             recommendations=self._advised(facts, causes) if causes else (),
             server=None if self._server is None else self._server.at(t_s),
         )
+        self._newest_read = in_own_words(verdict, values.kind)
         return self._newest_read
 
     def unreadable(
@@ -409,7 +414,7 @@ class Judge:
         """
         concluded = [cause] if log is None else [cause, log.cause]
         causes = ranked([replace(cause, seen_s=t_s).rounded() for cause in concluded])
-        return Verdict(
+        verdict = Verdict(
             t_s=to_ms(t_s),
             target=self._target,
             engine=self._key.engine,
@@ -425,6 +430,7 @@ class Judge:
             recommendations=log.recommendations if log else (),
             server=None if self._server is None else self._server.at(t_s),
         )
+        return in_own_words(verdict, self._kind)
 
     def accept(
         self, t_s: float, why: str, families: Collection[str] = (), *, dry_run: bool = False
@@ -564,10 +570,12 @@ class Judge:
         accepted = self.learned.kept_apart.acceptance
         if accepted is not None and (told := accepted.cause(facts.now_s)) is not None:
             concluded.append(told)
+        kind, lacking = values.kind, values.missing
         missing = observer.metrics_missing(
             facts,
-            self._catalogue.core,
+            tuple(key for key in self._catalogue.core if kind.expects(lacking.get(key, ()))),
             values.impossible,
+            switch_on=kind.switch_on,
             blind=self._blind,
             unused=self._blind > 0 and values.unused,
         )
@@ -644,6 +652,8 @@ class Judge:
             needs = {s.key: s.needs and f" (needs {s.needs})" for s in self._catalogue.signals}
             lines = [
                 f"{key}: {observer.lack_words(metrics, values.impossible)}{needs[key]}"
+                if values.kind is VLLM
+                else f"{key}: {values.kind.lacks(metrics)}"
                 for key, metrics in values.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]

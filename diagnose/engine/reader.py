@@ -96,7 +96,10 @@ until the process has generated a token."""
 METRICS_COUNTED = frozenset(metric for parts in COUNTED for metric, _, _ in parts)
 """The metrics that are counted."""
 
-METRICS_READ = metrics_of(VLLM_SIGNALS) | METRICS_COUNTED | {LORA_INFO}
+ENGINE_STEPS = "engine_steps"
+"""The progress of an engine that counts tokens only when a request ends."""
+
+METRICS_READ = metrics_of(VLLM_SIGNALS) | METRICS_COUNTED | {LORA_INFO, ENGINE_STEPS}
 """Metrics that signals are computed from; a quarter of a page's counters belong to other
 metrics."""
 
@@ -134,6 +137,7 @@ class EngineReader:
         self._prefix_counts: deque[tuple[float, ...]] = deque()
         self._columns = self._prefix_columns = NO_COLUMNS
         self._counted, self._prefix_parts = Parts(), Parts()
+        self._steps: tuple[int, ...] = ()
         self._prefill_s, self._prefilled = 0.0, (0.0, 0.0)
         self._unused_s = -inf
         self.restart: Restart | None = None
@@ -187,7 +191,8 @@ class EngineReader:
         signals = {**reading.values, **BLANK}
         signals |= momentary(Moment(reading.values, self._profile.targets, window_s=window.range_s))
         signals["prefill_hit_share"], signals["prefill_miss_share"] = prefill_sides(signals, window)
-        generated = gained(history, self._counted[GENERATED])
+        progress = self._counted[GENERATED] if binding.kind.live_tokens else self._steps
+        generated = gained(history, progress)
         is_silent = generated == 0.0
         answers = _answers(window)
         return Values(
@@ -197,6 +202,7 @@ class EngineReader:
             recent=self._recent(window),
             window_s=window.range_s,
             scrapes=window.scrapes,
+            kind=binding.kind,
             config=self.config,
             observed_s=t_s - history.first_s,
             served_s=t_s - max(self._unused_s, history.started_s or -inf),
@@ -228,6 +234,7 @@ class EngineReader:
             tuple(at for counter in sums for at in columns.counter_columns(*counter))
             for sums in COUNTED
         )
+        self._steps = columns.counter_columns(ENGINE_STEPS)
         self._prefix_parts = tuple(
             columns.counter_columns(metric, (), part) for metric, part in PREFIX_PARTS
         )

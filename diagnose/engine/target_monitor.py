@@ -191,6 +191,7 @@ class TargetMonitor:
             binding = resolve(page.layout)
         except CollectError as error:
             return self.failed(t_s, error)
+        page = binding.completed(page)
         failures, self._failures, self.last_error = self._failures, 0, None
         diagnoses: list[Verdict] = []
         admitted = self._limit.admit(binding.engines)

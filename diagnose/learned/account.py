@@ -569,7 +569,9 @@ class Account:
         seconds = now_s - begun[0]
         if seconds < SAMPLE_S - HALF_MS_S:
             return
-        if totals[GAPS] - begun[1][GAPS] >= GAPS_MIN:
+        # A page may count gaps without their seconds.
+        timed = totals[GAPS - 1] > begun[1][GAPS - 1]
+        if timed and totals[GAPS] - begun[1][GAPS] >= GAPS_MIN:
             usage = sum(self._usages) / len(self._usages)
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)

@@ -256,11 +256,9 @@ SHARED_WITH_VLLM = """\
 @pytest.mark.parametrize(
     ("body", "program"),
     [
-        (SHARED_WITH_VLLM.format("trtllm_"), "TensorRT-LLM"),
+        (SHARED_WITH_VLLM.format("trtllm:"), "TensorRT-LLM"),
         (SHARED_WITH_VLLM.format("lmdeploy:"), "LMDeploy"),
         (SHARED_WITH_VLLM.format("sglang:"), "SGLang"),
-        ("sglang:num_running_reqs 1\nsglang:prompt_tokens_total 5\n", "SGLang"),
-        ("llamacpp:requests_processing 1\nllamacpp:prompt_tokens_total 9\n", "llama.cpp"),
         (
             'nv_inference_request_success{model="m"} 9\n'
             'nv_trt_llm_request_metrics{request_type="active"} 1\n',

@@ -260,3 +260,16 @@ FAULTS = (
     Fault(cause="target_down", name="the server is killed", lay=_killed),
 )  # fmt: skip
 """All that is planted: what one server's pages, with its GPUs', can show within minutes."""
+
+
+def _long_answers(setting: Setting) -> None:
+    setting.shape, setting.running = replace(setting.shape, prompt=120.0, output=700.0), 6.0
+
+
+QUIET: dict[str, Start] = {
+    "chat": _as_it_is,
+    "documents": _documents,
+    "summaries": _summaries,
+    "few long answers": _long_answers,
+}
+"""Loads without a fault."""

@@ -1,0 +1,167 @@
+"""The kinds of engines: what is in each engine's folder, and which of them a page comes from. Pure.
+
+Signals, rules and causes refer to metrics by one canonical name each. An engine's table says which
+of its own metrics is which canonical one. vLLM's table, with all its versions, is
+names/vllm_metrics.toml; the folders here hold those of other engines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kneewatch.collector.packaged import packaged_tables
+
+FOLDERS = "collector.engines"
+Texts = dict[str, str]
+
+
+class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """One of an engine's metrics, and the canonical metric that it is.
+
+    - `name`: the sample's name without the engine's prefix; of a counter without `_total`, of a
+      histogram without the suffixes of its parts.
+    - `is_`: the canonical metric; the same name if empty.
+    - `where`: labels that a series must have; "" also selects series without the label.
+    - `labels`: labels of the canonical series.
+    - `over`: the value is divided by this gauge's. `scale`: it is multiplied by this number.
+      `less`: so much is then subtracted from a gauge, down to 0.
+    - `age`: of several sources of a metric, those with the lowest age on the page are used.
+    - `fold`: how several series of one canonical series become one value.
+    """
+
+    name: str
+    is_: str = field(default="", name="is")
+    where: Texts = field(default_factory=dict[str, str])
+    labels: Texts = field(default_factory=dict[str, str])
+    over: str = ""
+    scale: float = 1.0
+    less: float = 0.0
+    age: int = 0
+    fold: Literal["sum", "max"] = "sum"
+
+    @property
+    def metric(self) -> str:
+        """The canonical metric."""
+        return self.is_ or self.name
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether a series has the labels of `where`."""
+        return all(labels.get(name, "") == value for name, value in self.where.items())
+
+
+class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
+    """A canonical metric that vLLM does not have."""
+
+    kind: Literal["gauge", "counter"]
+    unit: str
+    help: str
+
+
+class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=False):
+    """An engine's folder.
+
+    - `title`: its name in texts. `prefixes`: of its metric names.
+    - `signs`: names without prefix; a page with one of them is this engine's. With `beside`, a page
+      of another engine is served by this program if a name on it begins with that.
+    - `same`: metrics with the canonical name. `sources`: all others. `quantities`: canonical
+      metrics that only such engines have.
+    - `engine_label`: the label that numbers the engines of a page. `ranks`: labels of processes
+      that repeat the same values; the lowest is used. `own_labels`: labels to leave out.
+    - `zeros`: canonical counters that the page shows only once they are not 0, if it has the
+      metric `zeros_with`.
+    - `live_tokens`: whether the counter of generated tokens moves before a request ends.
+    - `expected`: canonical metrics without which a page is incomplete; None: all core metrics.
+    - `switch_on`: what to do if expected metrics are missing.
+    - `flags`: its flag for each of vLLM's; `levers`: what to do first about a cause; `words`: what
+      its texts say instead.
+    - `unjudged`: what cannot be judged from its page, and why.
+    """
+
+    title: str
+    prefixes: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    beside: str = ""
+    same: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    quantities: dict[str, Quantity] = field(default_factory=dict[str, Quantity])
+    engine_label: str = ""
+    ranks: tuple[str, ...] = ()
+    own_labels: tuple[str, ...] = ()
+    zeros: frozenset[str] = frozenset()
+    zeros_with: str = ""
+    live_tokens: bool = True
+    expected: frozenset[str] | None = None
+    switch_on: str = ""
+    flags: Texts = field(default_factory=dict[str, str])
+    levers: Texts = field(default_factory=dict[str, str])
+    words: Texts = field(default_factory=dict[str, str])
+    unjudged: Texts = field(default_factory=dict[str, str])
+
+    @cached_property
+    def all_sources(self) -> tuple[Source, ...]:
+        """`sources`, and one for each metric of `same`."""
+        return (*self.sources, *(Source(name) for name in self.same))
+
+    @cached_property
+    def shows(self) -> frozenset[str]:
+        """Canonical metrics that its page can show."""
+        return frozenset(source.metric for source in self.all_sources)
+
+    def served_by(self, program: EngineKind) -> EngineKind:
+        """This kind, on pages of a program that passes on a part of its metrics."""
+        title = f"{self.title} ({program.title})"
+        return replace(self, title=title, expected=program.expected)
+
+    def expects(self, metrics: Collection[str]) -> bool:
+        """Whether a page without any of these metrics is incomplete."""
+        return self.expected is None or not self.expected.isdisjoint(metrics)
+
+    def lacks(self, metrics: Collection[str]) -> str:
+        """Why a signal of these canonical metrics has no value."""
+        own = [each.name for each in self.all_sources if each.metric in metrics]
+        if not own:
+            return f"{self.title} does not report it"
+        return f"{self.prefixes[0]}{own[0]} is not on the page"
+
+    def prefix_of(self, names: Collection[str]) -> str | None:
+        """The prefix of its metrics among these names; None if it is not this engine's page."""
+        return next(
+            (each for each in self.prefixes if any(each + sign in names for sign in self.signs)),
+            None,
+        )
+
+    @cached_property
+    def _spoken(self) -> re.Pattern[str]:
+        words = sorted((*self.words, *self.flags), key=len, reverse=True)
+        return re.compile("|".join(f"{re.escape(word)}(?![-a-z])" for word in words) or r"(?!)")
+
+    def said(self, text: str) -> str:
+        """A text in this engine's words and flags."""
+        return self._spoken.sub(
+            lambda match: self.words.get(match[0]) or self.flags[match[0]], text
+        )
+
+
+VLLM = EngineKind("vLLM")
+
+
+@cache
+def engine_kinds() -> tuple[EngineKind, ...]:
+    """All engines with a folder, by its name; read on first use."""
+    folders = sorted(
+        entry.name
+        for entry in files(f"kneewatch.{FOLDERS}").iterdir()
+        if entry.joinpath("engine.toml").is_file()
+    )
+    return tuple(
+        msgspec.convert(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind)
+        for folder in folders
+    )

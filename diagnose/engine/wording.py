@@ -1,0 +1,93 @@
+"""A verdict in the words, flags and levers of its engine. Pure.
+
+Causes, rules and recommendations are written with vLLM's flags. For another engine its folder has
+the flag for each of them, and a lever where none is the same. What would remain in vLLM's words is
+left out and named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
+from kneewatch.diagnose.cause import Cause
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.verdict import Verdict
+
+FLAG = re.compile(r"--[a-z][-a-z]+|\b[A-Z]+_[A-Z_]+\b")
+OWN_FLAGS = ("--slo-ttft", "--slo-itl", "--plan", "--fleet-label", "--prometheus")
+"""Flags of kneewatch itself."""
+
+NO_LEVER = "{title} has no flag like vLLM's for this: see the cause's page for what binds."
+NOT_COMPUTED = (
+    "recommendations: changes of flags with numbers are computed for vLLM only, not for {title}"
+)
+AnyCause = TypeVar("AnyCause", bound=Cause)
+
+
+def in_own_words(verdict: Verdict, kind: EngineKind) -> Verdict:
+    """The verdict as this engine's; unchanged for vLLM."""
+    if kind.title.startswith(VLLM.title):
+        return verdict
+    kept = [
+        _replicas(advice, kind)
+        for advice in verdict.recommendations
+        if advice.changes and all(change.flag == REPLICAS for change in advice.changes)
+    ]
+    left_out = len(kept) < len(verdict.recommendations)
+    unknown = [kind.said(line) for line in verdict.unknown]
+    return replace(
+        verdict,
+        causes=[cause_of(cause, kind) for cause in verdict.causes],
+        recommendations=kept,
+        unknown=[*unknown, *_unjudged(kind), *_if(left_out, NOT_COMPUTED.format(title=kind.title))],
+        program=kind.title,
+    )
+
+
+def cause_of(cause: AnyCause, kind: EngineKind) -> AnyCause:
+    """A cause as this engine's."""
+    return replace(
+        cause,
+        summary=kind.said(cause.summary),
+        lever=lever_of(cause, kind),
+        evidence=tuple(replace(each, text=kind.said(each.text)) for each in cause.evidence),
+        against=tuple(replace(each, text=kind.said(each.text)) for each in cause.against),
+    )
+
+
+def lever_of(cause: Cause, kind: EngineKind) -> str:
+    """What to do first, in this engine's flags. A sentence with a flag that it lacks is dropped."""
+    own = kind.levers.get(cause.id)
+    if own is not None:
+        return own
+    kept = [
+        kind.said(sentence)
+        for sentence in re.split(r"(?<=[.:;]) ", cause.lever)
+        if all(flag in kind.flags for flag in FLAG.findall(sentence) if flag not in OWN_FLAGS)
+    ]
+    return " ".join(kept) or NO_LEVER.format(title=kind.title)
+
+
+def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:
+    return replace(
+        advice,
+        summary=kind.said(advice.summary),
+        unknown=tuple(map(kind.said, advice.unknown)),
+        checks=tuple(map(kind.said, advice.checks)),
+        risk=kind.said(advice.risk),
+        verify=tuple(map(kind.said, advice.verify)),
+        command=None,
+    )
+
+
+def _unjudged(kind: EngineKind) -> Iterable[str]:
+    return (f"{what}: {why}" for what, why in kind.unjudged.items())
+
+
+def _if(condition: object, line: str) -> list[str]:
+    return [line] if condition else []

@@ -1,0 +1,161 @@
+"""Pages of other engines than vLLM, read as the same canonical metrics."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.stream import target_monitor
+from kneewatch.collector.engines.engine_kind import engine_kinds
+from kneewatch.collector.engines.translation import canonical_metric
+from kneewatch.collector.exposition import parse
+from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.rules.rule import WARNING
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SGLANG = "pages/sglang-0.5.23-rendered"
+
+
+def text_of(name: str) -> str:
+    """A stored page."""
+    return gzip.decompress((FIXTURES / f"{name}.txt.gz").read_bytes()).decode()
+
+
+def read(body: str) -> tuple[str, Mapping[str, float]]:
+    """The engine's kind, and its gauges and counters by metric and own labels."""
+    page = parse(body)
+    binding = resolve(page.layout)
+    values = binding.completed(page).values
+    (engine,) = binding.engines
+    slots = {**engine.gauges, **engine.counters}
+    return engine.kind.title, {
+        "|".join([metric, *(f"{k}={v}" for k, v in slot.labels)]): values[slot.position]
+        for metric, own in slots.items()
+        for slot in own
+    }
+
+
+def verdicts(*bodies: str) -> Verdict:
+    """The newest verdict after pages ten seconds apart."""
+    monitor = target_monitor("s", Profile())
+    newest = [monitor.page(1000.0 + 10 * at, parse(body)) for at, body in enumerate(bodies)]
+    (verdict,) = newest[-1]
+    return verdict
+
+
+def sglang(**values: float) -> str:
+    """SGLang's page with other values of gauges and counters."""
+    lines = text_of(SGLANG).splitlines()
+    return "\n".join(
+        f"{line.rsplit(' ', 1)[0]} {values[name]}"
+        if (name := line.partition("{")[0].removeprefix("sglang:")) in values
+        else line
+        for line in [*lines, ""]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("engines/llamacpp-metrics-loaded", "llama.cpp",
+         {"num_requests_running": 2, "num_requests_waiting": 1, "prompt_tokens": 259,
+          "prefix_cache_hits": 103, "engine_steps": 345}),
+        # No token counters: the first tokens and what follows them are counted.
+        ("engines/dynamo-worker-metrics-loaded", "vLLM (Dynamo)",
+         {"num_requests_running": 16, "generation_tokens": 269 + 31395}),
+        ("engines/dynamo-worker-sglang-metrics", "SGLang (Dynamo)",
+         {"num_requests_running": 0, "request_success": 60, "generation_tokens": 60 + 7140}),
+        (SGLANG, "SGLang",
+         {"num_preemptions": 1, "prefix_cache_queries": 20, "prefix_cache_hits": 10,
+          "prompt_tokens": 20, "generation_tokens": 10, "kv_pool_tokens": 100_000}),
+    ],
+)  # fmt: skip
+def test_each_engines_page_is_read_as_canonical_metrics(
+    name: str, kind: str, expected: dict[str, float]
+) -> None:
+    title, values = read(text_of(name))
+    assert title == kind
+    assert {key: values.get(key) for key in expected} == expected
+
+
+def test_kv_usage_of_sglang_is_exact_and_that_of_the_fullest_pool() -> None:
+    _, values = read(sglang(kv_used_tokens=41_234, token_usage=0.41))
+    assert values["kv_cache_usage_perc"] == pytest.approx(0.41234)
+    _, values = read(sglang(kv_used_tokens=41_234, mamba_usage=0.93))
+    assert values["kv_cache_usage_perc"] == 0.93
+
+
+def test_ranks_of_tensor_parallelism_are_not_added_and_dp_ranks_are_engines() -> None:
+    def rank(tp: int, dp: int, running: int) -> str:
+        labels = f'dp_rank="{dp}",model_name="m",moe_ep_rank="{tp}",pp_rank="0",tp_rank="{tp}"'
+        return f"sglang:num_running_reqs{{{labels}}} {running}\n"
+
+    page = parse(rank(0, 0, 3) + rank(1, 0, 3) + rank(2, 1, 5) + rank(3, 1, 5))
+    binding = resolve(page.layout)
+    values = binding.completed(page).values
+    running = {
+        engine.key.engine: values[engine.gauges["num_requests_running"][0].position]
+        for engine in binding.engines
+    }
+    assert running == {"0": 3, "1": 5}
+
+
+def test_priorities_of_sglang_are_not_added_to_their_total() -> None:
+    page = "".join(
+        f'sglang:num_queue_reqs{{model_name="m",priority="{priority}"}} {count}\n'
+        for priority, count in (("", 5), ("0", 3), ("1", 2))
+    )
+    assert read(page)[1]["num_requests_waiting"] == 5
+
+
+def test_a_dynamo_worker_without_token_counters_is_no_fault() -> None:
+    body = text_of("engines/dynamo-worker-metrics-loaded")
+    verdict = verdicts(body, body.replace("} 31395", "} 31995"), body.replace("} 31395", "} 32595"))
+    assert "metrics_missing" not in [cause.id for cause in verdict.causes]
+    assert verdict.values["generation_tokens_per_s"] == pytest.approx(60.0)
+
+
+def test_a_fresh_sglang_server_is_quiet_and_its_counters_are_zero() -> None:
+    idle = "\n".join(
+        line
+        for line in text_of(SGLANG).splitlines()
+        if not line.startswith(("sglang:realtime", "sglang:prefill_eff", "sglang:num_retracted_r"))
+        and not line.startswith(("sglang:time_to", "sglang:inter_", "sglang:e2e", "sglang:num_req"))
+    )
+    verdict = verdicts(*[f"{idle}\n"] * 4)
+    assert [cause.id for cause in verdict.causes if cause.severity >= WARNING] == []
+    assert verdict.values["preemption_per_s"] == 0.0
+    assert verdict.program == "SGLang"
+    assert decode(encode(verdict)).program == "SGLang"
+
+
+def test_a_verdict_on_sglang_has_its_words_and_flags() -> None:
+    full = {"num_running_reqs": 40, "num_queue_reqs": 30, "kv_used_tokens": 99_000}
+    pages = [sglang(**full, num_retracted_requests_total=1 + 40 * at) for at in range(4)]
+    first = verdicts(*pages).causes[0]
+    texts = " ".join([first.summary, first.lever, *(each.text for each in first.evidence)])
+    assert first.id == "kv_pressure"
+    assert "--mem-fraction-static" in texts
+    assert "--gpu-memory-utilization" not in texts
+    assert "vLLM" not in texts
+    assert "preempt" not in texts
+
+
+def test_llama_cpp_is_not_stalled_while_it_takes_steps() -> None:
+    body = text_of("engines/llamacpp-metrics-loaded")
+    steps = [
+        body.replace("n_decode_total 345", f"n_decode_total {345 + 9 * at}") for at in range(6)
+    ]
+    assert verdicts(*steps).values["stalled_s"] == 0.0
+    assert verdicts(*[body] * 6).causes[0].id == "engine_stalled"
+
+
+def test_every_source_is_a_canonical_metric_and_every_flag_is_spelled() -> None:
+    for kind in engine_kinds():
+        assert all(canonical_metric(metric, kind).name == metric for metric in kind.shows)
+        assert all(flag.startswith("--") for pair in kind.flags.items() for flag in pair)
