@@ -55,9 +55,9 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     total = max(now + 1, needed)
     total = total if drains else context.steady(REPLICAS, total)
     if demand.callers is None:  # the backlog is served once
-        at_once = _at_once(demand)
-        mean = min(demand.mean_requests, at_once)
-        context = replace(context, demand=replace(demand, requests=at_once, mean_requests=mean))
+        running = at_once(demand)
+        mean = min(demand.mean_requests, running)
+        context = replace(context, demand=replace(demand, requests=running, mean_requests=mean))
     numbers = predicted(context, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
@@ -172,14 +172,14 @@ def _load_ratio(context: LeverContext) -> float | None:
     elif demand.held_tokens is None or not capacity:
         return None
     else:
-        at_once = _at_once(demand)
-        ratio = max(at_once * demand.held_tokens, demand.peak_tokens(at_once) / PEAK_OVER)
+        running = at_once(demand)
+        ratio = max(running * demand.held_tokens, demand.peak_tokens(running) / PEAK_OVER)
         ratio /= capacity
     # The number of replicas follows from the ratio as the document has it.
     return None if ratio is None else float(f"{ratio:.4g}")
 
 
-def _at_once(demand: Demand) -> float:
+def at_once(demand: Demand) -> float:
     """The requests that run at once on each present replica at the rate of arrivals."""
     ratio = demand.load_ratio
     if ratio is None or demand.waiting < 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import floor, inf
-from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.learned.knee import StepTimes, token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.tails import Speed, tails
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
@@ -185,14 +185,6 @@ class After(Struct, frozen=True, kw_only=True):
     other_steps: bool = False
 
 
-class Speed(Struct, frozen=True):
-    """Mean latencies in seconds (TTFT includes the queue), and output tokens/s of one replica."""
-
-    ttft_s: float
-    itl_s: float
-    tokens_per_s: float
-
-
 def present(context: LeverContext) -> dict[str, float]:
     """The present numbers: measured values, and the load's KV demand."""
     if "present" not in context.memo:
@@ -239,7 +231,9 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     speed = latencies(context, change)
     if speed is not None:
         numbers["ttft_s"], numbers["itl_s"] = speed.ttft_s, speed.itl_s
-        numbers.update(_tails(context, change, speed))
+        requests = max(context.demand.mean_requests * change.share_ratio, 1.0)
+        places = min(requests, max(1.0, numbers.get("max_concurrency", inf)))
+        numbers.update(tails(context.curve, speed, running=places, queues=requests > places))
         if "usd_per_hour" in numbers:
             generated_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
             asked_per_s = asked_tokens_per_s(context)
@@ -249,55 +243,6 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
                 numbers["usd_per_million_tokens"] = (
                     numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )
-    return numbers
-
-
-TAIL_WINDOWS_MIN, TAIL_NEAR_RATIO, TAIL_BAND = 5, 2.0, 0.025
-"""A P99 needs so many windows with up to so many times the batch; its band leaves out so many of
-their ratios at each end."""
-
-
-TAIL_FIELDS = (
-    "running", "in_flight", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s"
-)  # fmt: skip
-
-
-def _tails(context: LeverContext, change: After, speed: Speed) -> dict[str, float]:
-    """P99 of TTFT and ITL after a change with their bands; none where this server has not shown it.
-
-    The mean times the ratio of P99 to mean in this server's own windows without a queue, at about
-    the batch that will run: it holds the bursts of arrivals and the spread of lengths.
-    """
-    if context.curve is None:
-        return {}
-    requests = max(context.demand.mean_requests * change.share_ratio, 1.0)
-    places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", inf)))
-    itls, ttfts = list[float](), list[float]()
-    columns = (context.curve.column(name) for name in TAIL_FIELDS)
-    for running, in_flight, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s in zip(
-        *columns, strict=True
-    ):
-        # A comparison with NaN is false.
-        if not places / TAIL_NEAR_RATIO <= max(running, 1.0) <= places * TAIL_NEAR_RATIO:
-            continue
-        if prefill_s > 0 and itl_s > 0 and itl_p99_s > 0:  # without preemptions
-            itls.append(itl_p99_s / itl_s)
-        if ttft_p99_s > 0 and prefill_s + outside_s > 0 and in_flight < 1.05 * running:
-            ttfts.append(ttft_p99_s / (prefill_s + outside_s))
-    numbers: dict[str, float] = {}
-    # Requests that queue have another tail, which no window without a queue shows.
-    queues = requests > places
-    for name, mean_s, ratios in (
-        ("itl", speed.itl_s, itls),
-        ("ttft", speed.ttft_s, [] if queues else ttfts),
-    ):
-        if len(ratios) >= TAIL_WINDOWS_MIN:
-            ratios.sort()
-            skipped = floor(TAIL_BAND * len(ratios))
-            numbers[f"{name}_p99_s"] = float(f"{mean_s * median(ratios):.3g}")
-            # More digits than the band can have would fill the history.
-            for end, ratio in (("low", ratios[skipped]), ("high", ratios[-1 - skipped])):
-                numbers[f"{name}_p99_{end}_s"] = float(f"{mean_s * ratio:.2g}")
     return numbers
 
 
@@ -417,11 +362,15 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     pace = gap_s / now_s if gap_s and now_s else 1.0
     context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio)
     itl_s = pace * steps.itl_s(places, context_tokens)
-    prefill_s = pace * steps.prefill_s(places, context_tokens, computed_tokens)
+    prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
+    was_s = steps.prefill_s(running, context_tokens, computed_tokens) if running else 0.0
+    is_s = 0.0 if context.get("preemption_per_s") else context.get("prefill_mean_s")
+    prefill_s *= is_s / was_s if is_s and was_s else pace
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s
     queue_s = (requests - places) * request_s / places
-    ttft_s = steps.outside_s(places) + queue_s + prefill_s
-    return Speed(ttft_s, itl_s, places * demand.output_tokens / request_s)
+    outside_s = steps.outside_s(places)
+    ttft_s = outside_s + queue_s + prefill_s
+    return Speed(ttft_s, itl_s, places * demand.output_tokens / request_s, outside_s)
 
 
 def calibrated(
