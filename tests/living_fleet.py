@@ -270,7 +270,7 @@ class LivingFleet:
         """What each target shows at a moment."""
         for pool in self.pools:
             for pod in pool.pods:
-                yield _Scraped(pool, pod, self.scrape_s, self.seed + next(self._count)).shown
+                yield ScrapedPod(pool, pod, self.scrape_s, self.seed + next(self._count)).shown
         for pool, leader, worker in self.workers:
             yield partial(_worker, _series("up", _target(pool, worker)), leader)
         yield partial(_constant, _series("up", {"job": "prometheus", "instance": "p"}), _always)
@@ -372,7 +372,7 @@ def _always(_t_s: float) -> float:
     return 1.0
 
 
-class _Scraped:
+class ScrapedPod:
     """One pod as it is scraped: its counters grow with what it does."""
 
     def __init__(self, pool: Pool, pod: Pod, scrape_s: float, seed: int) -> None:

@@ -72,11 +72,15 @@ class Scraped:
         self.by_target: dict[Target, list[Row]] = {}
         for rows in fleet.scraped(from_s=from_s, to_s=to_s):
             for series, samples in rows.items():
-                row = Row(series, samples, fleet.epoch_s)
-                name = row.labels["__name__"]
-                self._by_name.setdefault(name, []).append(row)
-                if READ.fullmatch(name):
-                    self.by_target.setdefault(target_of(row.labels), []).append(row)
+                self.add(Row(series, samples, fleet.epoch_s))
+
+    def add(self, row: Row) -> Row:
+        """Add a series."""
+        name = row.labels["__name__"]
+        self._by_name.setdefault(name, []).append(row)
+        if READ.fullmatch(name):
+            self.by_target.setdefault(target_of(row.labels), []).append(row)
+        return row
 
     def named(self, name: str) -> list[Row]:
         """All series of a name."""

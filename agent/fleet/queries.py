@@ -33,7 +33,10 @@ from kneewatch.rules.facts import duration
 
 _SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 
-PRESENCE = "num_requests_running"
+PRESENCE, QUEUED = "num_requests_running", "num_requests_waiting"
+BACKLOG_RATIO = 0.05
+"""Queued over running requests of a tier from which they are a backlog."""
+
 PREFILL = "request_prefill_kv_computed_tokens"
 
 OWN: Mapping[str, Expr] = {
@@ -257,9 +260,13 @@ metrics system that was just restarted has no series yet."""
 
 
 def running_requests(scope: QueryScope, groups: Iterable[str]) -> str:
-    """A query for running requests, summed over the replicas of a group. Queued requests are not
-    counted: they are a backlog, for which the load does not need capacity all at once."""
-    return f"sum by ({', '.join(groups)}) ({scope.of_vllm(PRESENCE)})"
+    """A query for running requests, summed over the replicas of a group, while few are queued.
+
+    While a backlog is served, as many run as fit: the load does not need that much at once.
+    """
+    by, running = f"sum by ({', '.join(groups)})", scope.of_vllm(PRESENCE)
+    queued = f"{by} ({scope.of_vllm(QUEUED)}) > {BACKLOG_RATIO} * {by} ({running})"
+    return f"{by} ({running}) unless {queued}"
 
 
 def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:

@@ -212,7 +212,7 @@ missed."""
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 WEEK_S = 7 * DAY_S
-SEEN_MIN = 0.95
+SEEN_MIN = 0.98
 
 PAST_HOURS_S = (900.0, 900.0 + HOUR_S, DAY_S, WEEK_S)
 """The hours from which usual values are computed, as seconds since each hour's end.
@@ -232,11 +232,12 @@ Values = Mapping[str, float]
 class Peak(Struct, frozen=True):
     """The measured peak of a whole tier.
 
-    - `requests`: the most requests that were running or queued at one time.
+    - `requests`: the most requests that ran at one time. Times with a backlog are left out: as many
+      run then as fit.
     - `t_s`: the time of the most requests.
-    - `mean_requests`: the mean of running and queued requests.
+    - `mean_requests`: the mean of running requests.
     - `span_s`: the seconds that were queried.
-    - `seen_ratio`: the share of the queried steps that have a value.
+    - `seen_ratio`: the share of the queried steps that have a value and no backlog.
     """
 
     requests: float

@@ -31,7 +31,12 @@ from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
-from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio
+from kneewatch.diagnose.recommend.levers_replicas import (
+    at_once,
+    fewer_replicas,
+    more_replicas,
+    used_ratio,
+)
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
@@ -290,7 +295,7 @@ def _more_replicas(
     options: list[Recommendation | None] = []
     # A backlog has to be served only once; its growth is demand.
     evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
-    present = context.demand.running * max(1.0, context.demand.load_ratio or 1.0)
+    present = at_once(context.demand)
     capacity = context.server.capacity_tokens
     at_peak = at_load(replace(context, cause="kv_pressure"), max(requests_each, present))
     if at_peak.demand.tokens is not None and capacity:
