@@ -342,7 +342,8 @@ def _takes_all(engine: Engine, tier: Tier) -> float:
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
     """The case of an imbalance: by requests or, if all have about as many requests, by tokens.
 
-    Idle replicas that were busy within the hour are lost, although none is down: a warning.
+    Idle replicas that were busy within the hour are lost, although none is down: critical, as
+    replicas that are down.
     """
     was_busy = (tier.median("running_hour_avg") or 0.0) >= IDLE_RUNNING
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
@@ -366,7 +367,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         f"than the others: {most.member.name} has {figures}.",
         lever,
         ("3.5", "9.3"),
-        Severity.WARNING if takes and usual < 1 and was_busy else _severity(hot, tier),
+        Severity.CRITICAL if takes and usual < 1 and was_busy else _severity(hot, tier),
         log_odds=-0.6,
     )
     if by_requests:

@@ -163,6 +163,10 @@ def at_load(context: LeverContext, requests: float) -> LeverContext:
 # Arithmetic and guards are those of diagnose/recommend, applied to the tier's average engine.
 
 
+LACKING = "more_replicas"
+"""The lever of causes that are a lack of replicas. A stall, a router, or too few adapter slots are
+none: more replicas would fill up too."""
+
 MOST_OF = 0.5
 """A tier lacks replicas if at least this share of its engines lacks capacity."""
 
@@ -177,13 +181,14 @@ def _size(
     stated: Stated,
     targets: Targets,
     *,
-    problems: str,
+    problems: Sequence[FleetCause],
     down: int,
     blind: bool,
 ) -> TierSize:
     """The size of a tier.
 
-    `problems` describes the tier's current problems; a tier with problems is not reduced. `needed`
+    `problems` are the tier's causes at warning or worse: it is not reduced meanwhile, and its
+    present shortage counts only if one of them is a lack of replicas. `needed`
     is None if the results are partial (`blind`) or replicas of the pool are `down`, because the
     replicas that answer are then not all of them.
     """
@@ -205,14 +210,18 @@ def _size(
     if tier.role == "prefill":
         # A prefill replica is limited by compute, not by its cache; the P:D ratio sizes it.
         return replace(unsized, needed=now, why="prefill replicas are sized by the P:D ratio")
+    if all(engine.member.throughput_only for engine in tier.engines):
+        return replace(unsized, needed=now, why="throughput only: requests queue by design")
+    lacks = not problems or any(LACKING in BY_ID[cause.id].levers for cause in problems)
     if peak is None:
         context = average_engine(tier, server, targets, "underused", peak=None)
-        more = _more_replicas(context, tier, 0.0)
+        more = _more_replicas(context, tier, 0.0, lacks=lacks)
         if more is None:
             return replace(unsized, why=NO_PEAK)
         advice = _cost_of_replicas(more, tier)
         return replace(unsized, needed=_replicas_after(more, now), advice=advice)
-    return _size_at_peak(unsized, tier, server, targets, peak, problems)
+    words = _problem_words(tier, problems)
+    return _size_at_peak(unsized, tier, server, targets, peak, words, lacks=lacks)
 
 
 def _size_at_peak(
@@ -222,6 +231,8 @@ def _size_at_peak(
     targets: Targets,
     peak: Peak,
     problems: str,
+    *,
+    lacks: bool,
 ) -> TierSize:
     now = unsized.present
     requests_each = peak.requests / len(tier.engines)
@@ -232,7 +243,7 @@ def _size_at_peak(
     if used is None:
         return replace(unsized, why="the capacity of a replica is unknown")
     sized = replace(unsized, used_ratio=used)
-    if (more := _more_replicas(context, tier, requests_each)) is not None:
+    if (more := _more_replicas(context, tier, requests_each, lacks=lacks)) is not None:
         summary = f"{_peak_words(peak, used)}. {more.summary}"
         return replace(
             sized,
@@ -286,15 +297,16 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 
 
 def _more_replicas(
-    context: LeverContext, tier: Tier, requests_each: float
+    context: LeverContext, tier: Tier, requests_each: float, *, lacks: bool
 ) -> Recommendation | None:
     """More replicas: enough for the peak with the guide's headroom, and for the present shortage.
 
-    `requests_each` is the peak per engine (0: unknown). None if neither needs more replicas.
+    `requests_each` is the peak per engine (0: unknown). `lacks`: a present shortage is one of
+    replicas. None if neither needs more replicas.
     """
     options: list[Recommendation | None] = []
     # A backlog has to be served only once; its growth is demand.
-    evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
+    evicting = lacks and _engines_ratio(tier, evicting=True) >= MOST_OF
     present = at_once(context.demand)
     capacity = context.server.capacity_tokens
     at_peak = at_load(replace(context, cause="kv_pressure"), max(requests_each, present))
@@ -303,7 +315,7 @@ def _more_replicas(
         now = tier.replicas
         if (requests_each and ceil(round(now * ratio, 6)) > now) or evicting:
             options.append(more_replicas(at_peak))
-    if _engines_ratio(tier, evicting=False) >= MOST_OF:
+    if lacks and _engines_ratio(tier, evicting=False) >= MOST_OF:
         queue = replace(context, cause="queue_saturation")
         options.append(more_replicas(queue))
     return max(filter(None, options), key=_replicas_after, default=None)
@@ -341,17 +353,22 @@ def _peak_words(peak: Peak, used: float) -> str:
     )
 
 
-def _problems(tier: Tier, causes: Iterable[FleetCause]) -> str:
-    """The problems of a tier at warning or worse; empty if there are none."""
-    cause_ids = [
-        cause.id
+def _problems(tier: Tier, causes: Iterable[FleetCause]) -> list[FleetCause]:
+    """The causes of a tier at warning or worse."""
+    return [
+        cause
         for cause in causes
         if cause.severity >= Severity.WARNING
         and cause.pool == tier.pool
         and cause.tier in ("", tier.tier)
     ]
+
+
+def _problem_words(tier: Tier, problems: Sequence[FleetCause]) -> str:
+    """The problems of a tier at warning or worse, and its engines with one; empty if none has."""
     ill = [e.member.name for e in tier.engines if e.severity >= Severity.WARNING]
     more = f" and {len(ill) - 1} more" if len(ill) > 1 else ""
+    cause_ids = [cause.id for cause in problems]
     return ", ".join([*cause_ids, *([f"{ill[0]}{more}"] if ill else [])])
 
 

@@ -98,7 +98,7 @@ def test_a_router_that_sends_all_to_one_engine_is_named() -> None:
 @pytest.mark.parametrize(
     ("was_running", "severity"),
     [
-        pytest.param(5.0, Severity.WARNING, id="busy within the hour"),
+        pytest.param(5.0, Severity.CRITICAL, id="busy within the hour"),
         pytest.param(0.1, Severity.INFO, id="idle for long"),
     ],
 )

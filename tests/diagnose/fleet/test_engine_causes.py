@@ -87,6 +87,25 @@ def test_a_stuck_replica_is_critical_among_healthy_ones() -> None:
     assert engine.causes == ["engine_stalled"]
 
 
+@pytest.mark.parametrize(
+    ("stuck", "goal"),
+    [
+        pytest.param(STUCK, "", id="one of two replicas hangs"),
+        pytest.param(OVERLOADED, "throughput", id="requests queue by design"),
+    ],
+)
+def test_no_replicas_are_bought_for_a_fault_or_a_queue_by_design(
+    stuck: Mapping[str, float], goal: str
+) -> None:
+    queue = {"waiting": 300.0, "waiting_min": 300.0, "waiting_by_capacity": 300.0}
+    labels = {"kneewatch_goal": goal} if goal else {}
+    other = {**OVERLOADED, **queue} if goal else {}
+    rows: list[Row] = [(pod("a", **labels), {**stuck, **queue}), (pod("b", **labels), other)]
+    diagnosis = held(rows, STALLED if stuck is STUCK else QUEUED)
+    assert diagnosis.advice == []
+    assert diagnosis.tiers[0].size.needed in (None, 2)
+
+
 def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
     full = {
         **OVERLOADED,
