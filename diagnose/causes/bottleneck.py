@@ -372,6 +372,21 @@ GPUS_WAIT_FOR_THE_HOST = is_bound("host") & (MEDIAN_IS_MISSED | SLOW_STEPS_ALONE
 )
 """The reason is measured: decode_bound names it."""
 
+ABORTED_SHARE = Signal("finished_abort_per_s") / SERVED
+MANY_ABORTED = (ABORTED_SHARE >= 0.5).assume(unknown=False)
+ABORTS = term(
+    ABORTED_SHARE,
+    None,
+    0.0,
+    "{value:%} of the finished requests were aborted: callers no longer wait",
+    when=MANY_ABORTED,
+    signal="finished_abort_per_s",
+)
+CALLERS_WAIT_FOR_SLOW_STEPS = (
+    IS_SLOW.assume(unknown=False) | (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
+).assume(unknown=False)
+"""An engine that lost its speed explains why callers give up."""
+
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
@@ -392,6 +407,7 @@ SLOW_STEPS = CauseRecord(
                     below=True,
                 ),
                 term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+                ABORTS,
                 term(
                     NEIGHBOURS,
                     0.02,
@@ -404,7 +420,9 @@ SLOW_STEPS = CauseRecord(
             levels=(
                 Level(
                     Severity.CRITICAL,
-                    FIRST_TOKENS_VERY_LATE | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
+                    FIRST_TOKENS_VERY_LATE
+                    | MANY_ABORTED
+                    | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
                 ),
                 Level(Severity.WARNING, OVER_TARGET),
                 Level(Severity.INFO),
@@ -438,9 +456,14 @@ SLOW_STEPS = CauseRecord(
                     below=True,
                 ),
                 term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
+                ABORTS,
                 *bound_terms("host")[:1],
             ),
-            levels=(Level(Severity.WARNING, FIRST_TOKENS_SUFFER), Level(Severity.INFO)),
+            levels=(
+                Level(Severity.CRITICAL, MANY_ABORTED),
+                Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
+                Level(Severity.INFO),
+            ),
             say=(
                 (
                     ALWAYS,

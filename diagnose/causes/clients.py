@@ -6,6 +6,7 @@ ones, so they are computed from the other counts.
 
 from __future__ import annotations
 
+from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, CALLERS_WAIT_FOR_SLOW_STEPS
 from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
@@ -101,7 +102,6 @@ REFUSED_SHARE = REFUSED / CALLS
 engine, nor rejected because the queue is at its limit."""
 
 ABORTED = Signal("finished_abort_per_s")
-ABORTED_SHARE = ABORTED / SERVED
 TRANSFERS_FAIL = Signal("kv_transfer_failed_per_s")
 EXTERNAL = Signal("external_hit_ratio")
 FAILED_FROM, ABORTED_FROM = 0.02, 0.25
@@ -211,7 +211,7 @@ REQUESTS_FAILING = CauseRecord(
                 "{share:%} of the finished requests were aborted: by clients that leave, or by the "
                 "server.",
             ),
-            when=~GIVEN_UP_SHARE.known,
+            when=~GIVEN_UP_SHARE.known & ~CALLERS_WAIT_FOR_SLOW_STEPS,
         ),
     ),
     covers=("ERRORS",),

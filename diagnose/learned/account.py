@@ -187,9 +187,13 @@ class Work(Struct, frozen=True):
         """The mean prefill beside such decode steps; None if too few ended."""
         if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
             return None
-        beside = step.size + self.prefills_s / self.seconds
-        size = self.prefilled / self.prefills
-        return Step(self.prefills_s / self.prefills, size, beside, 0.0, step.tokens)
+        # Prefills that are under way at once wait for one another, partly in the queue. Alone each
+        # takes between `1 / (1 + under_way)` and all of its time, and no longer than one ends.
+        under_way = self.prefills_s / self.seconds
+        took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
+        alone_s = min(each_s, took_s / sqrt(1 + under_way))
+        tokens = self.prefilled / self.prefills
+        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens)
 
 
 GAPS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 15, 16, 17
@@ -517,7 +521,7 @@ class Account:
         self._works: deque[Work] = deque()
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
-        self._prefills_s = -inf
+        self._prefills_s = self._evicted_s = -inf
         self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._off_s: dict[str, float] = {}
         self.slow_since_s = inf
@@ -657,10 +661,13 @@ class Account:
             for _, work, step, limits_s in self._recent
             if limits_s is not None
         ]
-        if not weighted or any(sample.work.preemptions for sample in self._recent):
+        if not weighted or self._evicts():
             return None
         took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
         return least_s / took_s, most_s / took_s, len(weighted)
+
+    def _evicts(self) -> bool:
+        return any(sample.work.preemptions for sample in self._recent)
 
     def _speed(self) -> Speed | None:
         """The speed over the recent samples."""
@@ -676,9 +683,11 @@ class Account:
         """The speed of the prefills of the recent samples. It is learned in quiet times."""
         step = total.step
         prefill = total.prefill(step)
-        if prefill is None:
-            return None
-        limits_s = self._prefills.limits(prefill)
+        if self._evicts():
+            self._evicted_s = now_s
+        if prefill is None or now_s - self._evicted_s < SETTLED_S:
+            return None  # an evicted request's prefill lasts until it is admitted again
+        limits_s = self._prefills.limits(prefill, self._prefills.token_s)
         speed = None
         if limits_s is not None:
             most, least = limits_s[1] / prefill.took_s, limits_s[0] / prefill.took_s
@@ -688,8 +697,9 @@ class Account:
             quiet = quiet and self._prefills.may_learn(prefill.took_s, (0.0, limits_s[1]))
         if quiet and now_s - self._prefills_s >= KEPT_S:
             self._prefills_s = now_s
-            own_s = max(prefill.took_s - step.took_s, FEWEST_SHARE * prefill.took_s)
-            self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.size)
+            took_s = total.prefills_s / total.prefills
+            own_s = max(took_s - step.took_s, FEWEST_SHARE * took_s)
+            self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.prompt_tokens)
         return speed
 
     def _compare(

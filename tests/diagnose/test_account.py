@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose import account_signals as accounts
+from kneewatch.diagnose.causes.bottleneck import PREFILLS_SLOW_FROM
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
@@ -38,7 +40,7 @@ class Load(Struct, frozen=True):
 class Machine(Struct, frozen=True):
     """An engine: seconds of a step with `batch` sequences are `base_s` and `sequence_s` for each.
 
-    `slower`: all of it takes so many times as long.
+    `slower`: all of it takes so many times as long. `evicts`: preemptions between two scrapes.
     """
 
     base_s: float = 0.02
@@ -47,6 +49,7 @@ class Machine(Struct, frozen=True):
     kv_tokens: float = 400_000.0
     slower: float = 1.0
     prefill_slower: float = 1.0
+    evicts: float = 0.0
 
     def step_s(self, batch: float, prompt_tokens: float) -> float:
         return self.slower * (self.base_s + self.sequence_s * batch + self.token_s * prompt_tokens)
@@ -79,6 +82,8 @@ class Served:
         requests = per_s * SCRAPE_S
         gaps = requests * (load.answer_tokens / load.accepted - 1)
         prefill_s = machine.slower * machine.prefill_slower * machine.token_s * computed + step_s
+        busy = min(0.95, per_s * prefill_s)
+        prefill_s *= 1 + busy / 2 / (1 - busy)  # prompts wait for one another
         for at, gained in enumerate(
             (
                 requests * load.answer_tokens,
@@ -94,7 +99,7 @@ class Served:
                 self._prefills * requests * computed,
                 requests,
                 requests * load.answer_tokens,
-                0.0,
+                machine.evicts,
                 requests * (load.answer_tokens + load.prompt_tokens),
                 requests,
                 requests,
@@ -130,6 +135,7 @@ def steady(load: Load, machine: Machine) -> tuple[float, float, float]:
 
 
 MACHINE = Machine()
+LONG_PROMPTS = Load(per_s=0.8, prompt_tokens=4000.0)
 
 
 def slowed(times: float) -> Machine:
@@ -227,6 +233,25 @@ def test_a_slow_prefill_is_seen() -> None:
     prefill = served.value(accounts.PREFILL_SPEED)
     assert prefill is not None
     assert prefill <= 0.5
+
+
+def test_prefills_that_wait_for_one_another_are_not_slow() -> None:
+    served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
+    served.under(replace(LONG_PROMPTS, per_s=2 * LONG_PROMPTS.per_s), MACHINE, 180.0)
+    prefill = served.value(accounts.PREFILL_SPEED)
+    assert prefill is None or prefill > PREFILLS_SLOW_FROM
+
+
+def test_slow_prefills_that_wait_for_one_another_have_their_own_speed() -> None:
+    served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
+    served.under(LONG_PROMPTS, Machine(prefill_slower=2.0), 180.0)
+    assert served.value(accounts.PREFILL_SPEED) == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_prefill_of_an_evicted_request_says_nothing() -> None:
+    served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
+    served.under(LONG_PROMPTS, Machine(prefill_slower=2.0, evicts=1.0), 60.0)
+    assert served.value(accounts.PREFILL_SPEED) is None
 
 
 def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:

@@ -103,7 +103,7 @@ FAULTS = (
         knobs=Knobs(callers=30, **LARGE),
         turns={BEGIN: {"slow": (1.0, 2.2, 300.0)}, 800.0: {"slow": 1.0}},
         want=SLOW,
-        from_s=450.0,
+        seen_s=210.0,
         until_s=800.0,
         lasts_s=1100.0,
     ),
@@ -112,6 +112,7 @@ FAULTS = (
         knobs=Knobs(rate=1.2, prompt=5000, answer=150, hit=0.0, blocks=5_000),
         turns={BEGIN: {"prefill_slow": 3.0}, END: {"prefill_slow": 1.0}},
         want=(*SLOW, "prefill_bound"),
+        lasts_s=END,
     ),
     Scenario(
         name="release: 6 seats",

@@ -34,7 +34,8 @@ Turns = Mapping[float, Mapping[str, float | tuple[float, float, float]]]
 class Scenario(Struct, frozen=True, kw_only=True):
     """A load. `want`: causes of which one must come first; empty: nothing at warning or worse.
 
-    `from_s`, `until_s`: the time of the fault. `maybe`: what may be said at other times, too.
+    `from_s`, `until_s`: the time of the fault, which must be told after `seen_s`. `maybe`: what may
+    be said at other times, too.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     want: tuple[str, ...] = ()
     maybe: tuple[str, ...] = ()
     from_s: float = BEGINS_S
+    seen_s: float = SEEN_S
     until_s: float = 560.0
     lasts_s: float = 800.0
     least: Severity = Severity.WARNING
@@ -145,7 +147,7 @@ def said(scenario: Scenario, seed: int = 1) -> Said:
     def between(first_s: float, last_s: float) -> list[Verdict]:
         return [verdict for at_s, verdict in told if first_s <= at_s <= last_s]
 
-    seen_s = SEEN_S if scenario.want else 0.0
+    seen_s = scenario.seen_s if scenario.want else 0.0
     return Said(
         scenario,
         between(CALM_S, from_s - EVERY_S),
