@@ -146,6 +146,24 @@ def test_a_verdict_on_sglang_has_its_words_and_flags() -> None:
     assert "preempt" not in texts
 
 
+def test_speculation_of_sglang_is_read_from_its_gauges() -> None:
+    values = {"spec_accept_length": 1.6, "spec_accept_rate": 0.2}
+    decode = 'sglang:realtime_tokens_total{engine_type="unified",mode="decode"'
+    pages = [
+        "\n".join(
+            line.rsplit(" ", 1)[0] + f" {10 + 320 * at}" if line.startswith(decode) else line
+            for line in sglang(**values).splitlines()
+        )
+        for at in range(3)
+    ]
+    read_values = verdicts(*[f"{page}\n" for page in pages]).values
+    assert read_values["spec_acceptance_ratio"] == pytest.approx(0.2)
+    assert read_values["spec_accepted_per_draft_tokens"] == pytest.approx(0.6)
+    # 32 tokens/s at 1.6 a draft are 20 drafts/s; each had 3 tokens.
+    assert read_values["spec_draft_tokens_per_s"] == pytest.approx(60.0)
+    assert verdicts(*[sglang()] * 3).values["spec_acceptance_ratio"] is None
+
+
 def test_llama_cpp_is_not_stalled_while_it_takes_steps() -> None:
     body = text_of("engines/llamacpp-metrics-loaded")
     steps = [

@@ -104,7 +104,7 @@ class Case(Struct, frozen=True, kw_only=True):
         case_setting = self.healthy_setting()
         for fault in self.faults if self.trouble is None else (self.trouble, *self.faults):
             fault.start(case_setting)
-        if case_setting.launch.num_speculative_tokens:
+        if case_setting.launch.num_speculative_tokens and case_setting.form != SGLANG:
             case_setting.form = WITH_SPECULATION
         return case_setting
 
@@ -210,7 +210,7 @@ SGLANG_CAUSES = (
     "kv_pressure",
     "queue_saturation",
     "admission_limit",
-    "prefix_cache_off",
+    "spec_decode_poor",
     "prefix_reuse_lost",
     "prefix_churn",
     "prefill_interference",
@@ -220,7 +220,7 @@ SGLANG_CAUSES = (
     "gpu_throttled",
     "target_down",
 )
-"""Causes that an SGLang page shows. It counts neither finish reasons nor adapters."""
+"""Causes that an SGLang page shows."""
 
 
 def _of_sglang() -> Iterator[Case]:

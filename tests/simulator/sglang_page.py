@@ -40,11 +40,12 @@ class SglangWriter:
 
     def __init__(self, engine: Shown, *, model: str) -> None:
         self._engine, self._model = engine, model
+        self._drafts = self._drafted = self._accepted = 0.0
         with_buckets(engine.counters)
 
     def page(self) -> str:
         """The page now."""
-        values = _values(self._engine)
+        values = _values(self._engine) | self._speculation()
         lines: list[str] = []
         for text in _form():
             match = SAMPLE.match(text)
@@ -59,6 +60,23 @@ class SglangWriter:
             elif not match[1].startswith("per_stage_req_latency_seconds"):
                 lines.append(f"sglang:{match[1]}{{{labels}}} {match[3]}")
         return "\n".join([*lines, ""])
+
+    def _speculation(self) -> dict[str, float | None]:
+        """The gauges of speculation, since the page before: SGLang's are those of some steps."""
+        counts = self._engine.counters.counts
+        now = [
+            counts[f"spec_decode_num_{name}_total"]
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        ]
+        before = self._drafts, self._drafted, self._accepted
+        self._drafts, self._drafted, self._accepted = now
+        drafts, drafted, accepted = (new - old for new, old in zip(now, before, strict=True))
+        if not drafts:
+            return {}
+        return {
+            "spec_accept_length": 1 + accepted / drafts,
+            "spec_accept_rate": accepted / drafted,
+        }
 
 
 def with_buckets(counters: Counters) -> None:
@@ -115,7 +133,8 @@ def _values(engine: Shown) -> dict[str, float | None]:
         "realtime_tokens_total|mode=prefill_compute": computed or None,
         "realtime_tokens_total|mode=prefill_cache": cached or None,
         "realtime_tokens_total|mode=decode": counts["generation_tokens_total"] or None,
-        "prefill_effective_tokens_total|mode=input": queried - hits,
+        # Without a prefix cache all prompts are input.
+        "prefill_effective_tokens_total|mode=input": queried - hits or int(computed),
         "prefill_effective_tokens_total|mode=device_hit": hits,
         "num_requests_total": sum(finished.own) or None,
         "num_aborted_requests_total": counts["request_success_total|finished_reason=abort"] or None,
