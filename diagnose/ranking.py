@@ -25,58 +25,10 @@ from kneewatch.diagnose.causes import (
     unexplained,
     workload,
 )
-from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
-from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.rules.conditions import Number, each_holds, nodes
+from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
+from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
-
-OF_FLEETS = (
-    CauseRecord(
-        id="routing_dilution",
-        title="Routing ignores prefixes",
-        means="Replicas' hit rates are low because routing ignores prefixes.",
-        explains=("prefix_reuse_lost", "prefix_churn", *prefix_cache.EXPLAINED),
-        levers=("sticky_routing",),
-        fleet=True,
-    ),
-    CauseRecord(
-        id="replica_imbalance",
-        title="Replicas are unevenly loaded",
-        means="Replicas of one tier, or engines of one server, carry very different load.",
-        explains=("kv_pressure", *QUEUES),
-        outlasts=True,
-        fleet=True,
-    ),
-    CauseRecord(
-        id="router_fault",
-        title="The router does not use its engines",
-        means="The router in front of a pool has no endpoint, queues requests before idle engines, "
-        "picks one engine far too often, or picks by stale data.",
-        fleet=True,
-    ),
-    CauseRecord(
-        id="mixed_tiers",
-        title="Mixed GPU types behind one load balancer",
-        means="A pool mixes GPU types, and the load balancer treats them alike.",
-        fleet=True,
-    ),
-    CauseRecord(
-        id="bad_node",
-        title="Node slower than its peers",
-        means="A replica is slower than its peers at the same load.",
-        explains=SLOW_GPU,
-        clear_s=Number(60.0),  # its effects on the replica are seen for a window
-        fleet=True,
-    ),
-    CauseRecord(
-        id="cold_replica",
-        title="Replica warming up",
-        means="A replica started recently and its caches are cold.",
-        fleet=True,
-    ),
-)
-
 
 # All causes, and what follows from their records: which cause explains which, which is reported
 # under which, which baselines are learned meanwhile.
@@ -99,22 +51,18 @@ MODULES = (
     tensor_parallel,
     startup,
 )
-"""The modules of causes: each record in them is a cause. On a tie, the first one ranks higher."""
+"""The modules of causes: each record in them is a cause."""
 
-BY_ID: Mapping[str, CauseRecord] = {
+_CODED = {
     record.id: record
-    for record in (*(value for module in MODULES for value in vars(module).values()), *OF_FLEETS)
+    for module in MODULES
+    for record in vars(module).values()
     if isinstance(record, CauseRecord)
 }
+BY_ID = {cause_id: _CODED.pop(cause_id, None) or cause(cause_id) for cause_id in DECLARED}
 CAUSES = tuple(BY_ID.values())
 
-OF_LATENCY = frozenset(
-    (
-        *(*QUEUES, "slo_conflict", "decode_bound", "prefill_interference"),
-        *("unexplained_latency", "kv_exhaustion_ahead"),
-    )
-)
-"""Causes that only make requests wait. They say nothing about work that may wait by design."""
+OF_LATENCY = frozenset(listed(("*of_latency",)))
 
 WAITS_FOR = frozenset(
     record.id for record in CAUSES if record.queues or "queue_saturation" in record.explains

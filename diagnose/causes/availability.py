@@ -9,16 +9,15 @@ from msgspec import Struct
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.account_signals import ALL_CANCELLED, AT_THE_DOOR, CANCELLED
 from kneewatch.diagnose.cause import Cause, Evidence
-from kneewatch.diagnose.causes.common_conditions import QUEUES, RUNNING, WAITING
+from kneewatch.diagnose.causes.common_conditions import RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
-from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
+from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.values import PREFILL_SILENCE
-from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span
 from kneewatch.rules.quantities import FirstOf, Signal
-from kneewatch.rules.rule import QUEUE_RULES, Severity
+from kneewatch.rules.rule import Severity
 
 STALLED_S = 30.0
 STALL_NOTED_S = 10.0
@@ -153,10 +152,8 @@ def _stalled_lever(facts: Facts) -> str:
     )
 
 
-ENGINE_STALLED = CauseRecord(
-    id="engine_stalled",
-    title="Engine stalled",
-    means="Requests are running or queued, and no token is generated.",
+ENGINE_STALLED = cause(
+    "engine_stalled",
     forms=(
         Form(
             gate=Stalled(),
@@ -178,21 +175,13 @@ ENGINE_STALLED = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    explains=(*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow", "clients_give_up"),
-    covers=QUEUE_RULES,
-    moves=FAMILIES,
-    levers=("max_model_len",),
-    onset_s=Number(0.0),
 )
 
 
 GAUGES_STALE = Signal(CANCELLED) >= ALL_CANCELLED
 
-METRICS_STALE = CauseRecord(
-    id="metrics_stale",
-    title="Gauges are stale",
-    means="The gauges show requests whose calls have all ended: clients left at once, and vLLM "
-    "writes its gauges only at the next step.",
+METRICS_STALE = cause(
+    "metrics_stale",
     forms=(
         Form(
             gate=GAUGES_STALE & (IN_FLIGHT >= 1.0),
@@ -221,17 +210,6 @@ METRICS_STALE = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    disproves=(
-        *QUEUES,
-        "engine_stalled",
-        "kv_pressure",
-        "kv_exhaustion_ahead",
-        "kv_leak",
-        "kv_held",
-        "clients_give_up",
-    ),
-    covers=(*QUEUE_RULES, "KV-EXHAUST", "KV-FULL"),
-    moves=FAMILIES,
 )
 
 CANARY_FAILURES = 2
@@ -264,11 +242,8 @@ def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
 
 AWAKE = Signal("awake")
 
-ENGINE_ASLEEP = CauseRecord(
-    id="engine_asleep",
-    title="Engine asleep",
-    means="Sleep mode has taken the engine's weights off the GPU: it serves nothing until it is "
-    "woken. Always info by itself.",
+ENGINE_ASLEEP = cause(
+    "engine_asleep",
     forms=(
         Form(
             gate=AWAKE < 1.0,
@@ -292,9 +267,6 @@ ENGINE_ASLEEP = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    explains=("engine_stalled", "underused"),
-    moves=FAMILIES,
-    onset_s=Number(0.0),
 )
 
 
@@ -497,28 +469,7 @@ def _no_requests(patience_s: float) -> Evidence:
     return Evidence("in_flight", 0.0, None, words)
 
 
-ENGINE_RESTARTED = CauseRecord(
-    id="engine_restarted",
-    title="Engine restarted",
-    means="The vLLM process was replaced: info for a minute, warning or critical if it repeats.",
+ENGINE_RESTARTED = cause(
+    "engine_restarted",
     judge=engine_restarted,
-    onset_s=Number(0.0),
-    clear_s=Number(0.0),
 )
-TARGET_DOWN = CauseRecord(
-    id="target_down",
-    title="Target down",
-    fleet=True,
-    means="The /metrics page could not be fetched.",
-    explains=("engine_restarted", "metrics_missing", "engine_stalled"),
-    moves=FAMILIES,
-)
-METRICS_MISSING = CauseRecord(
-    id="metrics_missing",
-    title="Metrics missing",
-    means="Core metrics are not on the page, or have impossible values: what depends on them "
-    "cannot be judged.",
-    moves=FAMILIES,
-    onset_s=Number(0.0),
-)
-"""Concluded where the page is fetched (by `unreadable` and `metrics_missing`), not from `Facts`."""

@@ -27,15 +27,14 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import (
-    CauseRecord,
     Computed,
     Form,
     Level,
     Term,
     Tested,
+    cause,
     term,
 )
-from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Signal
@@ -258,11 +257,8 @@ hung engine, also counts as time outside. But then prefills, or the pauses of ru
 as long.
 """
 
-HOST_CONTENTION = CauseRecord(
-    id="host_contention",
-    title="The host lacks CPU",
-    means="Steps slow down at equal work, and no GPU limit explains it: tasks wait for a CPU, "
-    "or the hypervisor gives it to others. Or requests wait for the API server's process.",
+HOST_CONTENTION = cause(
+    "host_contention",
     forms=(
         Form(
             gate=SLOW_AT_EQUAL_WORK
@@ -334,9 +330,6 @@ HOST_CONTENTION = CauseRecord(
             guide=("8.4",),
         ),
     ),
-    explains=("slow_steps", "decode_bound", "past_knee"),
-    moves=(ITL, LOAD),
-    clear_s=Number(45.0),
 )
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------
@@ -387,11 +380,8 @@ CALLERS_WAIT_FOR_SLOW_STEPS = (
 ).assume(unknown=False)
 """An engine that lost its speed explains why callers give up."""
 
-SLOW_STEPS = CauseRecord(
-    id="slow_steps",
-    title="Steps take longer at equal work",
-    means="Steps take longer than this engine needed for the same work in quiet times: more than "
-    "its batch, its contexts and its prompts explain. vLLM's metrics do not show why.",
+SLOW_STEPS = cause(
+    "slow_steps",
     forms=(
         Form(
             gate=IS_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
@@ -481,10 +471,4 @@ SLOW_STEPS = CauseRecord(
             guide=("8.4",),
         ),
     ),
-    explains=("past_knee", "decode_bound", "slo_conflict", "prefill_bound"),
-    heads=("queue_saturation", "admission_limit", "past_knee", "decode_bound", "slo_conflict"),
-    moves=(TTFT, ITL, LOAD),
-    # The first steps of a new process are slow: it warms up.
-    onset_s=Number(30.0),
-    clear_s=Number(45.0),
 )

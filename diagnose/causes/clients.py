@@ -9,8 +9,7 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, CALLERS_WAIT_FOR_SLOW_STEPS
 from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
-from kneewatch.rules.baseline import LENGTHS, LOAD
+from kneewatch.diagnose.causes.record import Form, Level, cause, term
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -46,10 +45,8 @@ Below the last share, users may simply stop answers that they have read.
 
 WRONG_SHARE_FROM = 0.1
 
-CLIENTS_GIVE_UP = CauseRecord(
-    id="clients_give_up",
-    title="Clients give up before they are answered",
-    means="Requests are accepted and abandoned before they finish, by conservation of requests.",
+CLIENTS_GIVE_UP = cause(
+    "clients_give_up",
     forms=(
         Form(
             gate=(GIVEN_UP_SHARE >= SOME_GIVEN_UP) & (GIVEN_UP * WINDOW_S >= CALLS_MIN),
@@ -87,9 +84,6 @@ CLIENTS_GIVE_UP = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    moves=(LOAD,),
-    levers=("more_replicas", "queue_limit"),
-    capacity=True,
 )
 
 FAILED, FAILED_SHARE = Signal("finished_error_per_s"), Signal("finished_error_ratio")
@@ -167,11 +161,8 @@ def _failing(
     )
 
 
-REQUESTS_FAILING = CauseRecord(
-    id="requests_failing",
-    title="Requests end in an error",
-    means="The engine ends requests with an error, the API server answers calls with HTTP 5xx, or "
-    "many requests are aborted and the page does not show by whom.",
+REQUESTS_FAILING = cause(
+    "requests_failing",
     forms=(
         _failing(
             FAILED_SHARE,
@@ -214,15 +205,10 @@ REQUESTS_FAILING = CauseRecord(
             when=~GIVEN_UP_SHARE.known & ~CALLERS_WAIT_FOR_SLOW_STEPS,
         ),
     ),
-    covers=("ERRORS",),
-    moves=(LENGTHS, LOAD),
-    clear_s=Number(45.0),
 )
 
-CLIENT_ERRORS = CauseRecord(
-    id="client_errors",
-    title="Many calls are refused as wrong",
-    means="A large share of the calls is refused with HTTP 4xx; always info.",
+CLIENT_ERRORS = cause(
+    "client_errors",
     forms=(
         Form(
             gate=(WRONG_SHARE >= WRONG_SHARE_FROM) & (WRONG * WINDOW_S >= CALLS_MIN),

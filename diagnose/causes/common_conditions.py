@@ -129,17 +129,6 @@ False while no tokens are generated: running requests are then still under prefi
 wait for their steps.
 """
 
-SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
-QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
-
-SLOW_GPU = (
-    *dict.fromkeys((*QUEUES, *SLOW_PROMPTS)),
-    "kv_pressure",
-    "decode_bound",
-    "host_contention",
-    "slow_steps",
-)
-
 STRAIGHT_FROM = 0.9
 """Seven levels count as a line if a line explains at least this share of their variance.
 

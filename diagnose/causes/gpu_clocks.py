@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU, SLOWER
+from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOWER
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
-from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
+from kneewatch.diagnose.causes.record import Term, Terms, cause, term
 from kneewatch.diagnose.values import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
-from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -305,11 +304,7 @@ def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
     return replace(facts, values={**facts.values, **own})
 
 
-GPU_THROTTLED = CauseRecord(
-    id="gpu_throttled",
-    title="GPU throttled",
-    means="A GPU under load runs below its full clock because of heat, power or a setting.",
+GPU_THROTTLED = cause(
+    "gpu_throttled",
     judge=gpu_throttled,
-    explains=(*SLOW_GPU, "bad_node"),
-    moves=(TTFT, ITL, LOAD),
 )

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Facts
-from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.causes.record import cause
 from kneewatch.diagnose.values import GpuState
 from kneewatch.rules.rule import Severity
 
@@ -260,11 +259,8 @@ def _links(gpu: GpuState) -> Iterator[Fault]:
         )
 
 
-GPU_FAULT = CauseRecord(
-    id="gpu_fault",
-    title="GPU fault",
-    means="A GPU reports a hardware fault or no longer answers.",
+GPU_FAULT = cause(
+    "gpu_fault",
     judge=gpu_fault,
-    explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled", "bad_node"),
 )
 """Disturbs no baseline: a fault may last for weeks, and its effects are causes of their own."""

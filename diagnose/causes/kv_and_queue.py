@@ -24,21 +24,18 @@ from kneewatch.diagnose.causes.common_conditions import (
     PREFILL_BUSY,
     QUEUE,
     QUEUED,
-    QUEUES,
     SERVED,
-    SLOW_PROMPTS,
     STALL_SHARE,
     TTFT_TARGET_S,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
-from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
+from kneewatch.diagnose.causes.record import Finds, Form, Level, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import QUEUE_RULES, Severity
+from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
 QUEUE_HELD = queued_for(10.0)
@@ -145,10 +142,8 @@ def _evicting(facts: Facts) -> str:
     return f"KV cache full: vLLM {preempts}{more.get(stage, '')}."
 
 
-KV_PRESSURE = CauseRecord(
-    id="kv_pressure",
-    title="KV cache too small for the load",
-    means="vLLM preempts running requests, or requests queue for KV blocks that running ones hold.",
+KV_PRESSURE = cause(
+    "kv_pressure",
     forms=(
         Form(
             gate=EVICTING | KV_BINDS,
@@ -231,43 +226,13 @@ KV_PRESSURE = CauseRecord(
             guide=("7.4", "9.3"),
         ),
     ),
-    explains=(
-        *QUEUES,
-        *SLOW_PROMPTS,
-        "decode_bound",
-        "slow_steps",
-        "prefix_churn",
-        "kv_exhaustion_ahead",
-    ),
-    covers=("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
-    moves=(TTFT, ITL, PREFIX, LOAD),
-    levers=(
-        "kv_blocks",
-        "kv_memory_bytes",
-        "kv_fp8",
-        "gpu_memory_utilization",
-        "fewer_seqs",
-        "more_replicas",
-        "tensor_parallel",
-        "max_model_len",
-    ),
-    enough="preemption_per_s",
-    onset_s=Number(0.0),
-    clear_s=Number(45.0),
     over=KV_USAGE < EMPTIED_BELOW_RATIO,
-    outlasts=True,
-    capacity=True,
-    queues=True,
-    slows_tokens=True,
 )
 
 EXHAUSTED_IN_S = Signal(FORECAST)
 
-KV_EXHAUSTION_AHEAD = CauseRecord(
-    id="kv_exhaustion_ahead",
-    title="KV cache will be exhausted in minutes",
-    means="KV demand climbs, and its peaks reach the cache's capacity within minutes; nothing is "
-    "harmed yet.",
+KV_EXHAUSTION_AHEAD = cause(
+    "kv_exhaustion_ahead",
     forms=(
         Form(
             gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
@@ -304,18 +269,7 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
             guide=("7.4",),
         ),
     ),
-    covers=("KV-EXHAUST", "KV-FULL"),
-    levers=(
-        "kv_blocks",
-        "kv_memory_bytes",
-        "kv_fp8",
-        "gpu_memory_utilization",
-        "more_replicas",
-    ),
-    enough="preemption_per_s",
-    clear_s=Number(45.0),
     over=QUEUED,
-    capacity=True,
 )
 
 RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
@@ -480,10 +434,8 @@ def _queue(
     )
 
 
-QUEUE_SATURATION = CauseRecord(
-    id="queue_saturation",
-    title="Requests queue for capacity",
-    means="Requests queue for capacity, and the KV cache is not the limit.",
+QUEUE_SATURATION = cause(
+    "queue_saturation",
     forms=(
         _queue(
             ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True) & ~FEW_FILL_THE_CACHE,
@@ -494,21 +446,6 @@ QUEUE_SATURATION = CauseRecord(
             action="Add replicas.",
         ),
     ),
-    explains=(
-        "past_knee",
-        "prefill_bound",
-        "slo_conflict",
-        "clients_give_up",
-        "kv_exhaustion_ahead",
-    ),
-    covers=QUEUE_RULES,
-    moves=(TTFT, ITL, LOAD),
-    levers=("more_seqs", "larger_budget", "quantized_weights", "more_replicas", "queue_limit"),
-    enough="waiting",
-    onset_s=Number(0.0),
-    clear_s=Number(45.0),
-    capacity=True,
-    queues=True,
 )
 
 ADMISSION_LIMIT = replace(

@@ -12,17 +12,15 @@ from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     KV_EXPIRES,
     KV_USAGE,
-    QUEUES,
     TTFT_DRIFT,
     TTFT_IS_MISSED,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, Tested, term
-from kneewatch.rules.baseline import TRANSFER, TTFT
+from kneewatch.diagnose.causes.record import Computed, Form, Level, Tested, cause, term
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Exposed, Held, Signal
-from kneewatch.rules.rule import QUEUE_RULES, Severity
+from kneewatch.rules.rule import Severity
 
 DECODES_FROM = 0.5
 """A server belongs to the decode pool if at least this share of prompt tokens is computed
@@ -139,10 +137,8 @@ def _decode_pool_share(facts: Facts) -> float | None:
     return share if pool_of(facts) == "decode" else None
 
 
-KV_TRANSFER_SLOW = CauseRecord(
-    id="kv_transfer_slow",
-    title="KV transfers slow or failing",
-    means="Requests wait for KV blocks from another node or cache tier, or transfers of them fail.",
+KV_TRANSFER_SLOW = cause(
+    "kv_transfer_slow",
     forms=(
         Form(
             gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
@@ -225,8 +221,4 @@ KV_TRANSFER_SLOW = CauseRecord(
             guide=("6.5", "7.7"),
         ),
     ),
-    explains=(*QUEUES, "kv_held"),
-    covers=("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
-    moves=(TRANSFER, TTFT),
-    levers=("transfer_path",),
 )

@@ -28,9 +28,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_TARGET_S,
     NOT_EVICTING,
     PREFILL_BUSY,
-    QUEUES,
     SERVED,
-    SLOW_PROMPTS,
     STALL_SHARE,
     TTFT_IS_MISSED,
     TTFT_P99_S,
@@ -38,8 +36,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
-from kneewatch.rules.baseline import ITL, LOAD, TTFT
+from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
@@ -124,10 +121,8 @@ so the two targets conflict.
 
 MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
 
-PREFILL_INTERFERENCE = CauseRecord(
-    id="prefill_interference",
-    title="Long prefills stall decoding",
-    means="Decode steps wait behind long prefills: the tail of ITL grows while P50 stays.",
+PREFILL_INTERFERENCE = cause(
+    "prefill_interference",
     forms=(
         Form(
             gate=(STALLS | TAIL_ONLY)
@@ -189,21 +184,13 @@ PREFILL_INTERFERENCE = CauseRecord(
             guide=("6.4", "8.5", "9.3"),
         ),
     ),
-    explains=("past_knee", "slo_conflict", "slow_steps"),
-    covers=("ITL-STALL",),
-    moves=(ITL, TTFT),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
     unusual=STALLS,
-    levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
-    enough="itl_stall_per_s",
-    clear_s=Number(45.0),
     over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True),
 )
 
-SLO_CONFLICT = CauseRecord(
-    id="slo_conflict",
-    title="TTFT and ITL both miss their targets",
-    means="TTFT and ITL P99 both exceed their targets: tuning for one worsens the other.",
+SLO_CONFLICT = cause(
+    "slo_conflict",
     forms=(
         Form(
             gate=TTFT_IS_MISSED & ITL_IS_MISSED & NOT_EVICTING & ~SLOW_STEPS_ALONE,
@@ -226,8 +213,6 @@ SLO_CONFLICT = CauseRecord(
             guide=("6.5", "8.5"),
         ),
     ),
-    explains=("prefill_bound", "decode_bound", "past_knee"),
-    levers=("quantized_weights", "more_replicas", "disaggregation"),
 )
 
 
@@ -256,10 +241,8 @@ def _prefill_delays(facts: Facts) -> str:
     return f"TTFT is over its target because of prefill: mean prefill {duration(prefill_s)}{queue}."
 
 
-PREFILL_BOUND = CauseRecord(
-    id="prefill_bound",
-    title="Prefill puts TTFT over its target",
-    means="TTFT P99 exceeds its target, and prefill is most of that time or alone exceeds it.",
+PREFILL_BOUND = cause(
+    "prefill_bound",
     forms=(
         Form(
             gate=TTFT_IS_MISSED & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE) & ~SLOW_STEPS_ALONE,
@@ -291,7 +274,6 @@ PREFILL_BOUND = CauseRecord(
             guide=("8.5", "9.3"),
         ),
     ),
-    levers=("prefix_caching", "tensor_parallel", "disaggregation"),
 )
 
 DECODE_SHARE = Signal("decode_share_ratio")
@@ -347,14 +329,9 @@ _IDLE_GPUS = replace(
 Slow steps keep requests longer, so they fill the KV cache and a queue forms.
 """
 
-DECODE_BOUND = CauseRecord(
-    id="decode_bound",
-    title="Decode slow at every percentile",
-    means="ITL exceeds its target already at P50, or slow steps put both ITL and TTFT over their "
-    "targets.",
+DECODE_BOUND = cause(
+    "decode_bound",
     forms=(_IDLE_GPUS, _DECODE),
-    heads=("kv_pressure", *QUEUES, *SLOW_PROMPTS),
-    levers=("speculation", "quantized_weights", "tensor_parallel", "more_replicas"),
 )
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
@@ -388,11 +365,8 @@ def _knee(facts: Facts) -> str:
     )
 
 
-PAST_KNEE = CauseRecord(
-    id="past_knee",
-    title="Load past the knee",
-    means="The load exceeds the knee of this engine's own latency curve, or TTFT P99 rises faster "
-    "than P50 as the batch grows.",
+PAST_KNEE = cause(
+    "past_knee",
     forms=(
         Form(
             # After a start the quiet batch size is unknown for a while; a learned knee is enough.
@@ -451,8 +425,4 @@ PAST_KNEE = CauseRecord(
             guide=("8.1", "8.5"),
         ),
     ),
-    moves=(TTFT, LOAD),
-    levers=("quantized_weights", "more_replicas"),
-    enough="waiting",
-    capacity=True,
 )

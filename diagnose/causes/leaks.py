@@ -20,10 +20,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.diagnose.causes.record import Form, Level, cause, term
 from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
 from kneewatch.diagnose.values import KV_UNACCOUNTED
-from kneewatch.rules.baseline import LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal
@@ -89,11 +88,8 @@ def _climbed(facts: Facts) -> str:
     )
 
 
-KV_LEAK = CauseRecord(
-    id="kv_leak",
-    title="KV blocks are not given back",
-    means="KV blocks stay in use while no request runs or waits, or the lowest usage climbs for "
-    "hours at equal load: they are lost until a restart.",
+KV_LEAK = cause(
+    "kv_leak",
     forms=(
         Form(
             gate=(~CONNECTED & _held_for(120.0)) | _held_for(600.0),
@@ -191,11 +187,8 @@ DEFERRED_SHARE = Minimum(
 
 DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_avg"))
 
-KV_HELD = CauseRecord(
-    id="kv_held",
-    title="KV blocks held by what does not run",
-    means="Much more of the KV cache is in use than the requests in flight account for: transfers, "
-    "deferred requests or a leak hold it.",
+KV_HELD = cause(
+    "kv_held",
     forms=(
         Form(
             gate=(FETCHES | GREW)
@@ -269,9 +262,6 @@ KV_HELD = CauseRecord(
             guide=("6.5", "7.4"),
         ),
     ),
-    heads=("kv_pressure", "queue_saturation", "admission_limit", "kv_exhaustion_ahead"),
-    moves=(TTFT, LOAD),
-    clear_s=Number(45.0),
 )
 
 # --- Host memory that is never given back ---------------------------------------------------------
@@ -310,11 +300,8 @@ def _grew(facts: Facts) -> str:
     )
 
 
-HOST_MEMORY_LEAK = CauseRecord(
-    id="host_memory_leak",
-    title="Host memory is not given back",
-    means="The server's host memory climbs for hours at equal load: at its limit the kernel kills "
-    "the server.",
+HOST_MEMORY_LEAK = cause(
+    "host_memory_leak",
     forms=(
         Form(
             gate=goes_on(HOST_MEMORY) & GROWS & SAME_WORK,
@@ -351,5 +338,4 @@ HOST_MEMORY_LEAK = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    clear_s=Number(2 * HOUR_S),
 )

@@ -15,13 +15,11 @@ from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_HELD,
     FIRST_TOKENS_VERY_LATE,
     KV_USAGE,
-    QUEUES,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Computed, Form, Level, term
+from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.diagnose.values import AdapterUse
-from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import (
@@ -33,7 +31,7 @@ from kneewatch.rules.quantities import (
     SquareRoot,
     WindowSeconds,
 )
-from kneewatch.rules.rule import QUEUE_RULES, Severity
+from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
 """Time of one step of a small draft model, divided by one step of its target model (guide 6.6).
@@ -265,11 +263,8 @@ def _lever(facts: Facts) -> str:
 
 _PAYS = PAYS.python()
 
-SPEC_DECODE_POOR = CauseRecord(
-    id="spec_decode_poor",
-    title="Low draft acceptance",
-    means="Too few draft tokens are accepted for speculative decoding to pay; info where it still "
-    "pays.",
+SPEC_DECODE_POOR = cause(
+    "spec_decode_poor",
     forms=(
         Form(
             gate=(_poor(PAYS_FROM) | _poor(AIM)) & (DRAFTED_PER_S >= 5.0),
@@ -348,12 +343,7 @@ SPEC_DECODE_POOR = CauseRecord(
             guide=("6.6", "9.3"),
         ),
     ),
-    explains=("decode_bound", "slo_conflict", "unexplained_latency"),
-    covers=("SPEC-ACCEPT",),
-    moves=(ITL,),
     unusual=FALLEN,
-    slows_tokens=True,
-    levers=("shorter_draft", "no_speculation"),
 )
 
 # --- LoRA adapters --------------------------------------------------------------------------------
@@ -382,11 +372,8 @@ def _waiting_for_slot(facts: Facts) -> str:
     )
 
 
-ADAPTER_THRASH = CauseRecord(
-    id="adapter_thrash",
-    title="LoRA adapters compete for slots",
-    means="LoRA adapters compete for too few slots: requests wait for a slot although the batch "
-    "has capacity.",
+ADAPTER_THRASH = cause(
+    "adapter_thrash",
     forms=(
         Form(
             gate=(DEFERRED_HELD | TAKING_TURNS) & Exposed("lora_requests_info", "lora_max"),
@@ -433,12 +420,6 @@ ADAPTER_THRASH = CauseRecord(
             guide=("2.5", "8.5", "9.3"),
         ),
     ),
-    explains=(*QUEUES, "slow_steps"),  # steps wait while adapters are loaded
-    covers=("LORA-WAIT", "LORA-CHANGE", *QUEUE_RULES),
-    moves=(TTFT, LOAD),
-    levers=("more_adapter_slots", "adapter_routing"),
-    enough="waiting_deferred",
-    onset_s=Number(0.0),
 )
 
 

@@ -8,14 +8,12 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
-    SLOW_PROMPTS,
     WINDOW_S,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, term
+from kneewatch.diagnose.causes.record import Form, Level, Term, cause, term
 from kneewatch.diagnose.values import HIT_SPREAD
-from kneewatch.rules.baseline import ITL, PREFIX, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import (
@@ -149,7 +147,6 @@ to be inside the shared part.
 """
 
 SAVED = Signal("prefix_saved_ratio")
-EXPLAINED = (*SLOW_PROMPTS, "queue_saturation", "admission_limit")
 
 
 def _prefill_terms(weight: float) -> tuple[Term, Term]:
@@ -238,10 +235,8 @@ GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
 Faster prefill would not help.
 """
 
-PREFIX_CACHE_OFF = CauseRecord(
-    id="prefix_cache_off",
-    title="Prefix caching off while prefill is heavy",
-    means="Prefix caching is disabled while prefill is heavy.",
+PREFIX_CACHE_OFF = cause(
+    "prefix_cache_off",
     forms=(
         Form(
             gate=Configured("enable_prefix_caching", "False") & PREFILL_IS_HEAVY,
@@ -271,11 +266,6 @@ PREFIX_CACHE_OFF = CauseRecord(
             guide=("7.2", "8.5"),
         ),
     ),
-    explains=EXPLAINED,
-    covers=("ITL-STALL", "TTFT-TAIL"),
-    moves=(PREFIX, TTFT, ITL),
-    slows_tokens=True,
-    levers=("prefix_caching",),
 )
 
 
@@ -306,11 +296,8 @@ def _smaller_block(facts: Facts) -> str:
     )
 
 
-PREFIX_BLOCK_TOO_LARGE = CauseRecord(
-    id="prefix_block_too_large",
-    title="Cache blocks longer than the prompts",
-    means="Prefix caching is on and cannot hit: prompts are shorter than a block of the cache, or "
-    "(less sure) only a few blocks long; info unless slow prompts follow from it.",
+PREFIX_BLOCK_TOO_LARGE = cause(
+    "prefix_block_too_large",
     forms=(
         Form(
             gate=(NO_HITS & PREFILL_IS_HEAVY & IN_A_BLOCK) | (NEVER_HIT & IN_FEW_BLOCKS),
@@ -358,14 +345,10 @@ PREFIX_BLOCK_TOO_LARGE = CauseRecord(
             apart=~IN_A_BLOCK,
         ),
     ),
-    explains=SLOW_PROMPTS,
-    covers=("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
 )
 
-PREFIX_REUSE_LOST = CauseRecord(
-    id="prefix_reuse_lost",
-    title="Prompts do not share prefixes",
-    means="Prompts stopped sharing prefixes, or (info) have never shared any.",
+PREFIX_REUSE_LOST = cause(
+    "prefix_reuse_lost",
     forms=(
         Form(
             gate=PREFILL_IS_HEAVY
@@ -459,11 +442,6 @@ PREFIX_REUSE_LOST = CauseRecord(
             apart=ALWAYS,
         ),
     ),
-    explains=EXPLAINED,
-    covers=("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
-    moves=(PREFIX, TTFT, ITL),
-    slows_tokens=True,
-    levers=("prompt_order", "sticky_routing"),
 )
 
 REUSED = Signal("block_reuse_per_s") > 0.0
@@ -499,10 +477,8 @@ RECOMPUTED = (
 Also, prefill runs at least half of the time: that is heavy even if answers are as much work.
 """
 
-PREFIX_CHURN = CauseRecord(
-    id="prefix_churn",
-    title="Prefixes evicted before reuse",
-    means="Prefixes are evicted from the KV cache before they are used again.",
+PREFIX_CHURN = cause(
+    "prefix_churn",
     forms=(
         Form(
             gate=(PREFILL_IS_HEAVY | RECOMPUTED)
@@ -594,9 +570,4 @@ PREFIX_CHURN = CauseRecord(
             guide=("7.3", "7.4", "7.7"),
         ),
     ),
-    explains=EXPLAINED,
-    covers=("PREFIX-HIT", "PREFIX-SAVED", "KV-RESIDENCY", "ITL-STALL", "TTFT-TAIL"),
-    moves=(PREFIX, TTFT, ITL),
-    slows_tokens=True,
-    levers=("kv_blocks", "kv_memory_bytes", "kv_fp8", "gpu_memory_utilization", "sticky_routing"),
 )

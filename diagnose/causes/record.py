@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from string import Formatter
+from typing import Any
 
 from msgspec import Struct, field
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Facts, chance, strength
+from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import (
     ALWAYS,
     Condition,
@@ -28,7 +31,7 @@ from kneewatch.rules.conditions import (
 from kneewatch.rules.facts import Holds, Read
 from kneewatch.rules.formatting import duration, percent, rate
 from kneewatch.rules.quantities import Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUEUE_RULES, Severity
 
 ONSET_S = 5.0
 """A cause is reported after it has been concluded for this long."""
@@ -148,15 +151,7 @@ class Form(Struct, frozen=True):
 class CauseRecord(Struct, frozen=True, dict=True):
     """The definition of a cause: how it is concluded, and what follows from it.
 
-    - `explains`: causes that are reported under this one.
-    - `disproves`: causes that rest on numbers that this cause shows to be wrong. They end.
-    - `heads`: causes that usually explain this one. While its form is a root, they are reported
-      under it instead, with everything that they explain.
-    - `covers`: rules whose findings add nothing to this cause.
-    - `moves`: families of signals that are not normal while the cause lasts and `unusual` is true.
-      Their baselines are not learned then.
-    - `levers`: ids of changes (diagnose/recommend), best first.
-    - `enough`: a change must be predicted to bring this signal to 0.
+    The head of causes.toml explains what it declares; `unusual` limits `moves`.
     """
 
     id: str
@@ -177,20 +172,10 @@ class CauseRecord(Struct, frozen=True, dict=True):
     over: Condition | None = None
     """If this is true, the cause has certainly ended; it ends without a clear time."""
     outlasts: bool = False
-    """Whether the cause stays, for up to OUTLASTS_S, while a cause that it explains is concluded.
-
-    See engine/diagnosis.py.
-    """
     fleet: bool = False
     capacity: bool = False
-    """Whether the cause means that the fleet was too small for its load for a while."""
     queues: bool = False
-    """Whether this cause makes requests queue for capacity."""
     slows_tokens: bool = False
-    """Whether the cause makes tokens slow although the node is healthy.
-
-    With such a cause, a replica is a `bad_node` only if its GPU runs at a low clock.
-    """
 
     @property
     def gate(self) -> Condition:
@@ -226,6 +211,43 @@ class CauseRecord(Struct, frozen=True, dict=True):
             if form.gate(facts):
                 return form
         return None
+
+
+DECLARED = dict(packaged_tables("diagnose.causes", "causes.toml"))
+"""The tables of causes.toml by the cause's id, in the order in which causes rank."""
+
+_GROUPS: dict[str, Sequence[str]] = {
+    **DECLARED.pop("groups"),
+    "queue_rules": QUEUE_RULES,
+    "families": FAMILIES,
+}
+
+
+_LISTS = ("explains", "disproves", "heads", "covers", "moves", "levers")
+
+
+def listed(ids: Sequence[str]) -> tuple[str, ...]:
+    """A list of causes.toml with its groups replaced by their ids."""
+    return tuple(
+        each
+        for name in ids
+        for each in (listed(_GROUPS[name[1:]]) if name.startswith("*") else (name,))
+    )
+
+
+def cause(
+    cause_id: str,
+    *,
+    forms: tuple[Form, ...] = (),
+    judge: Callable[[Facts], Cause | None] | None = None,
+    unusual: Condition = ALWAYS,
+    over: Condition | None = None,
+) -> CauseRecord:
+    """The record of a cause: its table in causes.toml, and how it is concluded."""
+    table: dict[str, Any] = dict(DECLARED[cause_id])
+    table |= {key: listed(table[key]) for key in _LISTS if key in table}
+    table |= {key: Number(table[key]) for key in ("onset_s", "clear_s") if key in table}
+    return CauseRecord(id=cause_id, forms=forms, judge=judge, unusual=unusual, over=over, **table)
 
 
 class Examiner:

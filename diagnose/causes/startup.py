@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause, Evidence
-from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.rules.conditions import Number
 from kneewatch.rules.rule import Severity
 
 CONFIDENCE = 0.95
 """Below 1, because the log may be from an earlier start than the one in question."""
 
 
-STARTUP_FAILED = CauseRecord(
-    id="startup_failed",
-    title="Start-up failed",
-    means="vLLM's log shows why the server did not start.",
-    explains=("target_down", "metrics_missing", "engine_restarted"),
-    onset_s=Number(0.0),
-    clear_s=Number(0.0),
-)
-ENGINE_DIED = CauseRecord(
-    id="engine_died",
-    title="Engine died",
-    means="vLLM's log shows why the engine died after the server had started.",
-    explains=("target_down", "metrics_missing", "engine_stalled", "engine_restarted"),
-    onset_s=Number(0.0),
-    clear_s=Number(0.0),
-)
-"""Concluded where the log is read (`failed`), not from `Facts`."""
-
-
+ENGINE_DIED, STARTUP_FAILED = "engine_died", "startup_failed"
 OTHERS_LEAST_GIB = 1.0
 """A process without tensors, such as a monitor or a display, uses less GPU memory than this."""
 
@@ -54,14 +34,13 @@ def _gpu_lever(others_gib: float) -> str:
 def failed(failure: Failure, t_s: float) -> Cause:
     """The cause of a failure that a log proves, with the log line as evidence; it starts at
     `t_s`."""
-    record = ENGINE_DIED if failure.served else STARTUP_FAILED
     reason = packaged_tables("diagnose.causes", "startup_failures.toml")[failure.kind]
     lever: str = reason["lever"]
     if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:
         lever = _gpu_lever(others_gib)
     who = "The engine died" if failure.served else "vLLM did not start"
     return Cause(
-        id=record.id,
+        id=ENGINE_DIED if failure.served else STARTUP_FAILED,
         confidence=CONFIDENCE,
         severity=Severity.CRITICAL,
         summary=f"{who}: {reason['what']}.",

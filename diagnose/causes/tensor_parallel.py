@@ -6,7 +6,7 @@ from __future__ import annotations
 from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
-from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.causes.record import cause
 from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import duration, figure, percent
 from kneewatch.rules.rule import Severity
@@ -109,11 +109,7 @@ def weigh_live(
     case.weigh("generation_tokens_per_s", share, FAR_BELOW, weight, text, below=below)
 
 
-TP_OVERHEAD = CauseRecord(
-    id="tp_overhead",
-    title="Tensor parallelism costs throughput",
-    means="Throughput per GPU is far lower at this tensor-parallel degree than at a smaller one.",
+TP_OVERHEAD = cause(
+    "tp_overhead",
     judge=tp_overhead,
-    fleet=True,
-    levers=("lower_tensor_parallel",),
 )

@@ -26,7 +26,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_DRIFT,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import quantity
@@ -91,11 +91,8 @@ def _ruled_out(facts: Facts) -> str:
     return f"no other cause is concluded: {', '.join(seen) or 'nothing else was measured'}"
 
 
-UNEXPLAINED_LATENCY = CauseRecord(
-    id="unexplained_latency",
-    title="Latency changed, and no cause explains it",
-    means="TTFT or inter-token latency is at least twice its usual value, or streams pause, for a "
-    "minute, although requests/s, prompts and answers are as usual, and no other cause is found.",
+UNEXPLAINED_LATENCY = cause(
+    "unexplained_latency",
     forms=(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
@@ -186,17 +183,6 @@ UNEXPLAINED_LATENCY = CauseRecord(
             guide=("8.4",),
         ),
     ),
-    moves=(TTFT, ITL),
-    clear_s=Number(45.0),
-)
-
-USUAL_CHANGED = CauseRecord(
-    id="usual_changed",
-    title="A lasting change is the usual value now",
-    means="Values that were off their usual ones became the usual ones: a person accepted them, or "
-    "they have lasted for `usual_after_s`. Always info, for an hour.",
-    onset_s=Number(0.0),
-    clear_s=Number(0.0),
 )
 
 

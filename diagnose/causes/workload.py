@@ -22,12 +22,12 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import (
-    CauseRecord,
     Computed,
     Finds,
     Form,
     Level,
     Tested,
+    cause,
     term,
 )
 from kneewatch.diagnose.lengths import (
@@ -42,8 +42,7 @@ from kneewatch.diagnose.lengths import (
     LiveWorkload,
     more_than_chance,
 )
-from kneewatch.diagnose.slow_quantities import HOUR_S, SPEC_ACCEPTED, STEPS
-from kneewatch.rules.baseline import LENGTHS, LOAD
+from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED, STEPS
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import BaselineValue, Signal
@@ -136,12 +135,9 @@ def _rounded(tokens: float) -> str:
     return f"{float(f'{tokens:.2g}'):.0f}"
 
 
-WORKLOAD_DRIFT = CauseRecord(
-    id="workload_drift",
-    title="Workload differs from its profile",
-    means="Prompt or answer lengths, or the arrival rate, differ from the stated profile.",
+WORKLOAD_DRIFT = cause(
+    "workload_drift",
     judge=workload_drift,
-    fleet=True,
 )
 
 
@@ -229,11 +225,8 @@ def _beyond(facts: Facts) -> str:
     )
 
 
-RUNAWAY_GENERATION = CauseRecord(
-    id="runaway_generation",
-    title="Outputs hit their length limit",
-    means="Outputs hit their length limit far more often than usual and are longer, or they are "
-    "far longer than the stated profile.",
+RUNAWAY_GENERATION = cause(
+    "runaway_generation",
     forms=(
         Form(
             gate=MANY_FINISHED & CAPPED & (BEYOND >= LENGTH_POINTS) & (BEYOND >= BEYOND_CHANCE),
@@ -310,18 +303,6 @@ RUNAWAY_GENERATION = CauseRecord(
             apart=((LONGER < 1.3) | MORE_REQUESTS).assume(unknown=False),
         ),
     ),
-    explains=(
-        "underused",
-        "workload_drift",
-        "slo_conflict",
-        "kv_pressure",
-        "kv_exhaustion_ahead",
-        "queue_saturation",
-        "admission_limit",
-    ),
-    covers=("OUTPUT-CAP",),
-    moves=(LENGTHS, LOAD),
-    levers=("output_cap",),
 )
 
 
@@ -330,10 +311,8 @@ RUNAWAY_GENERATION = CauseRecord(
 GPU_BUSY = Signal("gpu_engine_active_ratio")
 KV_PEAK = Signal("kv_usage_max_ratio")
 
-UNDERUSED = CauseRecord(
-    id="underused",
-    title="Underused",
-    means="Hardware is paid for and idle for hours; always info.",
+UNDERUSED = cause(
+    "underused",
     forms=(
         Form(
             gate=Finds("IDLE-HOURS") | Finds("FLEET-LOW"),
@@ -360,14 +339,10 @@ UNDERUSED = CauseRecord(
             guide=("9.2", "9.3"),
         ),
     ),
-    levers=("fewer_replicas",),
-    fleet=True,
 )
 
-KV_OVERPROVISIONED = CauseRecord(
-    id="kv_overprovisioned",
-    title="KV cache larger than needed",
-    means="Half of the KV cache or more stays unused for hours, also at the peak.",
+KV_OVERPROVISIONED = cause(
+    "kv_overprovisioned",
     forms=(
         Form(
             gate=Finds("KV-UNUSED"),
@@ -393,7 +368,6 @@ KV_OVERPROVISIONED = CauseRecord(
             guide=("7.7", "9.3"),
         ),
     ),
-    levers=("fewer_replicas",),
 )
 
 
@@ -419,11 +393,8 @@ def _decayed(facts: Facts) -> str:
     )
 
 
-SPEC_ACCEPTANCE_DRIFT = CauseRecord(
-    id="spec_acceptance_drift",
-    title="Draft acceptance decays",
-    means="Fewer draft tokens are accepted hour after hour: the requests move away from what the "
-    "draft model or method predicts well.",
+SPEC_ACCEPTANCE_DRIFT = cause(
+    "spec_acceptance_drift",
     forms=(
         Form(
             gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
@@ -458,5 +429,4 @@ SPEC_ACCEPTANCE_DRIFT = CauseRecord(
             guide=("9.1",),
         ),
     ),
-    clear_s=Number(2 * HOUR_S),
 )

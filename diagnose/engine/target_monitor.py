@@ -130,7 +130,7 @@ class TargetMonitor:
         read.
         """
         self._log_failure = failure
-        died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past
+        died = failure is not None and failure.cause.id == ENGINE_DIED and not past
         for engine in self._engines.values():
             engine.judge.died = failure.cause if failure is not None and died else None
 

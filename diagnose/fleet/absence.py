@@ -14,16 +14,16 @@ from kneewatch.diagnose.causes.availability import (
     CRASH_LOOP_S,
     CRASHES_WARNING,
     RESTARTS_SHOWN,
-    TARGET_DOWN,
     how_ended,
 )
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.intervals import TARGET_DOWN
 from kneewatch.diagnose.verdict import Evidence
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
-OF_A_POOL = TARGET_DOWN.id
+OF_A_POOL = TARGET_DOWN
 """This cause is reported for a pool, not for a tier: a replica that is down has no tier label."""
 
 DOWN_SCRAPES, DOWN_S = 3, 60.0

@@ -38,7 +38,7 @@ class Remedies:
 
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated
-        self._cause = (ENGINE_DIED if failure.served else STARTUP_FAILED).id
+        self._cause = ENGINE_DIED if failure.served else STARTUP_FAILED
         self._setup = _setup_of(read, stated)
 
     def all(self) -> Iterator[Recommendation]:
