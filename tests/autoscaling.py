@@ -27,7 +27,7 @@ from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
-from kneewatch.diagnose.fleet.inventory import WEEK_S, LabelMap, Past, Peak, Shape
+from kneewatch.diagnose.fleet.inventory import STEP_S, WEEK_S, LabelMap, Past, Peak, Shape
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from tests.agent.api.serving import service_of, settings_of
 from tests.living_engine import Work
@@ -108,7 +108,7 @@ def followed(load: Load, *, removes: bool = False, until_s: float = END_S) -> li
     now = [0.0]
     service = service_of(fleet=watch, settings=settings_of())
     service = replace(service, clock=lambda: now[0])
-    most, cycles, t_s = 0.0, list[Scaled](), 3 * MIN_S
+    most, cycles, t_s = 0.0, list[Scaled](), 3.0 * MIN_S
 
     def moment_at(_source: object, _log: object, at_s: float) -> SimulatedMoment:
         return SimulatedMoment(scraped, at_s)
@@ -125,10 +125,11 @@ def followed(load: Load, *, removes: bool = False, until_s: float = END_S) -> li
             t_s += CYCLE_S
             scraped.until(t_s)
             now[0] = EPOCH_S + t_s
-            waiting = sum(e.value for e in scraped.now("vllm:num_requests_waiting", now[0]))
-            if waiting <= BACKLOG_RATIO * (
-                running := sum(e.value for e in scraped.now("vllm:num_requests_running", now[0]))
-            ):
+            waiting, running = (
+                sum(each.value for each in scraped.now(f"vllm:num_requests_{state}", now[0]))
+                for state in ("waiting", "running")
+            )
+            if t_s % STEP_S == 0 and waiting <= BACKLOG_RATIO * running:
                 most = max(most, running)
             config = FleetConfig("", LabelMap(), 60.0, now[0])
             observed = observe(SimulatedSource(scraped), config, engines)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

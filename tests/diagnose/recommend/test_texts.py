@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import pytest
@@ -90,6 +90,9 @@ def wrong(advice: Recommendation, targets: Targets) -> Iterator[str]:
         then["kv_capacity_ratio"], abs=0.06
     ):
         yield "the larger cache"
+    # Nobody waits then: TTFT is no longer than with the present queue.
+    if then.get("waiting") == 0 and then.get("ttft_s", 0.0) > 1.01 * before.get("ttft_s", inf):
+        yield "a TTFT of requests that wait, where none does"
     if then.get("preemption_per_s") == 0 and "still preempt" in words:
         yield "preemptions"
     itl_s, target_s = then.get("itl_s"), targets.itl_p99_s

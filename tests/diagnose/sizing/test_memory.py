@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
-from kneewatch.diagnose.sizing.size import memory_notes
+from kneewatch.diagnose.sizing.size import memory_notes, start_failure
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V41
 
 LLAMA_8B = Setup(
@@ -243,6 +243,17 @@ def test_the_fewest_gpus_start_and_hold_the_load() -> None:
     assert fewest.spread == Parallel(tensor=8)
     assert memory(replace(setup, parallel=Parallel(tensor=8))).fits(100)
     assert not memory(replace(setup, parallel=Parallel(tensor=4))).fits(100)
+
+
+@pytest.mark.parametrize("weights_gib", [60, 170])
+def test_a_launch_is_not_told_to_use_the_gpus_that_it_has(weights_gib: int) -> None:
+    parallel = Parallel(tensor=2)
+    setup = replace(LLAMA_8B, parallel=parallel, weights_bytes=weights_gib * GIB)
+    setup = replace(setup, max_model_len=131_072)
+    fewest = replace(fewest_gpus(LLAMA_8B, concurrency=1), expected=2)
+    refused = start_failure(memory(replace(setup, gpu=gpu("l4"))), fewest)
+    assert refused is not None
+    assert "2 GPUs" not in refused
 
 
 def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
