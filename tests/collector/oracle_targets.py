@@ -225,7 +225,9 @@ class _Family:
 
 def _engine(rng: Random, number: str, metrics: Iterable[str]) -> Iterator[_Family]:
     for metric in metrics:
-        row = metric_table().metrics[metric]
+        row = metric_table().metrics.get(metric)
+        if row is None:
+            continue  # no metric of vLLM's: of another engine
         if row.scope != "engine" and number != "0":
             continue  # the first engine has shown it for all
         owner = {"engine": number, "model_name": "tiny"}
