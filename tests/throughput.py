@@ -492,7 +492,7 @@ def _nearer(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> str:
 def _asked(point: Point) -> dict[str, object]:
     mixture = bool(catalogue_model(point.model).experts.count)
     return {
-        "config": _configuration(point.model),
+        "config": configuration(point.model),
         "model_path": point.model,
         "system_name": SYSTEMS[point.gpu],
         "isl": round(point.input_tokens),
@@ -505,7 +505,7 @@ def _asked(point: Point) -> dict[str, object]:
     }
 
 
-def _configuration(name: str) -> dict[str, object]:
+def configuration(name: str) -> dict[str, object]:
     """The catalogue's fields of a model as the file that its publisher has."""
     entries = json.loads(CATALOGUE.read_text("utf-8"))
     entry = entries[catalogue_model(name).id]

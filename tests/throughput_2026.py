@@ -23,12 +23,14 @@ from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_ratios
 from tests.kvtruth import Case, cases
 from tests.kvtruth_2026 import within
+from tests.peers import aiconfigurator_estimates
+from tests.throughput import SYSTEMS, configuration
 
 RECORDED = "throughput_2026.jsonl"
 AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
 """How far measured over predicted may be from 1, by figure."""
 AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, TPOT 24%, TTFT 4.4x"
-"""Its errors as they were measured once: it estimates few of these models and GPUs."""
+"""Its errors as they were measured once, on points of which most are not among these."""
 
 
 def question_of(case: Case) -> Question:
@@ -104,6 +106,51 @@ def counted(judged: Sequence[Row], name: str) -> list[float]:
     return [ratio - 1 for ratio in ratios if ratio is not None]
 
 
+def beside_aiconfigurator(judged: Sequence[Row]) -> Iterator[str]:
+    """Errors of AIConfigurator and of the sizing on the counted points that it can estimate.
+
+    It is given the concurrency as its batch.
+    """
+    able = [row for row in judged if row.case["gpu"] in SYSTEMS and "doubt" not in row.case]
+    estimates = aiconfigurator_estimates([_asked(row.case) for row in able])
+    both = [pair for pair in zip(able, estimates, strict=False) if pair[1] is not None]
+    yield f"  on the {len(both)} points that aiconfigurator estimates here, median error:"
+    for index, name in enumerate(AIMS):
+        ours, theirs = list[float](), list[float]()
+        for row, estimate in both:
+            ratio, tpot_ms = row.ratios[name], row.case["tpot_ms"]
+            if ratio is None or estimate is None:
+                continue
+            case = row.case
+            seen = (case["output_tokens_per_s"], (tpot_ms or 0.0) / 1e3, case["ttft_s"])[index]
+            ours.append(abs(ratio - 1))
+            theirs.append(abs(seen / estimate[index] - 1))
+        if ours:
+            nearer = sum(own < other for own, other in zip(ours, theirs, strict=True))
+            yield (
+                f"    {name:<16} kneewatch {statistics.median(ours):.0%}, aiconfigurator "
+                f"{statistics.median(theirs):.0%}; kneewatch is nearer in {nearer} of {len(ours)}"
+            )
+
+
+def _asked(case: Case) -> dict[str, object]:
+    """A point's arguments of AIConfigurator's `cli_estimate`."""
+    tensor, experts = case["tp"], case.get("expert_parallel", False)
+    mixture = {"moe_tp_size": 1 if experts else tensor, "moe_ep_size": tensor if experts else 1}
+    return {
+        "config": configuration(case["model"]),
+        "model_path": case["model"],
+        "system_name": SYSTEMS[case["gpu"]],
+        "isl": case["input_tokens"],
+        "osl": case["output_tokens"],
+        "batch_size": case["concurrency"],
+        "tp_size": tensor,
+        "pp_size": case.get("pp", 1),
+        "ctx_tokens": case.get("max_num_batched_tokens") or 8192,
+        **(mixture if model(case["model"]).experts.count else {}),
+    }
+
+
 def report() -> Iterator[str]:
     """The table as lines."""
     judged = rows()
@@ -118,6 +165,7 @@ def report() -> Iterator[str]:
             f"{sum(row.is_in_band(name) is True for row in judged)}"
         )
     yield f"  {AICONFIGURATOR}"
+    yield from beside_aiconfigurator(judged)
     yield f"    {'point':<46}{'load':>8}{'tokens/s':>10}{'TPOT':>7}{'TTFT':>7}"
     for row in judged:
         shown = "".join(

@@ -111,6 +111,8 @@ class StepModel(Struct, frozen=True, kw_only=True):
     prompt_token_compute_s: float
     token_experts_s: float
     """Seconds to compute one token's experts."""
+    token_rows_s: float
+    """Seconds to put one token into the experts' order and back."""
     sequence_attention_s: float
     prompt_token_attention_s: float
     token_link_s: float
@@ -149,6 +151,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
             touched = touched_ratio(self.token_ratio, tokens)
             read_s, compute_s = self.experts_s * touched, tokens * self.token_experts_s
             total_s += touched * self.touch_s + (read_s if read_s > compute_s else compute_s)
+            total_s += tokens * self.token_rows_s
         read_s = sequences * self.sequence_read_s
         compute_s = (
             sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s
@@ -172,7 +175,10 @@ class StepModel(Struct, frozen=True, kw_only=True):
                 self.weights_s,
                 sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
             ),
-            experts=Kernels(self.experts_s * touched, tokens * self.token_experts_s),
+            experts=Kernels(
+                self.experts_s * touched + tokens * self.token_rows_s,
+                tokens * (self.token_experts_s + self.token_rows_s),
+            ),
             attention=Kernels(
                 sequences * self.sequence_read_s,
                 sequences * self.sequence_attention_s
@@ -229,7 +235,8 @@ def step_model(
         / matrix_per_s,
         prompt_token_compute_s=dense_flop / matrix_per_s,
         token_experts_s=costs.experts_flop_per_token
-        / (costs.flop_per_s * efficiency.expert_mfu_ratio),
+        / (costs.expert_flop_per_s * efficiency.expert_mfu_ratio),
+        token_rows_s=efficiency.expert_row_passes * costs.routed_rows * token_bytes / read_per_s,
         sequence_attention_s=tokens_per_sequence * pair_flop / attention_per_s,
         prompt_token_attention_s=prompt_pair_flop / attention_per_s,
         token_link_s=sent_bytes / link_per_s,

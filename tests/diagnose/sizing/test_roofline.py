@@ -43,6 +43,7 @@ IDEAL = Efficiency(
     attention_mfu_ratio=1.0,
     mbu_ratio=1.0,
     expert_mfu_ratio=1.0,
+    expert_row_passes=0.0,
     link_ratio=1.0,
     allreduce_latency_s=0.0,
     expert_s=0.0,
@@ -158,6 +159,16 @@ def test_a_step_reads_the_experts_that_its_tokens_touch(tokens: int, expected_ra
     read = step_model(cost, IDEAL, context_tokens=0, prompt_context_tokens=0)
     touched_s = read.parts(tokens).memory_s - cost.weights_bytes / 3.35e12
     assert touched_s == pytest.approx(expected_ratio * cost.experts_bytes / 3.35e12)
+
+
+def test_tensor_parallelism_does_not_split_the_order_of_routed_tokens() -> None:
+    """Five passes over the hidden states of 4 copies of a token in each of 36 layers."""
+    for degree in (1, 2):
+        cost = costs_of(MIXTURE, tensor_parallel=degree)
+        step = step_model(cost, DEFAULT, context_tokens=0, prompt_context_tokens=0)
+        rows_bytes = 5 * 36 * 4 * 2880 * 2
+        assert step.token_rows_s == pytest.approx(rows_bytes / (0.95 * 3.35e12))
+        assert step.parts(1000).total_s == pytest.approx(step.total_s(1000))
 
 
 def test_one_gpu_has_no_collective() -> None:
@@ -470,9 +481,8 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
 
 
 def test_benchmarks_of_2026() -> None:
-    """Four of the six misses in output tokens/s share a benchmark of expert parallelism."""
     judged = throughput_2026.rows()
-    aims = {"output tokens/s": 0.7, "TPOT": 0.75, "TTFT": 0.75}
+    aims = {"output tokens/s": 0.75, "TPOT": 0.75, "TTFT": 0.75}
     for name, share in aims.items():
         errors = throughput_2026.counted(judged, name)
         hits, count = within(errors, throughput_2026.AIMS[name])
