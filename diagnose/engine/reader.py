@@ -85,7 +85,7 @@ COUNTED: tuple[tuple[tuple[str, Where, str], ...], ...] = (
 )
 """The counters of `Values.totals`, each a sum of some: metric, labels and part.
 
-Those of `Work` (learned/account.py) in the order of its fields, then finished requests, accepted
+Those of `Work` (learned/work.py) in the order of its fields, then finished requests, accepted
 calls and prompt tokens of finished requests.
 """
 

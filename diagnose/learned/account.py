@@ -1,28 +1,14 @@
 """The account of one engine's service: demand, work per request, speed at equal work. Pure.
 
 An engine is a server with a demand, a work per request and a speed: its latency follows from them.
-The account measures them and compares them with quiet times.
-
-Speed is the time that this engine needs for a step of the same work, over the time that the step
-takes. No model of the engine is assumed. Three things hold for each healthy engine and limit how
-long a step of other work may take:
-
-- A step with more work never takes less time.
-- The time never grows faster than the work: twice the batch takes at most twice as long.
-- One more sequence takes at most as long as a few prompt tokens, because a decode token needs the
-  same arithmetic as a prompt token. Its context takes time as well, but reading the whole KV cache
-  takes at most `READ_RATIO` times the step.
-
-So a batch that grew, which slow steps bring about by Little's law, excuses slow steps only as far
-as it can explain them. A load that was never seen makes the limits wide, and the speed unknown.
+The account measures them (learned/work.py) and compares them with quiet times (learned/pace.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from copy import copy
-from math import exp, inf, log, log2, sqrt
+from math import inf
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -50,11 +36,14 @@ from kneewatch.diagnose.account_signals import (
     WARM_UP_S,
     is_unchanged,
 )
+from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed
+from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, Step, Work
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.wire import to_ms
 
 WORK_FACTORS = (PROMPTS, COMPUTED, ANSWERS, HITS, DRAFTS)
+
 FACTORS = (DEMAND, PROMPTS, ANSWERS, HITS, DRAFTS)
 """The factors, beside the speeds, that a verdict names."""
 
@@ -65,6 +54,7 @@ These times do not depend on the window: how fast an engine changes does not eit
 """
 
 GAPS_MIN = 20.0
+
 SILENT_S, LONGEST_S = 60.0, 300.0
 """After so much time without a sample nothing is known; a sample that takes longer is dropped."""
 
@@ -80,46 +70,18 @@ SETTLED_S = 60.0
 FIRST_SAMPLES, FIRST_PREFILLS = 8, 2
 """As many samples are learned before any is judged."""
 
-READ_RATIO = 8.0
-TOKENS_A_SEQUENCE = 3.0
-"""One more sequence in a step takes at most as long as this many computed prompt tokens."""
-
 MARGIN, FEWEST_SHARE = 1.5, 0.2
 """Margin of the time per computed prompt token, which is a mean; and the least share of a prefill
 that its tokens take, beside the step that it waits for."""
 
-SPECULATES_FROM = 1.05
-"""From this many tokens per sequence and step on, the engine speculates."""
-
-REFERENCES_MAX = 12
-SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
-"""A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
-
 STEP_NOISE, PREFILL_NOISE = 0.06, 0.12
-NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
-BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
-"""Speeds within this many standard deviations of quiet times count as unchanged; the share of the
-limits' range that counts as one."""
-
-KNOWN_UP_TO = 2.5
-"""If the limits of a step's time are further apart than this ratio, and the time lies between
-them, the speed is unknown."""
 
 GIVEN_UP_MAX = 0.2
 """If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
 a request that has no first token."""
 
-UNDER_WAY_MIN = 0.2
-"""From this share of uncounted prompt tokens on, a prefill is under way whose size is unknown."""
-
-COUNT_MIN = 4.0
-"""Fewest requests for a mean of them."""
-
 SAMPLES_TOLD = 20
 """More samples are told as this many."""
-
-USAGE_MIN = 0.005
-"""A smaller KV usage counts as this one: a few blocks more or less are no work."""
 
 HITS_MIN = 0.02
 """A smaller share of cached prompt tokens counts as none."""
@@ -131,329 +93,8 @@ YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
 
 SAME_LOAD_UP_TO, STREAMS_LOST = 1.3, 0.5
-HALF_MS_S, SQRT_2 = 0.0005, sqrt(2.0)
 
-
-class Work(Struct, frozen=True):
-    """What an engine did in `seconds`: increases of its counters, and its mean KV usage.
-
-    The fields from `tokens` on are the first of `Values.totals`, in the same order.
-    """
-
-    seconds: float
-    usage: float
-    tokens: float
-    gaps_s: float
-    gaps: float
-    first_tokens: float
-    steps: float
-    prompt_tokens: float
-    computed: float
-    hits: float
-    prefills_s: float
-    prefills: float
-    prefilled: float
-    answers: float
-    answer_tokens: float
-    preemptions: float
-    step_tokens: float
-
-    @property
-    def step(self) -> Step:
-        """The mean decode step."""
-        sequences = self.gaps + self.first_tokens
-        step_s = self.gaps_s / self.gaps
-        # Without a count of steps, their number and batch follow from Little's law.
-        steps = self.steps or self.seconds / step_s
-        return Step(
-            step_s,
-            max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
-            max(USAGE_MIN, self.usage),
-            (self.computed_tokens + self.uncounted_tokens) / steps,
-            self.tokens / sequences,
-        )
-
-    @property
-    def computed_tokens(self) -> float:
-        """Prompt tokens that no cache saved; before vLLM 0.16, all that missed the cache."""
-        return self.computed or max(0.0, self.prompt_tokens - self.hits)
-
-    @property
-    def uncounted_tokens(self) -> float:
-        """Prompt tokens in steps whose prefill has not ended: only then vLLM counts the prompt."""
-        return max(0.0, self.step_tokens - self.tokens - self.prompt_tokens)
-
-    def prefill(self, step: Step) -> Step | None:
-        """The mean prefill beside such decode steps; None if too few ended."""
-        if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
-            return None
-        # Prefills that are under way at once wait for one another, partly in the queue. Alone each
-        # takes between `1 / (1 + under_way)` and all of its time, and no longer than one ends.
-        under_way = self.prefills_s / self.seconds
-        took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
-        alone_s = min(each_s, took_s / sqrt(1 + under_way))
-        tokens = self.prefilled / self.prefills
-        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens)
-
-
-GAPS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 15, 16, 17
-"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls, prompt tokens of
-finished requests. Those before finished requests are the fields of `Work`."""
-
-
-class Step(NamedTuple):
-    """A mean decode step or prefill: its time and its work.
-
-    - `size`: sequences in the step's batch; of a prefill its computed tokens.
-    - `beside`: share of the KV cache in use; of a prefill what runs beside it.
-    - `prompt_tokens`: computed prompt tokens in a decode step.
-    - `tokens`: tokens per sequence, above 1 where drafts are accepted.
-    """
-
-    took_s: float
-    size: float
-    beside: float
-    prompt_tokens: float
-    tokens: float
-
-
-class Reference(Struct):
-    """The mean of quiet steps of nearly the same work. `samples`: how many it stands on."""
-
-    took_s: float
-    size: float
-    beside: float
-    prompt_tokens: float
-    tokens: float
-    samples: float
-    seen_s: float
-
-    def add(self, step: Step, now_s: float) -> None:
-        """Add a sample."""
-        self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
-        share = 1.0 / self.samples
-        self.took_s += share * (step.took_s - self.took_s)
-        self.size += share * (step.size - self.size)
-        self.beside += share * (step.beside - self.beside)
-        self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
-        self.tokens += share * (step.tokens - self.tokens)
-        self.seen_s = now_s
-
-    def limits(self, step: Step, token_s: float | None, noise: float) -> tuple[float, float]:
-        """The least and the most seconds that a step of this work may take, by this reference.
-
-        `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
-        sample.
-        """
-        own_s = self.took_s
-        size, beside = step.size / self.size, step.beside / self.beside
-        prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens) if token_s is None else 1.0
-        most_s = own_s * max(1.0, size, beside, prompts)
-        least_s = own_s * min(1.0, size, beside, prompts)
-        if token_s is not None:
-            more_tokens = step.prompt_tokens - self.prompt_tokens
-            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
-            read_s = READ_RATIO * own_s * (step.beside - self.beside)
-            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
-            least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
-            most_s += token_s * max(0.0, more_tokens)
-            least_s += token_s * min(0.0, more_tokens)
-        if step.tokens > max(self.tokens, SPECULATES_FROM):
-            most_s *= step.tokens / self.tokens  # longer drafts: longer steps with more tokens
-        few = 1.0 + BEYOND_NOISE * noise / sqrt(self.samples)
-        return least_s / few, most_s * few
-
-
-class PaceState(Struct, frozen=True):
-    """What a pace has learned, to be restored after a restart of the daemon."""
-
-    references: tuple[Reference, ...] = ()
-    samples: int = 0
-    token_s: float | None = None
-    since_s: float | None = None
-
-
-class Speed(Struct, frozen=True):
-    """Speed at equal work, 1 as in quiet times, and its error: half of the likely range.
-
-    `samples`: number of quiet samples that it stands on.
-    """
-
-    ratio: float
-    error: float
-    samples: int
-
-
-class Noise:
-    """A standard deviation that is learned from differences; a prior counts as a few of them."""
-
-    __slots__ = ("_samples", "_square")
-
-    def __init__(self, prior: float) -> None:
-        self._samples, self._square = NOISE_WEIGHT, prior * prior
-
-    def add(self, difference: float) -> None:
-        """Add a difference."""
-        self._samples = min(self._samples + 1.0, NOISE_KEPT)
-        square = min(NOISE_MAX, abs(difference)) ** 2
-        self._square += (square - self._square) / self._samples
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation; larger where it stands on few differences."""
-        return sqrt(self._square * (1.0 + FEW_DIFFERENCES / self._samples))
-
-
-class Pace:
-    """Reference steps of an engine, and its speed compared with them."""
-
-    def __init__(self, *, first_samples: int, noise: float) -> None:
-        self._first_samples = first_samples
-        self._references: dict[tuple[int, int, int], Reference] = {}
-        self._quiet_noise, self._changes = Noise(noise), Noise(noise)
-        self._before: float | None = None
-        self._unsettled: deque[tuple[float, Step, float | None]] = deque()
-        self.token_s: float | None = None
-        """Mean seconds per computed prompt token, with a margin; None if unknown."""
-        self.samples, self.since_s = 0, inf
-        """Number of samples learned, and the time of the first."""
-
-    def limits(self, step: Step, token_s: float | None = None) -> tuple[float, float] | None:
-        """The least and the most seconds that a step of this work may take; None if unknown."""
-        if self.samples < self._first_samples:
-            return None
-        least_s, most_s, noise = 0.0, inf, self._noise
-        for reference in self._references.values():
-            low_s, high_s = reference.limits(step, token_s, noise)
-            if low_s > least_s:
-                least_s = low_s
-            if high_s < most_s:
-                most_s = high_s
-        if least_s > most_s:
-            least_s = most_s = sqrt(least_s * most_s)
-        return least_s, most_s
-
-    def follow(self, speed_at_most: float) -> None:
-        """Note how much the speed of a sample differs from that of the sample before."""
-        if self._before is not None:
-            self._changes.add(log(speed_at_most / self._before) / SQRT_2)
-        self._before = speed_at_most
-
-    @property
-    def _noise(self) -> float:
-        """Standard deviation of a sample's speed (of its logarithm).
-
-        A machine whose speed wanders differs as much from sample to sample.
-        """
-        return max(self._quiet_noise.deviation, self._changes.deviation)
-
-    def _noise_of(self, samples: int, range_: float) -> float:
-        """Standard deviation of a mean of samples: what changes from one to the next becomes less.
-        Limits that are far apart stay unsure."""
-        steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
-        return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
-
-    def may_learn(self, took_s: float, limits_s: tuple[float, float] | None) -> bool:
-        """Whether a sample with these limits belongs to quiet times.
-
-        If its work was never seen, the most that it may take proves nothing: a batch that slow
-        steps enlarged has such limits, too.
-        """
-        if limits_s is None:
-            return True
-        least_s, most_s = limits_s
-        is_wide = 0.0 < KNOWN_UP_TO * least_s < most_s
-        usual_s = sqrt(least_s * most_s) if is_wide else most_s
-        return usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
-
-    def learn(self, step: Step, now_s: float, token_s: float | None = None) -> None:
-        """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
-
-        `token_s`: the time per computed prompt token that a prefill shows.
-        """
-        self._unsettled.append((now_s, step, token_s))
-        if self.samples < self._first_samples:
-            self.settle(now_s)
-
-    def settle(self, until_s: float) -> None:
-        """Learn the samples up to this time: no trouble has followed them."""
-        while self._unsettled and self._unsettled[0][0] <= until_s:
-            t_s, step, token_s = self._unsettled.popleft()
-            self._settle(step, t_s)
-            if token_s is not None:
-                before_s = token_s if self.token_s is None else self.token_s
-                self.token_s = before_s + (token_s - before_s) / min(NOISE_KEPT, self.samples)
-
-    def doubt(self) -> None:
-        """Drop the samples that have not settled: trouble has followed them."""
-        self._unsettled.clear()
-
-    def state(self) -> PaceState:
-        """What was learned."""
-        references = tuple([copy(reference) for reference in self._references.values()])
-        since_s = None if self.since_s == inf else self.since_s
-        return PaceState(references, self.samples, self.token_s, since_s)
-
-    def restore(self, state: PaceState) -> None:
-        """Go on with what was learned before a restart of the daemon."""
-        self._references = {key_of(reference): copy(reference) for reference in state.references}
-        self.samples, self.token_s = state.samples, state.token_s
-        self.since_s = inf if state.since_s is None else state.since_s
-
-    def _settle(self, step: Step, now_s: float) -> None:
-        self.samples += 1
-        self.since_s = min(self.since_s, now_s)
-        key = key_of(step)
-        reference = self._references.get(key)
-        if reference is None:
-            if len(self._references) == REFERENCES_MAX:
-                oldest = min(self._references, key=lambda each: self._references[each].seen_s)
-                del self._references[oldest]
-            self._references[key] = Reference(*step, 1.0, now_s)
-            return
-        self._quiet_noise.add(log(step.took_s / reference.took_s))
-        reference.add(step, now_s)
-
-    def forget(self) -> None:
-        """Start anew: what was learned no longer holds."""
-        self._references.clear()
-        self._unsettled.clear()
-        self.samples, self.since_s = 0, inf
-
-    def speed(self, least: float, most: float, samples: int = 1) -> Speed | None:
-        """The speed that lies between two limits, by so many samples; None if it is unknown.
-
-        `least` is 0 without a lower limit. A speed of 1 that the limits allow is taken for 1.
-        Otherwise the speed is at the nearer limit, or between them where even that is far off.
-        Noise of quiet times is taken for 1, but not if the limits are far apart.
-        """
-        is_wide = most > KNOWN_UP_TO * least
-        if least <= 1.0 <= most:
-            if is_wide:
-                return None
-            ratio = 1.0
-        elif most < 1.0:
-            least = least or most / KNOWN_UP_TO  # no reference gives a lower limit
-            towards_middle = min(1.0, max(0.0, (LEARNED_FROM - most) / 0.25))
-            ratio = most * (least / most) ** (towards_middle / 2)
-        else:
-            ratio = least
-        noise = self._noise_of(samples, most / least)
-        beyond = max(0.0, abs(log(ratio)) / noise - BEYOND_NOISE)
-        ratio **= min(1.0, 2 * beyond / BEYOND_NOISE)
-        if is_wide and LEARNED_FROM <= ratio < CHANGED_FROM:
-            return None
-        error = max((most - least) / 2, ratio * noise)
-        return Speed(ratio, min(error, ratio), self.samples)
-
-
-def key_of(step: Step | Reference) -> tuple[int, int, int]:
-    """Which steps count as nearly the same work."""
-    return (
-        round(2 * log2(step.size)),
-        round(log2(1 + step.prompt_tokens) / 2),
-        round(4 * log2(step.tokens)) if step.tokens > SPECULATES_FROM else 0,
-    )
+HALF_MS_S = 0.0005
 
 
 class AccountState(Struct, frozen=True):
@@ -706,7 +347,7 @@ class Account:
         self, total: Work, speed: Speed | None, prefill: Speed | None, now_s: float
     ) -> None:
         """Compare demand and work of the recent samples with their usual values."""
-        present = _work_of(total)
+        present = total.factors
         moved = {key: self._usual[key].ratio(value) for key, value in present.items()}
         if (present[HITS] or 0.0) < HITS_MIN and self._usual[HITS].value < HITS_MIN:
             moved[HITS] = None if present[HITS] is None else 1.0
@@ -776,24 +417,6 @@ class Account:
 
 
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)
-
-
-def _work_of(total: Work) -> dict[str, float | None]:
-    """Requests/s and the work of a mean request; None where too few requests show it."""
-    requests = total.first_tokens
-    enough = requests >= COUNT_MIN and total.prompt_tokens > 0
-    computed = total.computed_tokens
-    under_way = total.uncounted_tokens > UNDER_WAY_MIN * total.prompt_tokens
-    tokens = total.tokens / (total.gaps + requests)
-    return {
-        DEMAND: requests / total.seconds if requests >= COUNT_MIN else None,
-        PROMPTS: total.prompt_tokens / requests if enough else None,
-        COMPUTED: computed / requests if enough and not under_way else None,
-        ANSWERS: total.answer_tokens / total.answers if total.answers >= COUNT_MIN else None,
-        HITS: max(0.0, 1 - computed / total.prompt_tokens) if enough else None,
-        DRAFTS: tokens,
-        STREAM: tokens * total.gaps / total.gaps_s if total.gaps_s else None,
-    }
 
 
 def _streams_lost(moved: Signals) -> Collection[str]:

@@ -8,7 +8,7 @@ count as free.
 
 from __future__ import annotations
 
-from kneewatch.diagnose.learned.account import FINISHED, FINISHED_PROMPTS, Work
+from kneewatch.diagnose.learned.work import FINISHED, FINISHED_PROMPTS, Work
 from kneewatch.diagnose.values import Signals, Values
 
 

@@ -15,7 +15,7 @@ from kneewatch.diagnose.account_signals import (
     OPEN_CALLS_SIGNALS,
     SILENT,
 )
-from kneewatch.diagnose.learned.account import ACCEPTED, FINISHED
+from kneewatch.diagnose.learned.work import ACCEPTED, FINISHED
 from kneewatch.diagnose.values import Signals, Values
 
 LEVEL_S = 300.0

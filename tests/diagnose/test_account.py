@@ -16,7 +16,9 @@ from kneewatch.diagnose.causes.bottleneck import PREFILLS_SLOW_FROM
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
-from kneewatch.diagnose.learned.account import Account, Pace, Step
+from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.learned.pace import Pace
+from kneewatch.diagnose.learned.work import Step
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
 from tests.incidents.shares import above_whole

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.account import Work
 from kneewatch.diagnose.learned.kv_balance import KvBalance
+from kneewatch.diagnose.learned.work import Work
 from kneewatch.diagnose.values import Values
 
 CAPACITY_TOKENS = 100_000.0

@@ -1,0 +1,290 @@
+"""The speed of an engine at equal work, from steps of quiet times. Pure.
+
+Speed is the time that this engine needs for a step of the same work, over the time that the step
+takes. No model of the engine is assumed. Three things hold for each healthy engine and limit how
+long a step of other work may take:
+
+- A step with more work never takes less time.
+- The time never grows faster than the work: twice the batch takes at most twice as long.
+- One more sequence takes at most as long as a few prompt tokens, because a decode token needs the
+  same arithmetic as a prompt token. Its context takes time as well, but reading the whole KV cache
+  takes at most `READ_RATIO` times the step.
+
+So a batch that grew, which slow steps bring about by Little's law, excuses slow steps only as far
+as it can explain them. A load that was never seen makes the limits wide, and the speed unknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import copy
+from math import exp, inf, log, log2, sqrt
+
+from msgspec import Struct
+
+from kneewatch.diagnose.account_signals import CHANGED_FROM, LEARNED_FROM
+from kneewatch.diagnose.learned.work import Step
+
+READ_RATIO = 8.0
+
+TOKENS_A_SEQUENCE = 3.0
+"""One more sequence in a step takes at most as long as this many computed prompt tokens."""
+
+SPECULATES_FROM = 1.05
+"""From this many tokens per sequence and step on, the engine speculates."""
+
+REFERENCES_MAX = 12
+
+SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
+"""A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
+
+NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
+
+BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
+"""Speeds within this many standard deviations of quiet times count as unchanged; the share of the
+limits' range that counts as one."""
+
+KNOWN_UP_TO = 2.5
+"""If the limits of a step's time are further apart than this ratio, and the time lies between
+them, the speed is unknown."""
+
+SQRT_2 = sqrt(2.0)
+
+
+class Reference(Struct):
+    """The mean of quiet steps of nearly the same work. `samples`: how many it stands on."""
+
+    took_s: float
+    size: float
+    beside: float
+    prompt_tokens: float
+    tokens: float
+    samples: float
+    seen_s: float
+
+    def add(self, step: Step, now_s: float) -> None:
+        """Add a sample."""
+        self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
+        share = 1.0 / self.samples
+        self.took_s += share * (step.took_s - self.took_s)
+        self.size += share * (step.size - self.size)
+        self.beside += share * (step.beside - self.beside)
+        self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
+        self.tokens += share * (step.tokens - self.tokens)
+        self.seen_s = now_s
+
+    def limits(self, step: Step, token_s: float | None, noise: float) -> tuple[float, float]:
+        """The least and the most seconds that a step of this work may take, by this reference.
+
+        `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
+        sample.
+        """
+        own_s = self.took_s
+        size, beside = step.size / self.size, step.beside / self.beside
+        prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens) if token_s is None else 1.0
+        most_s = own_s * max(1.0, size, beside, prompts)
+        least_s = own_s * min(1.0, size, beside, prompts)
+        if token_s is not None:
+            more_tokens = step.prompt_tokens - self.prompt_tokens
+            sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
+            read_s = READ_RATIO * own_s * (step.beside - self.beside)
+            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
+            least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
+            most_s += token_s * max(0.0, more_tokens)
+            least_s += token_s * min(0.0, more_tokens)
+        if step.tokens > max(self.tokens, SPECULATES_FROM):
+            most_s *= step.tokens / self.tokens  # longer drafts: longer steps with more tokens
+        few = 1.0 + BEYOND_NOISE * noise / sqrt(self.samples)
+        return least_s / few, most_s * few
+
+
+class PaceState(Struct, frozen=True):
+    """What a pace has learned, to be restored after a restart of the daemon."""
+
+    references: tuple[Reference, ...] = ()
+    samples: int = 0
+    token_s: float | None = None
+    since_s: float | None = None
+
+
+class Speed(Struct, frozen=True):
+    """Speed at equal work, 1 as in quiet times, and its error: half of the likely range.
+
+    `samples`: number of quiet samples that it stands on.
+    """
+
+    ratio: float
+    error: float
+    samples: int
+
+
+class Noise:
+    """A standard deviation that is learned from differences; a prior counts as a few of them."""
+
+    __slots__ = ("_samples", "_square")
+
+    def __init__(self, prior: float) -> None:
+        self._samples, self._square = NOISE_WEIGHT, prior * prior
+
+    def add(self, difference: float) -> None:
+        """Add a difference."""
+        self._samples = min(self._samples + 1.0, NOISE_KEPT)
+        square = min(NOISE_MAX, abs(difference)) ** 2
+        self._square += (square - self._square) / self._samples
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; larger where it stands on few differences."""
+        return sqrt(self._square * (1.0 + FEW_DIFFERENCES / self._samples))
+
+
+class Pace:
+    """Reference steps of an engine, and its speed compared with them."""
+
+    def __init__(self, *, first_samples: int, noise: float) -> None:
+        self._first_samples = first_samples
+        self._references: dict[tuple[int, int, int], Reference] = {}
+        self._quiet_noise, self._changes = Noise(noise), Noise(noise)
+        self._before: float | None = None
+        self._unsettled: deque[tuple[float, Step, float | None]] = deque()
+        self.token_s: float | None = None
+        """Mean seconds per computed prompt token, with a margin; None if unknown."""
+        self.samples, self.since_s = 0, inf
+        """Number of samples learned, and the time of the first."""
+
+    def limits(self, step: Step, token_s: float | None = None) -> tuple[float, float] | None:
+        """The least and the most seconds that a step of this work may take; None if unknown."""
+        if self.samples < self._first_samples:
+            return None
+        least_s, most_s, noise = 0.0, inf, self._noise
+        for reference in self._references.values():
+            low_s, high_s = reference.limits(step, token_s, noise)
+            if low_s > least_s:
+                least_s = low_s
+            if high_s < most_s:
+                most_s = high_s
+        if least_s > most_s:
+            least_s = most_s = sqrt(least_s * most_s)
+        return least_s, most_s
+
+    def follow(self, speed_at_most: float) -> None:
+        """Note how much the speed of a sample differs from that of the sample before."""
+        if self._before is not None:
+            self._changes.add(log(speed_at_most / self._before) / SQRT_2)
+        self._before = speed_at_most
+
+    @property
+    def _noise(self) -> float:
+        """Standard deviation of a sample's speed (of its logarithm).
+
+        A machine whose speed wanders differs as much from sample to sample.
+        """
+        return max(self._quiet_noise.deviation, self._changes.deviation)
+
+    def _noise_of(self, samples: int, range_: float) -> float:
+        """Standard deviation of a mean of samples: what changes from one to the next becomes less.
+        Limits that are far apart stay unsure."""
+        steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
+        return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
+
+    def may_learn(self, took_s: float, limits_s: tuple[float, float] | None) -> bool:
+        """Whether a sample with these limits belongs to quiet times.
+
+        If its work was never seen, the most that it may take proves nothing: a batch that slow
+        steps enlarged has such limits, too.
+        """
+        if limits_s is None:
+            return True
+        least_s, most_s = limits_s
+        is_wide = 0.0 < KNOWN_UP_TO * least_s < most_s
+        usual_s = sqrt(least_s * most_s) if is_wide else most_s
+        return usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
+
+    def learn(self, step: Step, now_s: float, token_s: float | None = None) -> None:
+        """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
+
+        `token_s`: the time per computed prompt token that a prefill shows.
+        """
+        self._unsettled.append((now_s, step, token_s))
+        if self.samples < self._first_samples:
+            self.settle(now_s)
+
+    def settle(self, until_s: float) -> None:
+        """Learn the samples up to this time: no trouble has followed them."""
+        while self._unsettled and self._unsettled[0][0] <= until_s:
+            t_s, step, token_s = self._unsettled.popleft()
+            self._settle(step, t_s)
+            if token_s is not None:
+                before_s = token_s if self.token_s is None else self.token_s
+                self.token_s = before_s + (token_s - before_s) / min(NOISE_KEPT, self.samples)
+
+    def doubt(self) -> None:
+        """Drop the samples that have not settled: trouble has followed them."""
+        self._unsettled.clear()
+
+    def state(self) -> PaceState:
+        """What was learned."""
+        references = tuple([copy(reference) for reference in self._references.values()])
+        since_s = None if self.since_s == inf else self.since_s
+        return PaceState(references, self.samples, self.token_s, since_s)
+
+    def restore(self, state: PaceState) -> None:
+        """Go on with what was learned before a restart of the daemon."""
+        self._references = {key_of(reference): copy(reference) for reference in state.references}
+        self.samples, self.token_s = state.samples, state.token_s
+        self.since_s = inf if state.since_s is None else state.since_s
+
+    def _settle(self, step: Step, now_s: float) -> None:
+        self.samples += 1
+        self.since_s = min(self.since_s, now_s)
+        key = key_of(step)
+        reference = self._references.get(key)
+        if reference is None:
+            if len(self._references) == REFERENCES_MAX:
+                oldest = min(self._references, key=lambda each: self._references[each].seen_s)
+                del self._references[oldest]
+            self._references[key] = Reference(*step, 1.0, now_s)
+            return
+        self._quiet_noise.add(log(step.took_s / reference.took_s))
+        reference.add(step, now_s)
+
+    def forget(self) -> None:
+        """Start anew: what was learned no longer holds."""
+        self._references.clear()
+        self._unsettled.clear()
+        self.samples, self.since_s = 0, inf
+
+    def speed(self, least: float, most: float, samples: int = 1) -> Speed | None:
+        """The speed that lies between two limits, by so many samples; None if it is unknown.
+
+        `least` is 0 without a lower limit. A speed of 1 that the limits allow is taken for 1.
+        Otherwise the speed is at the nearer limit, or between them where even that is far off.
+        Noise of quiet times is taken for 1, but not if the limits are far apart.
+        """
+        is_wide = most > KNOWN_UP_TO * least
+        if least <= 1.0 <= most:
+            if is_wide:
+                return None
+            ratio = 1.0
+        elif most < 1.0:
+            least = least or most / KNOWN_UP_TO  # no reference gives a lower limit
+            towards_middle = min(1.0, max(0.0, (LEARNED_FROM - most) / 0.25))
+            ratio = most * (least / most) ** (towards_middle / 2)
+        else:
+            ratio = least
+        noise = self._noise_of(samples, most / least)
+        beyond = max(0.0, abs(log(ratio)) / noise - BEYOND_NOISE)
+        ratio **= min(1.0, 2 * beyond / BEYOND_NOISE)
+        if is_wide and LEARNED_FROM <= ratio < CHANGED_FROM:
+            return None
+        error = max((most - least) / 2, ratio * noise)
+        return Speed(ratio, min(error, ratio), self.samples)
+
+
+def key_of(step: Step | Reference) -> tuple[int, int, int]:
+    """Which steps count as nearly the same work."""
+    return (
+        round(2 * log2(step.size)),
+        round(log2(1 + step.prompt_tokens) / 2),
+        round(4 * log2(step.tokens)) if step.tokens > SPECULATES_FROM else 0,
+    )

@@ -1,0 +1,128 @@
+"""What an engine did in some time, by its counters: its steps, its prefills, its requests. Pure."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kneewatch.diagnose.account_signals import (
+    ANSWERS,
+    COMPUTED,
+    DEMAND,
+    DRAFTS,
+    HITS,
+    PROMPTS,
+    STREAM,
+)
+
+COUNT_MIN = 4.0
+"""Fewest requests for a mean of them."""
+
+UNDER_WAY_MIN = 0.2
+"""From this share of uncounted prompt tokens on, a prefill is under way whose size is unknown."""
+
+USAGE_MIN = 0.005
+"""A smaller KV usage counts as this one: a few blocks more or less are no work."""
+
+
+class Step(NamedTuple):
+    """A mean decode step or prefill: its time and its work.
+
+    - `size`: sequences in the step's batch; of a prefill its computed tokens.
+    - `beside`: share of the KV cache in use; of a prefill what runs beside it.
+    - `prompt_tokens`: computed prompt tokens in a decode step.
+    - `tokens`: tokens per sequence, above 1 where drafts are accepted.
+    """
+
+    took_s: float
+    size: float
+    beside: float
+    prompt_tokens: float
+    tokens: float
+
+
+class Work(Struct, frozen=True):
+    """What an engine did in `seconds`: increases of its counters, and its mean KV usage.
+
+    The fields from `tokens` on are the first of `Values.totals`, in the same order.
+    """
+
+    seconds: float
+    usage: float
+    tokens: float
+    gaps_s: float
+    gaps: float
+    first_tokens: float
+    steps: float
+    prompt_tokens: float
+    computed: float
+    hits: float
+    prefills_s: float
+    prefills: float
+    prefilled: float
+    answers: float
+    answer_tokens: float
+    preemptions: float
+    step_tokens: float
+
+    @property
+    def step(self) -> Step:
+        """The mean decode step."""
+        sequences = self.gaps + self.first_tokens
+        step_s = self.gaps_s / self.gaps
+        # Without a count of steps, their number and batch follow from Little's law.
+        steps = self.steps or self.seconds / step_s
+        return Step(
+            step_s,
+            max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
+            max(USAGE_MIN, self.usage),
+            (self.computed_tokens + self.uncounted_tokens) / steps,
+            self.tokens / sequences,
+        )
+
+    @property
+    def computed_tokens(self) -> float:
+        """Prompt tokens that no cache saved; before vLLM 0.16, all that missed the cache."""
+        return self.computed or max(0.0, self.prompt_tokens - self.hits)
+
+    @property
+    def uncounted_tokens(self) -> float:
+        """Prompt tokens in steps whose prefill has not ended: only then vLLM counts the prompt."""
+        return max(0.0, self.step_tokens - self.tokens - self.prompt_tokens)
+
+    def prefill(self, step: Step) -> Step | None:
+        """The mean prefill beside such decode steps; None if too few ended."""
+        if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
+            return None
+        # Prefills that are under way at once wait for one another, partly in the queue. Alone each
+        # takes between `1 / (1 + under_way)` and all of its time, and no longer than one ends.
+        under_way = self.prefills_s / self.seconds
+        took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
+        alone_s = min(each_s, took_s / sqrt(1 + under_way))
+        tokens = self.prefilled / self.prefills
+        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens)
+
+    @property
+    def factors(self) -> dict[str, float | None]:
+        """Requests/s and the work of a mean request; None where too few requests show it."""
+        requests = self.first_tokens
+        enough = requests >= COUNT_MIN and self.prompt_tokens > 0
+        computed = self.computed_tokens
+        under_way = self.uncounted_tokens > UNDER_WAY_MIN * self.prompt_tokens
+        tokens = self.tokens / (self.gaps + requests)
+        return {
+            DEMAND: requests / self.seconds if requests >= COUNT_MIN else None,
+            PROMPTS: self.prompt_tokens / requests if enough else None,
+            COMPUTED: computed / requests if enough and not under_way else None,
+            ANSWERS: self.answer_tokens / self.answers if self.answers >= COUNT_MIN else None,
+            HITS: max(0.0, 1 - computed / self.prompt_tokens) if enough else None,
+            DRAFTS: tokens,
+            STREAM: tokens * self.gaps / self.gaps_s if self.gaps_s else None,
+        }
+
+
+GAPS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 15, 16, 17
+"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls, prompt tokens of
+finished requests. Those before finished requests are the fields of `Work`."""
