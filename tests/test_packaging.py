@@ -127,9 +127,8 @@ def test_every_dependency_is_used() -> None:
 
 def test_an_image_needs_everything_but_what_only_reports_need() -> None:
     path = ROOT / "packaging" / "requirements.py"
-    requirements: Callable[[dict[str, Any], str], list[str]] = runpy.run_path(str(path))[
-        "requirements"
-    ]
+    functions = runpy.run_path(str(path))
+    requirements: Callable[[dict[str, Any], str], list[str]] = functions["requirements"]
     project = PYPROJECT["project"]
     report = set(project["optional-dependencies"]["report"])
     assert report < set(project["dependencies"]), "pip install kneewatch makes reports"
@@ -140,6 +139,12 @@ def test_an_image_needs_everything_but_what_only_reports_need() -> None:
     assert any(line.startswith("kubernetes") for line in more)
     with pytest.raises(KeyError):
         requirements(project, "[reports]")
+    lock = (path.parent / "requirements.lock").read_text()
+    entries: list[str] = functions["locked"](requirements(project, "[kubernetes]"), lock)
+    names = {entry.partition("==")[0] for entry in entries}
+    assert {"fastapi", "starlette", "kubernetes"} < names, "also what these need in turn"
+    assert not names & {"matplotlib", "numpy", "pandas"}
+    assert all("--hash=sha256:" in entry for entry in entries)
 
 
 def test_a_release_has_the_rules_of_every_flavor_and_the_schemas(tmp_path: Path) -> None:
