@@ -386,16 +386,18 @@ class OutboxFolder:
 
     def waiting(self, receiver: str) -> list[tuple[Path, Stored]]:
         """The stored messages of a receiver, oldest first."""
-        messages: list[tuple[Path, Stored]] = []
-        for file in sorted(self._path.glob("*.json")) if self._path is not None else ():
-            try:
-                stored = decode(read_file(file, MESSAGE_MAX_BYTES), type=Stored)
-            except (OSError, ValueError) as exc:
-                log.error("notify: unreadable stored message file=%s error=%s", file, exc)  # noqa: TRY400
-                continue
-            if stored.receiver == receiver:
-                messages.append((file, stored))
-        return sorted(messages, key=lambda row: row[1].queued_s)
+        files = sorted(self._path.glob("*.json")) if self._path is not None else ()
+        messages = [(file, stored) for file in files if (stored := self.read(file)) is not None]
+        own = [row for row in messages if row[1].receiver == receiver]
+        return sorted(own, key=lambda row: row[1].queued_s)
+
+    def read(self, file: Path) -> Stored | None:
+        """A stored message. None if it cannot be read, which is logged."""
+        try:
+            return decode(read_file(file, MESSAGE_MAX_BYTES), type=Stored)
+        except (OSError, ValueError) as exc:
+            log.error("notify: unreadable stored message file=%s error=%s", file, exc)  # noqa: TRY400
+            return None
 
 
 class StateFile:

@@ -28,6 +28,8 @@ from kneewatch.agent.target_state import TargetState
 log = logging.getLogger(__name__)
 
 QUEUE_MAX, GIVEN_UP_MAX = 256, 64
+STORED_MAX = 4096
+"""Most stored messages of a receiver that wait on disk until the queue has room for them."""
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -87,11 +89,16 @@ class Outbox:
 
     def put(self, message: Message, done: Callable[[bool], object], now_s: float) -> bool:
         """Queue a message. Returns False if the oldest one was dropped to make room."""
-        full = len(self._waiting) >= QUEUE_MAX
-        if full:
+        had_room = self.has_room
+        if not had_room:
             self._drop(self._waiting.popleft())
         self._waiting.append(Outgoing(message, done, now_s, now_s))
-        return not full
+        return had_room
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue takes a message without dropping one."""
+        return len(self._waiting) < QUEUE_MAX
 
     def due_s(self) -> float | None:
         """Monotonic time at which the next message is due; None if the queue is empty."""
@@ -245,7 +252,9 @@ class Channel(ReceiverThread):
         self._groups = Groups(wait_s=receiver.group_wait_s)
         self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
         self._formatting = 0
-        for file, stored in state_file.outbox.waiting(receiver.name)[-QUEUE_MAX:]:
+        self._stored: deque[Path] = deque()
+        """Files of messages for which the queue has no room, oldest first."""
+        for file, stored in state_file.outbox.waiting(receiver.name)[-STORED_MAX:]:
             # Alertmanager may have repeated an alert, in a message that was delivered.
             if [key for key in stored.keys if self._sent_alerts.take(key)]:
                 self._queue_forwarded(stored, file)
@@ -287,6 +296,22 @@ class Channel(ReceiverThread):
         return len(new)
 
     def _queue_forwarded(self, stored: Stored, file: Path | None) -> None:
+        if file is not None and (self._stored or not self._outbox.has_room):
+            if len(self._stored) < STORED_MAX:
+                self._stored.append(file)
+                return
+            log.error("notify: too many stored messages receiver=%s", self.receiver.name)
+        self._put_forwarded(stored, file)
+
+    def _load_stored(self) -> None:
+        """Queue stored messages while there is room."""
+        while self._stored and self._outbox.has_room:
+            file = self._stored.popleft()
+            stored = self._state_file.outbox.read(file)
+            if stored is not None:
+                self._put_forwarded(stored, file)
+
+    def _put_forwarded(self, stored: Stored, file: Path | None) -> None:
         def done(is_delivered: bool) -> None:
             for key in stored.keys:
                 self._sent_alerts.done(key, delivered=is_delivered)
@@ -310,7 +335,10 @@ class Channel(ReceiverThread):
         """The counts since the start. Events that wait in a group count as queued."""
         with self._changed:
             stats = self._outbox.stats()
-            return replace(stats, queued=stats.queued + len(self._groups) + self._formatting)
+            return replace(
+                stats,
+                queued=stats.queued + len(self._groups) + len(self._stored) + self._formatting,
+            )
 
     def _gather(self, new_events: Sequence[Event]) -> None:
         self._groups.gather(new_events, time.monotonic())
@@ -361,6 +389,7 @@ class Channel(ReceiverThread):
         """Wait for the next message that is due. Returns None if something else changed before
         that."""
         with self._changed:
+            self._load_stored()
             now_s, due_s = time.monotonic(), self._outbox.due_s()
             if self._is_closing():
                 ready = due_s is not None and now_s < self._close_at_s

@@ -249,7 +249,7 @@ def connect(path: Path) -> sqlite3.Connection:
         check(connection, str(path))
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA synchronous = FULL")  # no loss of power loses a cycle
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.soak.growing import Growing, counters
 from tests.soak.ill_targets import beside
 from tests.soak.kills import kill_often
+from tests.soak.power_loss import cut_often
 from tests.soak.process import MIB
 from tests.soak.servers import RECORDINGS
 from tests.soak.triage import asked
@@ -23,6 +25,12 @@ def test_a_kill_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
     assert [loss.forgotten for loss in left] == [0] * KILLS
     assert max(loss.missing for loss in left) <= 1
     assert left[-1].cycles > 0, "they scraped before they were killed"
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace records the writes")
+def test_a_loss_of_power_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
+    outcome = cut_often(tmp_path, 6, cycles=12)
+    assert outcome.kept, outcome
 
 
 def test_hanging_targets_and_a_page_of_30_mb_delay_no_other() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.notify import channel
 from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert
 from kneewatch.agent.notify.notifier import Notifier
@@ -244,6 +245,21 @@ def test_a_forwarded_alert_survives_the_end_of_the_daemon(
     assert second.forward([forwarded(1)], NOW_S) == {"webhook-1": 0}, "it was delivered"
     second.close(PATIENCE_S)
     assert not list(folder.iterdir())
+
+
+def test_stored_messages_wait_on_disk_for_room_in_the_queue(
+    starting: Starting, taking: Taking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "QUEUE_MAX", 3)
+    taker = taking(Reply(status=503))
+    first = starting(webhook(taker))
+    for number in range(5):
+        first.forward([forwarded(number)], NOW_S + number)
+    taker.replies = [Reply()]
+    settle(first)
+    posts = [post.body["events"][0]["number"] for post in taker.posts]
+    assert list(dict.fromkeys(posts)) == [0, 1, 2, 3, 4]
+    assert stats_of(first).dropped == 0
 
 
 def test_what_was_given_up_is_not_delivered_and_is_tried_again(

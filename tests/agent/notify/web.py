@@ -25,7 +25,7 @@ class Posted(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """An answer. `hang`: none comes until the server closes."""
+    """An answer. `hang`: none comes until the server closes. Status 0: the connection is closed."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -93,6 +93,7 @@ def _handler(taker: Taker) -> type[BaseHTTPRequestHandler]:
             )
             if reply.hang:
                 taker.closing.wait()
+            if reply.hang or not reply.status:
                 self.close_connection = True
                 return
             self.send_response(reply.status)
