@@ -103,6 +103,15 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
     model = find(given["model"])
     if given["language_model_only"]:
         model = text_only(model)
+    doubts = given.get("ignored", ())
+    try:
+        draft = _draft(given, model, find)
+    except SizingError as error:
+        if not given["launch"]:
+            raise
+        # vLLM may know a draft that the catalogue does not: the launch is sized without it.
+        draft, doubts = None, (*doubts, f"sized without its draft: {error}")
+    model = replace(model, notes=(*doubts, *model.notes))
     return Setup(
         model=model,
         gpu=_gpu(given),
@@ -129,7 +138,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         context_tokens=given["context"],
         network=given["network"] or NETWORKS[0],
         adapters=_adapters(given),
-        draft=_draft(given, model, find),
+        draft=draft,
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import Launch, commands, image_version, parse_launch
 
@@ -48,6 +49,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     if "--enable-lora" not in launch.flags:
         stated["max_loras"] = stated["max_lora_rank"] = None
     stated["model"] = launch.model or None
+    given = given | {"ignored": ignored_flags(launch)}
     versions = (image_version(word) for line in commands(text) for word in line)
     stated["vllm_version"] = next((version for version in versions if version), None)
     defaults = {flag.parameter: flag.default for flag in FLAGS}
@@ -56,6 +58,28 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         for name, value in stated.items()
         if value is not None and given[name] == defaults[name]
     }
+
+
+def ignored_flags(launch: Launch) -> tuple[str, ...]:
+    """The flags of a command line that are not counted and may matter, and what they may change."""
+    rules = packaged_tables("agent", "size_ignored.toml")
+    counted = {flag.launch for flag in FLAGS} | {
+        "--speculative-config",
+        "--cudagraph-capture-sizes",
+    }
+    drafts = _speculation(_document(launch, "--speculative-config"))
+    listed = list[str]()
+    for flag, value in launch.flags.items():
+        name = flag.split(".")[0]
+        is_read = name in counted and (drafts or name != "--speculative-config")
+        is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
+        if is_read or is_plain or re.fullmatch(rules["without_effect"]["flags"], name):
+            continue
+        may = rules["may_change"].get(name, "unknown to kneewatch")
+        listed.append(f"{name} ({may})")
+    if not listed:
+        return ()
+    return (f"flags of the command line that are not counted: {', '.join(dict.fromkeys(listed))}",)
 
 
 def _value(launch: Launch, flag: str, kind: object) -> object:
@@ -70,10 +94,16 @@ def _value(launch: Launch, flag: str, kind: object) -> object:
 
 
 def _document(launch: Launch, flag: str) -> Mapping[str, Any]:
+    """A flag's JSON value, with the keys that are given as flags of their own behind a dot."""
+    dotted = {
+        name.partition(".")[2].replace("-", "_"): int(value) if value.isdigit() else value
+        for name, value in launch.flags.items()
+        if name.startswith(f"{flag}.")
+    }
     try:
-        return msgspec.json.decode(launch.text(flag) or "{}", type=dict[str, Any])
+        return msgspec.json.decode(launch.text(flag) or "{}", type=dict[str, Any]) | dotted
     except msgspec.DecodeError:
-        return {}
+        return dotted
 
 
 def _speculation(config: Mapping[str, Any]) -> dict[str, Any]:

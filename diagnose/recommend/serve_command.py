@@ -81,7 +81,7 @@ def with_command(
 
 def sized_command(setup: Setup) -> str:
     """The command of a sized launch."""
-    parallel, adapters = setup.parallel, setup.adapters
+    parallel, adapters, draft = setup.parallel, setup.adapters, setup.draft
     values: Mapping[str, Value] = {
         "--tensor-parallel-size": parallel.tensor if parallel.tensor > 1 else None,
         "--pipeline-parallel-size": parallel.pipeline if parallel.pipeline > 1 else None,
@@ -96,7 +96,25 @@ def sized_command(setup: Setup) -> str:
         "--max-model-len": setup.max_model_len,
         "--max-num-seqs": setup.max_num_seqs,
         "--max-num-batched-tokens": setup.max_num_batched_tokens,
+        "--block-size": setup.block_tokens,
+        "--enable-prefix-caching": setup.prefix_caching,
+        "--disable-hybrid-kv-cache-manager": not setup.hybrid_pool or None,
         "--enforce-eager": setup.enforce_eager or None,
+        "--compilation-config": json.dumps(
+            {"cudagraph_capture_sizes": setup.cudagraph_capture_sizes}
+        )
+        if setup.cudagraph_capture_sizes
+        else None,
+        "--speculative-config": None
+        if draft is None
+        else json.dumps(
+            (
+                {"method": "mtp"}
+                if draft.model == setup.model.own_draft
+                else {"model": draft.model.id}
+            )
+            | {"num_speculative_tokens": draft.tokens}
+        ),
         "--limit-mm-per-prompt": json.dumps(dict(setup.limit_mm_per_prompt))
         if setup.limit_mm_per_prompt
         else None,

@@ -768,6 +768,49 @@ def test_a_command_line_is_taken_unquoted_and_from_docker() -> None:
     assert size("--gpu", "l4", "ls -la").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "counted", "noted"),
+    [
+        (
+            "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --tool-call-parser hermes "
+            '--speculative-config \'{"method":"qwen3_next_mtp","num_speculative_tokens":2}\'',
+            """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'""",
+            "the draft takes KV cache memory",
+        ),
+        (
+            "vllm serve zai-org/GLM-4.6-FP8 -tp 4 --speculative-config.method mtp "
+            "--speculative-config.num_speculative_tokens 1",
+            """'{"method": "mtp", "num_speculative_tokens": 1}'""",
+            "the draft takes KV cache memory",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --cudagraph-capture-sizes 1 2 4 --block-size 32 "
+            "--no-enable-prefix-caching --mamba-ssm-cache-dtype float32",
+            """--block-size 32 --no-enable-prefix-caching --compilation-config """
+            """'{"cudagraph_capture_sizes": [1, 2, 4]}'""",
+            "not counted: --mamba-ssm-cache-dtype (the size of recurrent states)",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --fancy-new-flag 3 --port 8001 --api-key secret",
+            "vllm serve Qwen/Qwen3-8B",
+            "not counted: --fancy-new-flag (unknown to kneewatch)",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --speculative-config "
+            '\'{"model":"me/no-such-head","method":"eagle3","num_speculative_tokens":3}\'',
+            "vllm serve Qwen/Qwen3-8B",
+            "sized without its draft: model 'me/no-such-head' is not in the catalogue",
+        ),
+    ],
+)
+def test_flags_of_a_command_line_are_kept_or_named(line: str, counted: str, noted: str) -> None:
+    status, answer = document("--gpu", "h200", "--launch", line)
+    assert status == 0
+    assert counted in answer["command"]
+    assert any(noted in note for note in answer["notes"])
+    assert not any("--port" in note or "--tool-call-parser" in note for note in answer["notes"])
+
+
 def test_any_gpu_is_sized_by_its_memory_and_bandwidth() -> None:
     launch = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
     _, listed = document(*launch, "--gpu", "l4")
