@@ -287,7 +287,8 @@ def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
         Step(
             title="KV cache of one GPU",
             formula="utilization x memory - weights - overhead",
-            values=f"{figure(taken)} - {figure(weights)} - {figure(taken - weights - free)} GB",
+            values=f"{figure(taken)} GB - {figure(weights)} GB - "
+            f"{figure(taken - weights - free)} GB",
             result=f"{figure(free)} GB",
             source="guide 2.6; overheads fitted to vLLM's start-up logs",
         ),

@@ -533,7 +533,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
         formula="2 x parameters x batch / (weights + batch x KV cache per request), ridge: "
         "FLOP/s / bandwidth",
         values=f"2 x {figure(token_flop / 2 / 1e9)}e9 x {figure(sequences)} / "
-        f"({figure(weights_bytes / 1e9)} + {figure(sequences)} x {figure(read / 1e9)} GB), "
+        f"({figure(weights_bytes / 1e9)} GB + {figure(sequences)} x {figure(read / 1e9)} GB), "
         f"ridge {figure(ridge)}",
         result=f"{figure(decode_flop_per_byte)} FLOP per byte: decode is bound by {bound}"
         + (f" {until}" if bound == "memory bandwidth" else ""),

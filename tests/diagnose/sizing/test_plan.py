@@ -19,6 +19,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
+from tests.diagnose.sizing.evaluating import differing
 from tests.examples import examples
 from tests.plan_choices import contradictions
 
@@ -483,6 +484,13 @@ def test_the_text_shows_every_step_with_its_arithmetic(example: Plan) -> None:
     assert "ceil(peak RPS / usable RPS)" in text
     assert not re.search(r"\[[^]]*guide \d", text), "readers do not have the guide"
     assert max(map(len, lines)) <= 110
+
+
+def test_the_arithmetic_gives_its_results(example: Plan) -> None:
+    lines = [line for step in example.steps for line in step.steps]
+    wrong, read = differing(lines)
+    assert not wrong
+    assert read > len(lines) / 2, "the others are choices, and lists of loads"
 
 
 def test_the_utilization_trap_is_called_by_its_name(example: Plan) -> None:
