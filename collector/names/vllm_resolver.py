@@ -191,10 +191,16 @@ def _resolved(layout: Layout) -> Binding:
     return Binding(names.prefix, tuple(own_pools(bound)), names.process_start, page.computed)
 
 
+ANY_LATENCY = "time_to_first_token_seconds_count"
+"""A sample of each of vLLM's pages, and of no router's."""
+
+
 def _translated(layout: Layout, table: MetricTable) -> tuple[EngineKind, Translated]:
     """The kind of the engines of a page, and the page's canonical series."""
     names = {series.name for series in layout.series}
     prefix, kind = find_prefix(names, table), VLLM
+    if not names.isdisjoint(STACK_ROUTER) and f"{prefix}{ANY_LATENCY}" not in names:
+        raise _not_vllm(layout)
     if prefix is not None:
         page = Translated(read_names(layout, prefix, table))
     else:
@@ -290,8 +296,12 @@ def _newest(metric_series: Sequence[PageSeries]) -> tuple[list[PageSeries], list
 # --- Pages of other programs. Pure ----------------------------------------------------------------
 
 
-ANOTHER_ENGINE = "give the address of a vLLM server: kneewatch monitors vLLM only"
-BEHIND_ROUTER = "give the addresses of the vLLM servers behind it"
+ANOTHER_ENGINE = "kneewatch reads vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo's workers"
+BEHIND_ROUTER = "give the addresses of the servers behind it"
+
+
+STACK_ROUTER = ("vllm:current_qps", "vllm:healthy_pods_total")
+"""Metrics of the production-stack router. It also has some of vLLM's, of each server behind it."""
 
 
 class OtherProgram(Struct, frozen=True):
@@ -313,7 +323,9 @@ OTHER_PROGRAMS = (
     OtherProgram("Text Generation Inference (TGI)", ("tgi_",)),
     OtherProgram("Triton with TensorRT-LLM", ("nv_trt_llm_",)),
     OtherProgram("Triton", ("nv_inference_",)),
-    OtherProgram("vLLM's production-stack router", ("vllm:current_qps",), BEHIND_ROUTER),
+    OtherProgram("vLLM's production-stack router", STACK_ROUTER, BEHIND_ROUTER),
+    OtherProgram("vllm-router", ("vllm_router_",), BEHIND_ROUTER),
+    OtherProgram("sglang-router (smg)", ("smg_",), BEHIND_ROUTER),
     OtherProgram("vLLM Router", ("vllm_router_",), BEHIND_ROUTER),
     OtherProgram("SGLang's Model Gateway, a router", ("smg_", "sgl_router_"), BEHIND_ROUTER),
     OtherProgram("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
@@ -326,7 +338,7 @@ OTHER_PROGRAMS = (
     OtherProgram(
         "a Dynamo front end",
         ("dynamo_",),
-        "give the address of a worker: its system port (DYN_SYSTEM_PORT) has vLLM's metrics",
+        "give the address of a worker: its system port (DYN_SYSTEM_PORT) has its engine's metrics",
     ),
     OtherProgram(
         "Ray Serve",

@@ -6,10 +6,10 @@ names vLLM's model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Case
@@ -25,6 +25,9 @@ UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
 QUEUED_MIN = 2.0
 """Requests that a router holds throughout a minute; a single one may be in transit at each
 scrape."""
+
+REJECTED_MIN = 5.0
+"""Requests that a router rejects within five minutes; fewer may come from one client's deadline."""
 
 IDLE_KV = 0.5
 """An engine can take more requests below this KV usage if it has no queue.
@@ -48,7 +51,11 @@ class Router(Struct, frozen=True):
     - `errors`: counter of failed reads of endpoints' metrics.
     - `picks`: counter of requests sent to an endpoint; already a rate if `rate`.
     - `endpoint`: the label of `picks` that names the endpoint.
-    - `lever`: what to do about a queue before engines that have room.
+    - `breaker`: gauge of an endpoint's circuit breaker, by the label `worker`: 0 is closed.
+    - `stale`: gauge of endpoints whose metrics are too old. `saturation`: gauge of the pool, 1.0
+      exactly if the router assumes so for lack of fresh metrics.
+    - `rejected`: counter of requests that no engine got.
+    - `lever`: what to do about a queue before engines that have room; `levers`: about the others.
     """
 
     title: str
@@ -58,7 +65,12 @@ class Router(Struct, frozen=True):
     picks: str = ""
     endpoint: str = ""
     rate: bool = False
+    breaker: str = ""
+    stale: str = ""
+    saturation: str = ""
+    rejected: str = ""
     lever: str = ""
+    levers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 ROUTERS = tuple(
@@ -66,7 +78,8 @@ ROUTERS = tuple(
 )
 """The routers whose metrics are read. In each namespace, the first row with series is used."""
 
-QUESTIONS = ("ready", "queue", "errors", "picks")
+GAUGES = ("ready", "queue", "errors", "stale", "rejected")
+QUESTIONS = (*GAUGES, "picks", "breaker")
 NAMED = "router"
 """Label in query results: the row of ROUTERS that a result belongs to."""
 
@@ -104,6 +117,19 @@ def router_query(router: Router, question: str) -> str:
             # Errors in each of the last minutes: a pod that starts or ends fails for seconds.
             minutes = f"[{duration(PICKS_S)}:{duration(60.0)}]"
             return f"min_over_time(sum by ({place}) (increase({metric}[2m])){minutes})"
+        case "breaker":
+            # Open or half open in the whole minute.
+            return f"min by ({place}, worker) (min_over_time({metric}[{duration(QUEUED_S)}])) > 0"
+        case "stale":
+            minute = f"[{duration(QUEUED_S)}]"
+            exactly = (
+                f"{fold} by ({place}) ({fold}_over_time({router.saturation}{minute})) == 1"
+                for fold in ("min", "max")
+            )
+            stale = f"sum by ({place}) (min_over_time({metric}{minute}))"
+            return f" and on ({place}) ".join(f"({each})" for each in (stale, *exactly))
+        case "rejected":
+            return f"sum by ({place}) (increase({metric}[{duration(PICKS_S)}]))"
         case _:
             over = f"avg_over_time({metric}[{duration(PICKS_S)}]) * {PICKS_S:g}"
             picks = over if router.rate else f"increase({metric}[{duration(PICKS_S)}])"
@@ -117,7 +143,8 @@ Answers = Mapping[str, Sequence[tuple[Labels, float]]]
 class RouterState(Struct, frozen=True):
     """The state of one router; None for metrics that it lacks.
 
-    `picks`: requests within five minutes, by endpoint.
+    `picks`: requests within five minutes, by endpoint. `open_breakers`: endpoints that it has taken
+    out.
     """
 
     router: Router
@@ -125,7 +152,10 @@ class RouterState(Struct, frozen=True):
     ready: float | None
     queue: float | None
     errors: float | None
+    stale: float | None
+    rejected: float | None
     picks: Mapping[str, float]
+    open_breakers: frozenset[str]
 
 
 def routers_of(answers: Answers) -> tuple[RouterState, ...]:
@@ -146,11 +176,13 @@ def routers_of(answers: Answers) -> tuple[RouterState, ...]:
                 for question, rows in of_router.items()
             }
             gauges = {
-                question: rows[0][1] if (rows := own[question]) else None
-                for question in ("ready", "queue", "errors")
+                question: rows[0][1] if (rows := own[question]) else None for question in GAUGES
             }
+            taken_out = frozenset(labels.get("worker", "") for labels, _ in own["breaker"])
             picks = {labels.get(router.endpoint, ""): value for labels, value in own["picks"]}
-            states.setdefault(place, RouterState(router, place, **gauges, picks=picks))
+            states.setdefault(
+                place, RouterState(router, place, **gauges, picks=picks, open_breakers=taken_out)
+            )
     return tuple(states.values())
 
 
@@ -181,12 +213,38 @@ def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause 
             "Check the selector and target port of the InferencePool or the router's service "
             "discovery, and the readiness of the pods.",
         )  # fmt: skip
+    taken_out = [
+        e for e in own if _is_among(state.open_breakers, e) and e.get("waiting") is not None
+    ]
+    if taken_out:
+        names = ", ".join(engine.member.name for engine in taken_out)
+        return _cause(
+            pool, taken_out, Severity.WARNING, "router_breakers", float(len(taken_out)), 1.0,
+            f"{title} has sent {names} nothing for {QUEUED_S:.0f} s: its circuit breaker is open, "
+            "while the engine answers scrapes",
+            state.router.levers["breaker"],
+        )  # fmt: skip
+    if state.stale and _idle(here):
+        return _cause(
+            pool, own, Severity.WARNING, "router_stale", state.stale, 1.0,
+            f"{title} holds requests back for metrics that are too old: {state.stale:.0f} "
+            "endpoints are stale and saturation is exactly 1.0, while no engine has a queue and "
+            f"KV usage is below {percent(IDLE_KV)}",
+            state.router.levers["stale"],
+        )  # fmt: skip
     if state.queue is not None and state.queue >= QUEUED_MIN and _idle(here):
         return _cause(
             pool, own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
             f"{title} holds {state.queue:.0f} requests, while no engine has a queue and KV usage "
             f"is below {percent(IDLE_KV)}",
             state.router.lever,
+        )  # fmt: skip
+    if state.rejected is not None and state.rejected >= REJECTED_MIN and _idle(here):
+        return _cause(
+            pool, own, Severity.WARNING, "router_rejections", state.rejected, REJECTED_MIN,
+            f"{title} rejected {state.rejected:.0f} requests within {PICKS_S / 60:.0f} minutes, "
+            f"while no engine has a queue and KV usage is below {percent(IDLE_KV)}",
+            state.router.levers["rejected"],
         )  # fmt: skip
     if hot is not None:
         name, times, waiting = hot
@@ -232,18 +290,21 @@ def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, flo
 
 
 def _picked(picks: Mapping[str, float], engine: Engine) -> float | None:
-    """How often an engine was picked within five minutes; None if the router does not list it.
-
-    Routers name endpoints by pod or by address.
-    """
-    pod, address = engine.member.labels.get("pod", ""), engine.member.labels.get("instance", "")
-    own = [
-        value
-        for endpoint, value in picks.items()
-        if (pod and (endpoint == pod or endpoint.startswith(f"{pod}-rank-")))
-        or (address and endpoint.partition("://")[2].rstrip("/") == address)
-    ]
+    """How often an engine was picked within five minutes; None if the router does not list it."""
+    own = [value for endpoint, value in picks.items() if _names(endpoint, engine)]
     return sum(own) if own else None
+
+
+def _is_among(endpoints: Collection[str], engine: Engine) -> bool:
+    return any(_names(endpoint, engine) for endpoint in endpoints)
+
+
+def _names(endpoint: str, engine: Engine) -> bool:
+    """Whether a router's endpoint is this engine. Routers name endpoints by pod or by address."""
+    pod, address = engine.member.labels.get("pod", ""), engine.member.labels.get("instance", "")
+    return bool(pod and (endpoint == pod or endpoint.startswith(f"{pod}-rank-"))) or bool(
+        address and endpoint.partition("://")[2].rstrip("/") == address
+    )
 
 
 def _cause(

@@ -265,6 +265,14 @@ SHARED_WITH_VLLM = """\
             "Triton with TensorRT-LLM",
         ),
         ("dynamo_frontend_queued_requests 0\n", "Dynamo"),
+        ('vllm_router_cb_state{worker="http://a:1"} 0\n', "vllm-router"),
+        ('smg_worker_health{worker="http://a:1"} 1\n', "sglang-router"),
+        # It has names of vLLM's, of each server behind it.
+        (
+            'vllm:num_requests_running{server="http://a"} 3\n'
+            'vllm:healthy_pods_total{server="http://a"} 1\n',
+            "production-stack router",
+        ),
         ('llm_d_epp_ready_endpoints{name="p"} 2\n', "llm-d"),
     ],
 )

@@ -247,10 +247,11 @@ def test_only_what_labels_spell_or_bits_say_has_no_promql() -> None:
 
 
 def parts_of(expression: Expr) -> Iterator[Expr]:
-    """An expression and those it is made of."""
+    """An expression and those it is made of, without what only other engines than vLLM show."""
     yield expression
     assert isinstance(expression, Struct)
     for value in astuple(expression):
         for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
-            if hasattr(part, "promql"):
+            other_engines = isinstance(expression, FirstOf) and isinstance(part, HereOnly)
+            if hasattr(part, "promql") and not other_engines:
                 yield from parts_of(cast("Expr", part))

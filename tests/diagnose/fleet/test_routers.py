@@ -14,7 +14,7 @@ from tests.diagnose.fleet.example_fleets import Row, pod, verdict
 from tests.programs import require
 
 PLACE = {"namespace": "prod"}
-EPP, OLD_EPP, STACK, RAY = map(str, range(4))
+EPP, OLD_EPP, STACK, RAY, RUST, SMG, DYNAMO = map(str, range(7))
 IDLE: Mapping[str, float] = {"waiting": 0.0, "kv_usage_ratio": 0.2, "arrival_per_s": 0.0}
 BUSY: Mapping[str, float] = {"waiting": 6.0, "kv_usage_ratio": 0.9}
 FREE: Mapping[str, float] = {"waiting": 0.0, "kv_usage_ratio": 0.2, "arrival_per_s": 1.0}
@@ -36,6 +36,12 @@ def picking(at: str, label: str, picks: Mapping[str, float]) -> tuple[RouterStat
     """A router that picked endpoints so often in five minutes."""
     rows = [({**PLACE, "router": at, label: name}, value) for name, value in picks.items()]
     return routers_of({"router_ready": [({**PLACE, "router": at}, 3.0)], "router_picks": rows})
+
+
+def with_breaker(at: str, worker: str) -> tuple[RouterState, ...]:
+    """A router whose breaker for this worker is open."""
+    labels = {**PLACE, "router": at, "worker": worker}
+    return routers_of({"router_breaker": [(labels, 1.0)]})
 
 
 POD_PICKS = {"r0": 900.0, "r1": 100.0, "r2": 100.0}
@@ -70,6 +76,21 @@ ONE_HOT = engines(BUSY, FREE, FREE)
                      "picks r0 9.0x as often", id="one engine gets most and queues"),
         pytest.param(ONE_HOT, picking(STACK, "server", URL_PICKS), "warning", "picks r0 9.0x",
                      id="endpoints by address"),
+        pytest.param(engines(FREE, FREE), with_breaker(RUST, "http://r1:8000"), "warning",
+                     "sent r1 nothing", id="a breaker is open on an engine that answers"),
+        pytest.param(engines(FREE), with_breaker(SMG, "http://gone:8000"), None, "",
+                     id="a breaker of a worker that is no engine here"),
+        pytest.param(engines(FREE, IDLE), router(EPP, stale=2.0), "warning", "too old",
+                     id="stale backpressure before idle engines"),
+        pytest.param(engines(FREE, BUSY), router(EPP, stale=2.0), None, "",
+                     id="stale endpoints, and an engine is full"),
+        pytest.param(engines(FREE), router(DYNAMO, rejected=40.0), "warning", "rejected 40",
+                     id="rejected before idle engines"),
+        pytest.param(engines(FREE), router(DYNAMO, rejected=2.0), None, "", id="few rejections"),
+        pytest.param(engines(BUSY), router(SMG, rejected=40.0), None, "",
+                     id="rejected while engines are full"),
+        pytest.param(engines(FREE), router(DYNAMO, queue=9.0), "warning", "holds 9 requests",
+                     id="Dynamo's queue before an idle engine"),
         pytest.param(engines(FREE, FREE, FREE), picking(EPP, "endpoint_name", POD_PICKS), None, "",
                      id="prefix affinity without a queue"),
         pytest.param(ONE_HOT, picking(EPP, "endpoint_name", EVEN_PICKS), None, "", id="even picks"),
@@ -104,3 +125,13 @@ def test_the_queries_are_promql(tmp_path: Path) -> None:
     command = [require("promtool"), "check", "rules", str(file)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_each_fault_of_a_router_names_its_setting() -> None:
+    for row in ROUTERS:
+        named = {
+            question for question in ("breaker", "stale", "rejected") if getattr(row, question)
+        }
+        assert row.levers.keys() == named
+        assert bool(row.stale) == bool(row.saturation)
+        assert bool(row.lever) == bool(row.queue)
