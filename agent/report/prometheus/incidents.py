@@ -42,6 +42,7 @@ from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
 from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
+from kneewatch.diagnose.ranking import is_under, with_explained
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.measures import RUNNING
@@ -192,7 +193,7 @@ class IncidentSearch:
     ) -> None:
         self._ranges, self._fleet, self._now, self._configs = ranges, fleet, now, configs
         self._profile, self._wanted = profile, request
-        self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
+        self._catalogues: dict[tuple[str, bool], tuple[Profile, Catalogue]] = {}
         self.windows: dict[Key, list[ReplayWindow]] = {}
         self.replayed = 0
         self.coarse = 0
@@ -301,13 +302,15 @@ class IncidentSearch:
         return readings.get(window.engine.key, NO_GPUS)
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
-        if engine.tier not in self._catalogues:
+        goal = engine.member.throughput_only
+        if (engine.tier, goal) not in self._catalogues:
             stated = self._wanted.stated(engine.target)
             profile = replace(
                 self._profile, targets=stated.targets, gpus=stated.gpus, stated=stated.stated
             )
-            self._catalogues[engine.tier] = profile, Catalogue.of(profile)
-        return self._catalogues[engine.tier]
+            profile = profile.for_throughput() if goal else profile
+            self._catalogues[engine.tier, goal] = profile, Catalogue.of(profile)
+        return self._catalogues[engine.tier, goal]
 
 
 def _apart(windows: Sequence[ReplayWindow]) -> list[ReplayWindow]:
@@ -407,8 +410,8 @@ class Timeline:
         self._fill.write(self._name, EngineCycle(verdict(t_s, causes)), any_time=True)
 
     def _with_known(self, cycle: EngineCycle) -> EngineCycle:
-        """The verdict with the causes that are known without a replay. `bad_node` is left out if
-        another cause explains slow tokens."""
+        """The verdict with the causes that are known without a replay, which explain others as in
+        fleet mode. `bad_node` is left out if another cause explains slow tokens."""
         diagnosis = cycle.diagnosis
         present = {cause.id for cause in diagnosis.causes}
         more = [
@@ -420,4 +423,8 @@ class Timeline:
         ]
         if not more:
             return cycle
-        return replace(cycle, diagnosis=replace(diagnosis, causes=[*diagnosis.causes, *more]))
+        under = {id(head): [c for c in diagnosis.causes if is_under(c, head)] for head in more}
+        explained = {id(cause) for causes in under.values() for cause in causes}
+        causes = [cause for cause in diagnosis.causes if id(cause) not in explained]
+        causes += [with_explained(head, under[id(head)]) for head in more]
+        return replace(cycle, diagnosis=replace(diagnosis, causes=causes))

@@ -30,7 +30,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
-from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER
+from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, TAKES_ALL
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.baseline import QUEUED_MIN
@@ -188,9 +188,14 @@ JUDGED_AFTER_S = 2700.0
 judges the pool. Fleet mode looks back an hour."""
 
 
+SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
+"""Causes that make a replica slower than its peers, root causes first."""
+
+
 class FleetSpan(Struct, frozen=True):
     """A time span, in Unix seconds, in which a pool lost all its replicas (`engine` is None), or in
-    which `engine` generated tokens more slowly than its peers.
+    which `engine` generated tokens more slowly than its peers or got all their requests. One of
+    `causes` may make it so.
 
     `goes_on`: the span lasts to the end of the period. `judged_s` is the moment at which fleet mode
     judges the span.
@@ -202,6 +207,7 @@ class FleetSpan(Struct, frozen=True):
     to_s: float
     goes_on: bool
     judged_s: float
+    causes: tuple[str, ...] = SLOW_CAUSES
 
 
 def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) -> list[FleetSpan]:
@@ -227,15 +233,15 @@ SLOW_LASTS_S = 300.0
 """Minimum seconds for which a replica must be slower than its peers, as in the exported alert."""
 
 SLOW_JUDGED_AFTER_S = 600.0
-SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
-"""Causes that make a replica slower than its peers, root causes first."""
+BUSY_PER_S = 1.0
+"""Least requests/s of an engine that gets nearly all requests of its tier."""
 
 
 def slow_spans(
     engines: Sequence[TierEngine], itl_s: Rows, begun: Rows, at: Steps
 ) -> list[FleetSpan]:
-    """The spans in which single engines of a tier are slower than the others at the same load. The
-    bounds are those of the cause `bad_node`.
+    """The spans in which single engines of a tier are slower than the others at the same load, or
+    get nearly all requests. The bounds are those of the causes `bad_node` and `replica_imbalance`.
 
     For each step, `itl_s` has the mean ITL in seconds and `begun` the number of requests.
     """
@@ -248,8 +254,11 @@ def slow_spans(
     compared = (~np.isnan(means_s)).sum(axis=0) >= PEERS_MIN
     busier = arrivals > SAME_ARRIVALS * _middle(arrivals)
     slow = compared & (means_s >= SLOWER * _middle(means_s)) & ~busier
+    most = np.maximum(TAKES_ALL * np.nansum(arrivals, axis=0), BUSY_PER_S * at.step_s)
+    signs = ((slow, SLOW_CAUSES), (arrivals >= most, ("replica_imbalance",)))
     spans: list[FleetSpan] = []
-    for engine, holds in zip(measured, slow, strict=True):
+    rows = ((engine, holds[i], of) for holds, of in signs for i, engine in enumerate(measured))
+    for engine, holds, causes in rows:
         for run in runs(holds, bridged=BRIDGED_STEPS):
             from_s = float(at.begins_s[run[0]])
             to_s = float(at.begins_s[run[-1]]) + at.step_s
@@ -257,7 +266,7 @@ def slow_spans(
                 goes_on = bool(run[-1] == at.count - 1)
                 judged_s = min((from_s + to_s) / 2, from_s + SLOW_JUDGED_AFTER_S)
                 pool = engine.member.pool
-                spans.append(FleetSpan(pool, engine, from_s, to_s, goes_on, judged_s))
+                spans.append(FleetSpan(pool, engine, from_s, to_s, goes_on, judged_s, causes))
     return spans
 
 
@@ -308,7 +317,7 @@ class FleetIncidents:
                 self.outages.setdefault(span.pool, []).extend(
                     _known(span, cause, _last_seen_s(span, observed)) for cause in causes
                 )
-            elif (cause := self._why_slow(span.engine, observed)) is not None:
+            elif (cause := self._why(span.engine, span.causes, observed)) is not None:
                 known = _known(span, cause, span.from_s)
                 self.slow.setdefault(span.engine.key, []).append(known)
 
@@ -337,15 +346,15 @@ class FleetIncidents:
                 self._ranges.problems.failed[f"replicas of {name}"] = exc
             return None
 
-    def _why_slow(self, engine: TierEngine, observed: Observed) -> Cause | None:
-        """The cause that makes a replica slow. None if fleet mode finds no cause."""
+    def _why(self, engine: TierEngine, of: Sequence[str], observed: Observed) -> Cause | None:
+        """The first of some causes that fleet mode finds on a replica. None if it finds none."""
         name = engine.member.name
         causes = {
             row.id: row
             for row in diagnose(observed, self._config.profile).causes
             if name in row.replicas
         }
-        return next((causes[cause] for cause in SLOW_CAUSES if cause in causes), None)
+        return next((causes[cause] for cause in of if cause in causes), None)
 
 
 def _known(span: FleetSpan, cause: Cause, from_s: float) -> KnownCause:

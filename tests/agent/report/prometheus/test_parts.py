@@ -336,3 +336,25 @@ def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() 
     assert found(slow, usual, of=2) == []
     assert found(slow, usual, usual, row(*[NAN] * 6))[0].engine is engines[0]
     assert found(slow, usual, row(*[NAN] * 6), row(*[NAN] * 6)) == []
+
+
+@pytest.mark.parametrize(
+    ("begun", "others", "seen"),
+    [
+        pytest.param(120.0, 0.0, True, id="it gets all"),
+        pytest.param(120.0, 60.0, False, id="others get some"),
+        pytest.param(30.0, 0.0, False, id="all is little"),
+    ],
+)
+def test_a_replica_that_gets_all_requests_is_judged(
+    begun: float, others: float, seen: bool
+) -> None:
+    engines = [
+        TierEngine(member, "m", "") for member in shaped([pod(name) for name in "abc"]).members
+    ]
+    itl_s = {engine.key: row(*[0.02] * 6) for engine in engines}
+    first, *rest = (engine.key for engine in engines)
+    counts = {first: row(*[begun] * 6), **{key: row(*[others] * 6) for key in rest}}
+    assert [span.engine is engines[0] for span in slow_spans(engines, itl_s, counts, AT)] == (
+        [True] if seen else []
+    )

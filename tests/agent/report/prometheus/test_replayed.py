@@ -13,12 +13,20 @@ from msgspec import Raw, Struct
 
 from kneewatch.agent.captures import capture_name
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.prometheus.incidents import Timeline, bare_cause, replay_samples
-from kneewatch.agent.report.prometheus.suspect_spans import KnownCause
+from kneewatch.agent.report.prometheus.incidents import (
+    ReplayWindow,
+    Timeline,
+    bare_cause,
+    replay_samples,
+    verdict,
+)
+from kneewatch.agent.report.prometheus.inventory import TierEngine
+from kneewatch.agent.report.prometheus.suspect_spans import KnownCause, SuspectSpan
 from kneewatch.agent.report.series import METRICS
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import EngineCycle
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
@@ -31,6 +39,7 @@ from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import EVER, recorded, written
+from tests.diagnose.fleet.example_fleets import pod, shaped
 from tests.recordings import CAPTURES, WINDOW_S
 
 TARGET = {"instance": "10.0.0.1:8000", "job": "vllm", "pod": "chat-0"}
@@ -217,3 +226,21 @@ def test_what_the_steps_know_lasts_from_its_begin_to_its_end(tmp_path: Path) -> 
     ]
     going = known("bad_node", 0, 90_000, goes_on=True)
     assert kept(tmp_path / "b.db", going) == [("bad_node", 0, None)]
+
+
+def test_a_known_cause_explains_what_a_replay_saw(tmp_path: Path) -> None:
+    fill = StoreFill(tmp_path / "a.db")
+    router = known("replica_imbalance", 0, 600)
+    timeline = Timeline(fill, NAME, [router], end_s=T_S + 90_000, step_s=60.0)
+    (member,) = shaped([pod("a")]).members
+    span = SuspectSpan("requests are queued", T_S + 60, T_S + 300, 4)
+    window = ReplayWindow(TierEngine(member, "m", ""), span, T_S, T_S + 300)
+    queue = bare_cause("admission_limit", Severity.CRITICAL, T_S, "")
+    cycles = [EngineCycle(verdict(T_S + at_s, [queue])) for at_s in (60.0, 120.0, 240.0)]
+    assert timeline.replay(window, cycles)
+    timeline.finish()
+    fill.close()
+    intervals = Reader(tmp_path / "a.db").intervals(**EVER, kinds=("cause",))
+    assert {(row.id, row.severity) for row in intervals} == {
+        ("replica_imbalance", Severity.CRITICAL)
+    }
