@@ -1,9 +1,15 @@
-"""A recording continued at constant rates, with any queue: an overload that lasts."""
+"""A recording continued at constant rates, with any queue: an overload that lasts.
+
+    python -m tests.continued [SEEDS]
+
+prints which replicas and blocks are recommended under random queues, open and closed loops.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +22,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.recommend.recommendation import Value
 from kneewatch.diagnose.verdict import Verdict
 
 SAMPLE = re.compile(r"^([a-z_:]+?)(\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -101,3 +108,32 @@ def _page(body: str, values: dict[str, float], running: int, waiting: int) -> st
         return f"{name}{labels} {value!r}"
 
     return SAMPLE.sub(now, body)
+
+
+def _words(sizes: set[tuple[str, Value]]) -> str:
+    return ", ".join(sorted(f"{name} {after}" for name, after in sizes)) or "nothing"
+
+
+def main(seeds: str = "20") -> int:
+    """Print what is recommended up to two minutes after the recording, and from then on."""
+    capture, failed = Path(__file__).parent / "fixtures/captures/kv_pressure_cascade.jsonl.gz", 0
+    for seed in range(int(seeds)):
+        chance = random.Random(seed)
+        waiting, closed = 20.0 * 100 ** chance.random(), chance.random() < 0.5
+        growth_per_s = 0.0 if closed else chance.uniform(0.5, 1.5)
+        load = Load(round(waiting), growth_per_s, seed, is_closed=closed)
+        early, late = set[tuple[str, Value]](), set[tuple[str, Value]]()
+        for t_s, verdict in judged(capture, load, until_s=500.0):
+            for each in verdict.recommendations:
+                if each.id in ("replicas", "kv-blocks"):
+                    (late if t_s >= AT_S + 120 else early).add((each.id, each.changes[0].after))
+        wrong = len(late) > len({name for name, _ in late}) or any(
+            name == "replicas" and after not in (2, 3) for name, after in early | late
+        )
+        failed += wrong
+        print(f"{'WRONG' if wrong else 'right'} {load}: {_words(early)}, then {_words(late)}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

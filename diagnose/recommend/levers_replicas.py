@@ -203,6 +203,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
     queued = demand.waiting * now
     if queued < 1:
         return "", {}
+    on_all = f" on {now} replicas" if now > 1 else ""
     if demand.callers is not None and demand.load_ratio is not None:
         callers = demand.callers * now
         return (
@@ -212,7 +213,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
         )
     spare_per_s = demand.served_per_s * replicas - demand.arrival_per_s * now
     if spare_per_s <= 0:
-        return f" {queued:,.0f} wait.", {"backlog_requests": queued}
+        return f" {queued:,.0f} wait{on_all}.", {"backlog_requests": queued}
     seconds = queued / spare_per_s
     more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)
     sooner, numbers = "", {"backlog_requests": queued, "backlog_drain_s": seconds}
@@ -221,7 +222,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
         plural = "s" if more > 1 else ""
         sooner = f", or in {span(DRAIN_S)} with {more} more replica{plural} until then"
     return (
-        f" {queued:,.0f} requests wait: drained in about {span(seconds)}{sooner}.",
+        f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}.",
         numbers,
     )
 

@@ -135,10 +135,9 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
         context,
         "spec-shorter",
         [change],
-        f"{percent(drafts.share(tokens))} of {tokens} draft tokens are accepted; of {best} it "
-        f"would be {percent(drafts.share(best))}. Estimated speed: {drafts.speedup(best):.2f}x "
-        f"instead of {drafts.speedup(tokens):.2f}x the speed without "
-        f"speculation{_batch_words(context, drafts)}.",
+        f"Of {best} draft tokens {percent(drafts.share(best))} would be accepted: estimated "
+        f"{drafts.speedup(best):.2f}x the speed without speculation"
+        f"{_batch_words(context, drafts)}.",
         before=_draft_numbers(context, drafts, tokens),
         predicted=_draft_numbers(context, drafts, best),
         checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
@@ -181,8 +180,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         never = 1 + drafts.tokens < drafts.verify[-1] + drafts.tokens * drafts.cost_ratio
         needed = "; even a draft that is always right would not pay" if never else ""
         why = (
-            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted: estimated "
-            f"{drafts.speedup(drafts.tokens):.2f}x the speed without speculation"
+            "Checking the drafts takes more time than the accepted ones save"
             f"{_batch_words(context, drafts)}{needed}."
         )
     return advice(
@@ -208,8 +206,7 @@ def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendatio
         context,
         "spec-watch",
         [],
-        f"{drafts.accepted[-1]:.2f} of {tokens} draft tokens accepted: estimated up to "
-        f"{drafts.speedup(tokens):.2f}x the speed without speculation"
+        "The accepted drafts save more time than checking them takes"
         f"{_batch_words(context, drafts)}. Retune the draft for this traffic instead of turning it "
         "off.",
         before=_draft_numbers(context, drafts, tokens),

@@ -109,7 +109,10 @@ def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     diagnosis, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
     (lever,) = [advice for advice in diagnosis.advice if advice.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
-    assert "18,400 requests wait: drained in about 22 min, or in 5 min with 12" in lever.summary
+    assert (
+        "18,400 requests wait on 8 replicas: drained in about 22 min, or in 5 min with 12"
+        in lever.summary
+    )
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:

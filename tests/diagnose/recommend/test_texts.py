@@ -1,10 +1,16 @@
-"""Sentences of recommendations have the numbers of their document, and contradict nothing."""
+"""Sentences of recommendations have the numbers of their document, and contradict nothing.
+
+    python -m tests.diagnose.recommend.test_texts [PART PARTS]
+
+looks at what is said of all hard cases, or of a part of them.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 from math import ceil, inf
 from typing import Any
 
@@ -30,6 +36,12 @@ NEEDS = re.compile(r"at ([\d.]+)x the rate|take ([\d.]+)x the KV cache")
 TOTAL = re.compile(r"it needs (?:\d+, or )?(\d+) with a safety factor")
 HELD = re.compile(r"of ([\d,]+) tokens holds ([\d.]+) requests of the present mean size \(([\d,]+)")
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
+
+
+DRAFTS = (
+    re.compile(r"([\d.]+) of \d+ draft tokens"),
+    re.compile(r"([\d.]+)x the speed without it"),
+)
 
 
 def number(text: str) -> float:
@@ -163,6 +175,11 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
     """What is wrong in the texts of verdicts."""
     for verdict in verdicts:
         yield from contradictions(verdict.recommendations)
+        words = [each.summary for each in (*verdict.causes, *verdict.recommendations)]
+        words += [part.text for cause in verdict.causes for part in cause.evidence]
+        for drafts in DRAFTS:
+            if len(told := {match for text in words for match in drafts.findall(text)}) > 1:
+                yield f"two figures of one draft: {sorted(told)}"
         for each in verdict.recommendations:
             yield from wrong(each, targets)
         now = [value for value in verdict.values.values() if value is not None]
@@ -205,8 +222,33 @@ def test_a_target_that_stays_missed_is_named() -> None:
     assert "does not mend the ITL P99 target of 20 ms: still missed" in advice.summary
 
 
+def test_a_seat_for_each_request_leaves_no_ttft_of_a_queue() -> None:
+    pinned = FULL.but(running=64.0, running_avg=64.0, running_max=64.0, kv_usage_avg_ratio=0.3,
+                      waiting_slope_per_s=0.0, ttft_mean_s=6.0)  # fmt: skip
+    levers = advised("admission_limit", situation=pinned, stated=LLAMA, max_num_seqs="64")
+    more = levers["max-num-seqs-up"]
+    assert more.predicted["waiting"] == 0
+    assert more.predicted["ttft_s"] < 0.5
+    assert [*wrong(more, Targets())] == []
+
+
 def test_no_replicas_where_the_arithmetic_needs_none() -> None:
     """A third of the KV cache of two replicas: 0.34 x 2 x 1.3 is less than one replica."""
     little = FULL.but(running=20.0, running_avg=20.0, running_max=20.0, waiting=2.0,
                       waiting_avg=2.0, waiting_by_capacity=2.0, kv_usage_avg_ratio=0.2)  # fmt: skip
     assert "replicas" not in advised("kv_pressure", situation=little, stated=LLAMA)
+
+
+def main(part: str = "0", parts: str = "1") -> int:
+    """Print what is wrong about the hard cases, each kind once."""
+    failed = 0
+    for case in islice(cases(), int(part), None, int(parts)):
+        targets = case.faults[0].targets
+        found = dict.fromkeys(map(str, mistakes(said(played(case, 1), targets), targets)))
+        failed += bool(found)
+        print(f"{case.name}: {'; '.join(list(found)[:3]) or 'right'}", flush=True)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
