@@ -31,6 +31,9 @@ STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
 
+PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)
+"""Prefills took at least half as long as each stream paused: shorter ones do not explain pauses."""
+
 VERY_LATE_FROM, VERY_LATE_S = 10.0, 10.0
 FIRST_TOKENS_VERY_LATE = Held(
     "first_tokens_very_late",

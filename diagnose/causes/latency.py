@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.account_signals import COMPUTED, DEMAND
+from kneewatch.diagnose.account_signals import COMPUTED, DEMAND, PROMPTS
 from kneewatch.diagnose.causes.bottleneck import (
     GPUS_WAIT_FOR_THE_HOST,
     LEVERS,
@@ -14,6 +14,7 @@ from kneewatch.diagnose.causes.bottleneck import (
     PREFILLS_SLOW_FROM,
     QUEUE_S,
     SLOW_STEPS_ALONE,
+    SPEED_RATIO,
     WARMED_UP,
     bound_of,
     bound_terms,
@@ -27,7 +28,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
-    PREFILL_BUSY,
+    PREFILLS_REACH,
     SERVED,
     STALL_SHARE,
     TTFT_IS_MISSED,
@@ -71,24 +72,30 @@ USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 """Half a second is at least five steps. If steps are longer, it is within their normal spread."""
 
-SAME_PROMPTS = (
-    (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
-).assume(unknown=False) | (
-    (Signal(COMPUTED) <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
-).assume(unknown=False)
-"""Prompts of nearly the same length are computed as in quiet times: as many of them, when none
-paused a stream, or far slower.
+COMPUTED_MOVED = FirstOf((Signal(COMPUTED), Signal(PROMPTS)))
+"""What is computed of a prompt is unknown while prefills outlast the window."""
 
-Then the length of prompts does not explain pauses: what is slow is the prefill, or it waits as the
-streams do.
+PREFILLS_ARE_SLOW = ((COMPUTED_MOVED <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)).assume(
+    unknown=False
+)
+"""Prompts of nearly the same length are computed far slower than in quiet times."""
+
+SAME_PROMPTS = (
+    (COMPUTED_MOVED <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
+).assume(unknown=False)
+"""As many prompts of nearly the same length as in quiet times, when none paused a stream.
+
+Then their length does not explain pauses: something is slow, or prefills wait as the streams do.
 """
 
-PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)
-"""Prefills took at least half as long as each stream paused: shorter ones do not explain pauses."""
+MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
+ALL_STEPS_SLOW = (~MEDIAN_HOLDS & (SPEED_RATIO <= PREFILLS_SLOW_FROM)).assume(unknown=False)
+"""Every step takes far longer than for the same work in quiet times: so does a step with a prompt,
+which paused no stream before."""
 
 STALLS = (
     (STALL_SHARE >= 0.05)
-    & ~SAME_PROMPTS
+    & ~(SAME_PROMPTS | PREFILLS_ARE_SLOW | ALL_STEPS_SLOW)
     & (PREFILLS_REACH | NONE_ENDED)
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & (LONG_WERE_SEEN | (NONE_ENDED & LARGE_STEPS_PAUSE))
@@ -118,8 +125,6 @@ TAIL_ONLY = (
 False if prefill also makes TTFT miss its target: smaller chunks would delay first tokens further,
 so the two targets conflict.
 """
-
-MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
 
 PREFILL_INTERFERENCE = cause(
     "prefill_interference",
@@ -186,7 +191,7 @@ PREFILL_INTERFERENCE = cause(
     ),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
     unusual=STALLS,
-    over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True),
+    over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True) | ALL_STEPS_SLOW,
 )
 
 SLO_CONFLICT = cause(

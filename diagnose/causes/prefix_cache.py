@@ -8,6 +8,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
+    TTFT_DRIFT,
     WINDOW_S,
     queued_for,
 )
@@ -48,11 +49,14 @@ BY_WORK = (
 If prompts become much more work, answers are the first thing to stop.
 """
 
-PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK)
+BY_WAIT = (TTFT_DRIFT >= 2.0).assume(unknown=False) & TAKES_TIME
+PREFILL_IS_HEAVY = (
+    (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK | BY_WAIT)
+)
 """Prefill is enough work for a prefix cache to matter.
 
 It is a large share of each request's service time; or, if many requests decode for long, of the
-engine's time.
+engine's time; or first tokens take twice as long as usual.
 """
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)

@@ -22,6 +22,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
+    PREFILLS_REACH,
     STALL_SHARE,
     TTFT_DRIFT,
 )
@@ -38,12 +39,12 @@ FAR = 2.0
 """Latency is far off its usual value from this ratio on."""
 
 UNMOVED = 1.3
-SAME_LOAD = (
+SAME_PROMPTS = (
     (Signal(DEMAND) <= UNMOVED)
     & (Signal(COMPUTED) <= UNMOVED)
     & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
-    & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 ).assume(unknown=False)
+SAME_LOAD = SAME_PROMPTS & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
 FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
@@ -68,7 +69,10 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
-FAR_OFF = (FIRST_TOKENS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False)
+PAUSES = STREAMS_PAUSE & (SAME_PROMPTS | (~PREFILLS_REACH).assume(unknown=False))
+"""Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
+
+FAR_OFF = ((FIRST_TOKENS_LATE | TOKENS_LATE) & SAME_LOAD | PAUSES).assume(unknown=False)
 
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
@@ -96,9 +100,8 @@ UNEXPLAINED_LATENCY = cause(
     forms=(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
-            & Held(FAR_OFF_HELD, FAR_OFF & SAME_LOAD, Number(FAR_OFF_S), stretch=False)
-            & SAME_LOAD
-            & (MEAN_IS_LATE | TOKENS_LATE | STREAMS_PAUSE).assume(unknown=False),
+            & Held(FAR_OFF_HELD, FAR_OFF, Number(FAR_OFF_S), stretch=False)
+            & ((MEAN_IS_LATE | TOKENS_LATE) & SAME_LOAD | PAUSES).assume(unknown=False),
             start=Number(0.2),
             terms=(
                 term(

@@ -206,6 +206,10 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
+    "unexplained_latency:pauses, and prefills are short": UNEXPLAINED.but(
+        itl_stall_time_ratio=0.3, itl_p99_s=0.6, itl_p99_drift_ratio=4.0, ttft_p50_drift_ratio=1.0,
+        computed_moved_ratio=1.6, prefill_busy_ratio=0.02,
+    ),
     "unexplained_latency:long pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.7, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
@@ -230,6 +234,15 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "prefill_interference: not where prefills are slow": SPIKES.but(
         computed_moved_ratio=1.4, prefill_speed_ratio=0.5
+    ),
+    "prefill_interference: not where all steps are slow": SPIKES.but(
+        engine_speed_ratio=0.5, itl_p50_drift_ratio=2.5
+    ),
+    "prefill_interference:all steps are hardly slower": SPIKES.but(
+        engine_speed_ratio=0.8, itl_p50_drift_ratio=2.5
+    ),
+    "prefill_interference:slow, and the median holds": SPIKES.but(
+        engine_speed_ratio=0.5, itl_p50_drift_ratio=1.3
     ),
     "prefill_interference:slower, and longer prompts": SPIKES.but(
         computed_moved_ratio=1.6, prefill_speed_ratio=0.5
@@ -322,6 +335,12 @@ OTHERS: Mapping[str, Situation] = {
         running_max=10.0, **{**MEASURED_ROOM, "prefill_busy_ratio": 0.9}
     ),
     "prefix_cache_off:busy": OFF.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.4),
+    "prefix_cache_off:first tokens are late": OFF.but(
+        prefill_service_ratio=0.01, prefill_busy_ratio=0.1, ttft_p50_drift_ratio=3.0
+    ),
+    "prefix_cache_off: not where first tokens are hardly late": OFF.but(
+        prefill_service_ratio=0.01, prefill_busy_ratio=0.1, ttft_p50_drift_ratio=1.5
+    ),
     "prefix_cache_off:barely": OFF.but(
         prefill_service_ratio=0.06, computed_prompt_tokens_per_s=2_400.0
     ),
