@@ -13,7 +13,7 @@ from msgspec.structs import astuple, replace
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals import expr
-from kneewatch.collector.signals.expr import Dialect, Expr
+from kneewatch.collector.signals.expr import Dialect, Expr, FirstOf, HereOnly
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS, configured
 from tests.collector.oracle import Prometheus, Target, running
