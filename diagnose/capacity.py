@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -155,11 +155,15 @@ HALF_A_STEP = 2 ** (0.5 / STEPS_PER_DOUBLING)
 
 
 class Range(Struct, frozen=True):
-    """A value with the range of the middle half of its windows."""
+    """A value with its lower and upper bounds; of measured windows, those of their middle half."""
 
     low: float
     expected: float
     high: float
+
+    def map(self, function: Callable[[float], float]) -> Range:
+        """Applies an increasing function to the expected value and to both bounds."""
+        return Range(function(self.low), function(self.expected), function(self.high))
 
 
 class LearnedKnee(Struct, frozen=True):

@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.capacity import BenchmarkPoint, Range
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.recommend.serve_command import sized_command
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
-from kneewatch.diagnose.sizing.memory.budget import Memory, Range
+from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, gib, memory_steps

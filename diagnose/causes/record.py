@@ -149,10 +149,8 @@ class Form(Struct, frozen=True):
 
 
 class CauseRecord(Struct, frozen=True, dict=True):
-    """The definition of a cause: how it is concluded, and what follows from it.
-
-    The head of causes.toml explains what it declares; `unusual` limits `moves`.
-    """
+    """The definition of a cause; the head of causes.toml explains most fields. `unusual` limits
+    `moves`."""
 
     id: str
     title: str
@@ -216,11 +214,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
 DECLARED = dict(packaged_tables("diagnose.causes", "causes.toml"))
 """The tables of causes.toml by the cause's id, in the order in which causes rank."""
 
-_GROUPS: dict[str, Sequence[str]] = {
-    **DECLARED.pop("groups"),
-    "queue_rules": QUEUE_RULES,
-    "families": FAMILIES,
-}
+_GROUPS = DECLARED.pop("groups") | {"queue_rules": QUEUE_RULES, "families": FAMILIES}
 
 
 _LISTS = ("explains", "disproves", "heads", "covers", "moves", "levers")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import Range
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
@@ -35,18 +36,6 @@ HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
 # Computed weights are within 2% of logged ones, of NVFP4 within 3%. Where the maker's recipe is not
 # known, some layers may be in 8 or 16 bit (up to 9% above computed), or attention in 4 bit.
 _WEIGHTS_RATIO, _NVFP4_RATIO, _MIXED_PRECISION_RATIO = 0.02, 0.03, 0.09
-
-
-class Range(Struct, frozen=True):
-    """An expected value with its lower and upper bounds."""
-
-    low: float
-    expected: float
-    high: float
-
-    def map(self, function: Callable[[float], float]) -> Range:
-        """Applies an increasing function to the expected value and to both bounds."""
-        return Range(function(self.low), function(self.expected), function(self.high))
 
 
 class Memory(Struct, frozen=True):
