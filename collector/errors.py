@@ -32,6 +32,12 @@ class CollectError(KneewatchError):
         self.hint = hint
         self.status = status
 
+    def detached(self) -> CollectError:
+        """The error without the frames and errors behind it, which would keep the page in memory as
+        long as the error is kept."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
+
 
 class ExpositionError(CollectError):
     """A page is not valid exposition text. `line` counts from 1; it is 0 if the error is not in one

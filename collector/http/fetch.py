@@ -188,7 +188,7 @@ class Fetcher:
         try:
             return Scrape(t_s, self.get())
         except CollectError as error:
-            return Scrape(t_s, error)
+            return Scrape(t_s, error.detached())
 
     def close(self) -> None:
         """Close the connection; the next `get` opens another."""

@@ -276,7 +276,7 @@ class TargetMonitor:
         if not self._failures:
             self._failing_since_s = t_s
         self._failures += 1
-        self.last_error = error
+        self.last_error = error.detached()
         cause = observer.unreadable(
             error, self._failures, self._failing_since_s, state, patience_s=self._patience_s(t_s)
         )

@@ -38,6 +38,13 @@ def test_refused(fetcher: Fetch) -> None:
     assert "8000" in problem.hint
 
 
+def test_an_error_that_is_kept_keeps_no_page(start: Start, fetcher: Fetch) -> None:
+    error = fetcher(start(always(answer(b"\n" * 1000))).url).scrape(0.0).answer
+    assert isinstance(error, CollectError)
+    assert "empty" in str(error)
+    assert error.__traceback__ is error.__context__ is error.__cause__ is None
+
+
 @pytest.mark.parametrize("host", ["no..such.host", f"{'a' * 64}.example"])
 def test_unknown_name(fetcher: Fetch, host: str) -> None:
     with pytest.raises(CollectError, match="cannot be resolved") as caught:

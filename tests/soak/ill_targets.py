@@ -125,7 +125,7 @@ def hostile() -> FaultOutcome:
     """Servers whose pages want all memory, CPU and disk."""
     outcome = beside(well=8, engines=2, labels=2, blank=2, for_s=60.0, interval_s=2.0)
     said = told("hostile pages", outcome)
-    return replace(said, kept=said.kept and outcome.peak_bytes < 384 * MIB)
+    return replace(said, kept=said.kept and outcome.peak_bytes < 256 * MIB)
 
 
 def huge() -> FaultOutcome:
