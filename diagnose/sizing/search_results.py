@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
-from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
+from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.rules.formatting import figure, percent, plural
 
 
@@ -201,14 +201,9 @@ def _assumptions(result: SearchResult) -> list[str]:
     if result.is_itl_assumed:
         lines.append(f"no ITL target is set, so {seconds(ASSUMED_ITL_S)} is assumed: set --itl-slo")
     if winner is not None:
-        safe = safe_targets(stated, winner.setup)
-        margins = [
-            f"{name} predicted up to {seconds(safe_s)} for a target of {seconds(target_s)}"
-            for name, safe_s, target_s in stated.beside(
-                safe.ttft_p99_s or 0.0, safe.itl_p99_s or 0.0
-            )
-        ]
-        lines.append(f"targets have a margin as wide as the accuracy: {', '.join(margins)}")
+        lines.append(
+            f"targets have a margin as wide as the accuracy: {margins(stated, winner.setup)}"
+        )
     return lines
 
 

@@ -39,6 +39,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     busiest_ratio,
     intensity_of,
     launch_costs,
+    margins,
     measured_ratios,
     safe_targets,
     unlike_measured,
@@ -250,7 +251,7 @@ def load_notes(
     if predicted is not None and has_target:
         yield "the targets are compared with predicted mean latencies; P99 is higher"
     if source == "unknown" and question.peak_requests_per_s is not None:
-        why = "no load is predicted to meet the targets"
+        why = "no load is predicted to meet the targets with a margin for the prediction's error"
         if not starts:
             why = "the launch does not fit"
         elif predicted is None or not has_target:
@@ -258,6 +259,8 @@ def load_notes(
                 "usable requests/s are unknown: set --usable-rps or --benchmark, or a target or a "
                 "concurrency with --input-tokens and --output-tokens"
             )
+        else:
+            why += f" ({margins(question.targets, question.setup)}): benchmark it for --usable-rps"
         yield f"no fleet: {why}"
 
 

@@ -20,7 +20,7 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
-from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -159,6 +159,16 @@ def safe_targets(targets: Targets, setup: Setup) -> Targets:
     return Targets(
         None if ttft_s is None else ttft_s / ratios["TTFT"][1],
         None if itl_s is None else itl_s / ratios["ITL"][1],
+    )
+
+
+def margins(targets: Targets, setup: Setup) -> str:
+    """Up to which prediction each target counts as met, in words."""
+    safe = safe_targets(targets, setup)
+    beside = targets.beside(safe.ttft_p99_s or 0.0, safe.itl_p99_s or 0.0)
+    return ", ".join(
+        f"{name} predicted up to {seconds(safe_s)} for a target of {seconds(target_s)}"
+        for name, safe_s, target_s in beside
     )
 
 
@@ -305,7 +315,11 @@ def costs(
         )
     stored = scheme(quantization or model.quantization)
     # Other formats are computed in 16 bit.
-    narrow = {"fp8": gpu.fp8_flop_per_s, "fp4": gpu.fp4_flop_per_s}
+    narrow = {
+        "fp8": gpu.fp8_flop_per_s,
+        "fp4": gpu.fp4_flop_per_s,
+        "int8": gpu.int8_op_per_s,
+    }
     narrow_flop_per_s = narrow.get(stored.compute)
     linear_bits = stored.linear_bits
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))

@@ -183,6 +183,15 @@ def test_a_request_alone_is_not_slowed_by_its_own_prompt() -> None:
     assert speed.itl_s == speed.decode_step.total_s
 
 
+def test_int8_products_are_twice_as_fast_where_activations_are_int8_too() -> None:
+    plain, weights, both = (
+        costs(model(SMALL), gpu("a100-80gb"), quantization=scheme)
+        for scheme in ("bf16", "int8", "w8a8")
+    )
+    assert both.flop_per_s == 2 * plain.flop_per_s == 2 * weights.flop_per_s
+    assert both.weights_bytes == weights.weights_bytes < plain.weights_bytes
+
+
 def test_pcie_costs_more_than_nvlink() -> None:
     bridged = costs_of(SMALL, tensor_parallel=2)
     pcie = replace(bridged, link="PCIe", link_bytes_per_s=H100.pcie_bytes_per_s)
