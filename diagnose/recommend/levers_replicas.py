@@ -21,10 +21,9 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
-from kneewatch.rules.formatting import duration, figure, percent, span
+from kneewatch.rules.formatting import duration, figure, percent, plural, span
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""
@@ -60,19 +59,13 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         context = replace(context, demand=replace(demand, requests=running, mean_requests=mean))
     numbers = predicted(context, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
-    hourly = server.usd_per_hour
-    asked_per_s, generated_per_s = (
-        asked_tokens_per_s(context),
-        context.get("generation_tokens_per_s"),
-    )
-    if hourly is not None and "usd_per_million_tokens" not in numbers:
-        if asked_per_s is not None:
-            served_per_s = min(asked_per_s, generated_per_s * total)
-            numbers["usd_per_million_tokens"] = hourly * total / (served_per_s * 3600) * 1e6
-        elif generated_per_s:
-            # The KV demand bounds the tokens/s from above, so the price per token from below.
-            most_per_s = min(now * generated_per_s * max(ratio, 1.0), generated_per_s * total)
-            numbers["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
+    hourly, generated_per_s = server.usd_per_hour, context.get("generation_tokens_per_s")
+    if hourly is not None and generated_per_s and "usd_per_million_tokens" not in numbers:
+        # Without a rate of requests, the KV demand bounds the tokens/s from above.
+        asked_per_s, key = asked_tokens_per_s(context), "usd_per_million_tokens"
+        if asked_per_s is None:
+            asked_per_s, key = now * generated_per_s * max(ratio, 1.0), f"{key}_at_least"
+        numbers[key] = hourly * total / (min(asked_per_s, generated_per_s * total) * 3600) * 1e6
     backlog_words, backlog = backlog_of(context, total)
     return advice(
         context,
@@ -117,7 +110,7 @@ def _wait(context: LeverContext, ratio: float) -> Recommendation:
 def _have(context: LeverContext) -> str:
     server, now = context.server, context.server.replicas
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
-    return f"{now} replica{'s' if now > 1 else ''}{assumed}"
+    return f"{plural(now, 'replica')}{assumed}"
 
 
 def _counts(replicas: float) -> dict[str, int]:
@@ -219,8 +212,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
     sooner, numbers = "", {"backlog_requests": queued, "backlog_drain_s": seconds}
     if more > 0:
         numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)
-        plural = "s" if more > 1 else ""
-        sooner = f", or in {span(DRAIN_S)} with {more} more replica{plural} until then"
+        sooner = f", or in {span(DRAIN_S)} with {plural(more, 'more replica')} until then"
     return (
         f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}.",
         numbers,
@@ -374,7 +366,6 @@ def _why_not(
 
 def _kept(context: LeverContext, why: str) -> Recommendation:
     """A recommendation without a change, which gives the reason to keep the present replicas."""
-    checks = ["read kv_usage_max_ratio, running_max and waiting over a whole week"]
     return advice(
         context,
         "fewer-replicas",
@@ -385,7 +376,7 @@ def _kept(context: LeverContext, why: str) -> Recommendation:
             "replicas": context.server.replicas,
         },
         cost_usd_per_hour=None,
-        checks=checks,
+        checks=["read kv_usage_max_ratio, running_max and waiting over a whole week"],
         risk=RISK,
         verify=VERIFY,
         guide=("8.3", "9.2"),
@@ -459,19 +450,16 @@ def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> flo
     stages = 1 if setup is None else setup.parallel.pipeline
     now = context.server.replicas * wide.tensor_parallel * stages
     more = (after.replicas or 0) * (after.gpus or 0) - now
-    if not more:
-        return 0.0
-    return None if hourly is None else more * hourly
+    return 0.0 if not more else None if hourly is None else more * hourly
 
 
 def _verify(split: Comparison, narrow: Degree) -> str:
-    kept = "ttft_p99_s and itl_p99_s meet their targets"
-    if split.unit == "requests":
-        return f"completed_per_s per GPU rises {SETTLE_WORDS} while requests queue; {kept}"
-    most = figure(round(narrow.per_s_per_gpu, 1))
+    rises = "completed_per_s per GPU rises"
+    if split.unit == "tokens":
+        most = figure(round(narrow.per_s_per_gpu, 1))
+        rises = f"generation_tokens_per_s per GPU rises towards {most}"
     return (
-        f"generation_tokens_per_s per GPU rises towards {most} {SETTLE_WORDS} while requests "
-        f"queue; {kept}"
+        f"{rises} {SETTLE_WORDS} while requests queue; ttft_p99_s and itl_p99_s meet their targets"
     )
 
 
@@ -483,7 +471,11 @@ def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> A
         return None
     narrower = changed_setup(context, parallel=replace(setup.parallel, tensor=to))
     capacity = resized_tokens(context, narrower)
-    if narrower is None or capacity is None or not _starts(narrower):
+    if narrower is None or capacity is None:
+        return None
+    # If the KV cache's bytes are fixed, they do not show whether the weights fit beside it.
+    fit = memory_of(narrower)
+    if not fit.holds_one or fit.held_tokens.low < narrower.longest_tokens:
         return None
     return After(
         capacity_tokens=capacity,
@@ -492,15 +484,6 @@ def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> A
         replicas=total,
         gpus=to * setup.parallel.pipeline,
     )
-
-
-def _starts(setup: Setup) -> bool:
-    """Whether weights and one request of full length certainly fit.
-
-    If the KV cache's bytes are fixed, they do not show whether the weights fit beside it.
-    """
-    fit = memory_of(setup)
-    return fit.holds_one and fit.held_tokens.low >= setup.longest_tokens
 
 
 def _has_room(context: LeverContext, demand_ratio: float | None) -> bool:
