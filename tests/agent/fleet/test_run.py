@@ -115,11 +115,12 @@ def ids(taker: Taker) -> set[tuple[str, str]]:
 def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker) -> None:
     fleet = fleets.fleet(REPLICAS)
     config = tmp_path / "told.toml"
-    config.write_text(f'{HOOK}url = "{taker.url}"\n')
     blocks = live_blocks(tmp_path / "before")
     with running(require("prometheus"), blocks=blocks) as server:
         port = server.port
-        with_fleet = ("--prometheus", f"http://{LOOPBACK}:{port}", *QUICK, "--config", str(config))
+        fleet_setting = f'fleet.prometheus = "http://{LOOPBACK}:{port}"\n'
+        config.write_text(f'{fleet_setting}{HOOK}url = "{taker.url}"\n')
+        with_fleet = (*QUICK, "--config", str(config))
         daemon = Daemon(tmp_path, *with_fleet).__enter__()
         try:
             until(lambda: answered(daemon))

@@ -49,12 +49,12 @@ def test_the_same_pod_name_in_two_namespaces_is_two_replicas() -> None:
     assert [m.replica for m in shape.members] == ["dev/a", "prod/a"]
 
 
-def test_a_stated_label_comes_in_place_of_the_defaults() -> None:
-    rows = [pod("a", app="x", sku="B200"), pod("b", app="y", sku="H100")]
-    names = label_map({"pool": "app", "tier": "gpu_type, sku"}, "flag")
-    assert [(m.pool, m.tier) for m in shape_of(rows, names).members] == [
-        ("x", "B200"),
-        ("y", "H100"),
+def test_a_stated_label_comes_first_and_the_defaults_after_it() -> None:
+    rows = [pod("a", app="x", sku="B200"), pod("b", app="y", sku="H100", server="s1")]
+    names = label_map({"pool": "app", "tier": "gpu_type, sku", "replica": "server"}, "flag")
+    assert [(m.pool, m.tier, m.replica) for m in shape_of(rows, names).members] == [
+        ("x", "B200", "a"),
+        ("y", "H100", "s1"),
     ]
 
 
