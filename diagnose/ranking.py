@@ -59,7 +59,7 @@ _CODED = {
     for record in vars(module).values()
     if isinstance(record, CauseRecord)
 }
-BY_ID = {cause_id: _CODED.pop(cause_id, None) or cause(cause_id) for cause_id in DECLARED}
+BY_ID = {cause_id: _CODED.get(cause_id) or cause(cause_id) for cause_id in DECLARED}
 CAUSES = tuple(BY_ID.values())
 
 OF_LATENCY = frozenset(listed(("*of_latency",)))
