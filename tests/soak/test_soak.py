@@ -29,7 +29,7 @@ def test_a_kill_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace records the writes")
 def test_a_loss_of_power_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
-    outcome = cut_often(tmp_path, 6, cycles=12)
+    outcome = cut_often(tmp_path, 4, cycles=9)
     assert outcome.kept, outcome
 
 
