@@ -27,8 +27,10 @@ from kneewatch.diagnose.causes import (
 )
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
+from kneewatch.rules.cascade import EVICTS, Stage
 from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
+from kneewatch.rules.rule import OK
 
 # All causes, and what follows from their records: which cause explains which, which is reported
 # under which, which baselines are learned meanwhile.
@@ -135,6 +137,18 @@ def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
         if BY_ID[cause.id].is_unusual(facts)
         for family in BY_ID[cause.id].moves
     }
+
+
+def without_queues(causes: Sequence[Cause], stage: Stage) -> list[Cause]:
+    """The causes for a server whose requests may queue by design. A full cache counts by what it
+    evicts."""
+    severity = (stage.severity or OK) if stage.level >= EVICTS else OK
+    by_design = OF_LATENCY if severity else OF_LATENCY | {"kv_pressure"}
+    return [
+        replace(cause, severity=severity) if cause.id == "kv_pressure" else cause
+        for cause in causes
+        if cause.id not in by_design
+    ]
 
 
 def ranked(causes: Sequence[Cause]) -> list[Cause]:

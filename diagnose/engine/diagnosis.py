@@ -7,15 +7,17 @@ from typing import Generic
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.cause import AnyCause, Cause
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.common_conditions import VERY_LATE_FROM, VERY_LATE_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
-from kneewatch.diagnose.verdict import SYMPTOMS
+from kneewatch.diagnose.verdict import NO_STAGE, SYMPTOMS
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import duration
+from kneewatch.rules.formatting import duration, span
 from kneewatch.rules.rule import WARNING, Severity, State
 
 SLOW_DRIFT = 3.0
@@ -207,3 +209,29 @@ class CauseTracker(Generic[AnyCause]):
         if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
             clear_s = OUTLASTS_S
         return cause_id in over or now_s - seen_s >= clear_s * self._scale
+
+
+def canary_words(canary: CanaryState | None) -> list[str]:
+    refused = "" if canary is None else canary.refused
+    return [f"canary: {refused}"] if refused else []
+
+
+def silence_words(facts: Facts) -> list[str]:
+    """A note if traffic ended at once on a server that is not idle otherwise; empty if not."""
+    silent_s = facts.values.get(SILENT)
+    if silent_s is None:
+        return []
+    return [
+        f"traffic: it ended from one scrape to the next {span(silent_s)} ago, and the server was "
+        "not idle for so long within the last hour. The router or network may have cut it off, or "
+        "the engine hangs while its gauges read 0: send it one request (canary.on_silence does so)"
+    ]
+
+
+def without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
+    """A line with the reason for an unknown stage; none if the stage is known."""
+    if not unjudged:
+        return []
+    if scrapes < 2:
+        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
+    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]

@@ -15,45 +15,50 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.diagnose.account_signals import MOVED_FOR, SILENT
+from kneewatch.diagnose.account_signals import MOVED_FOR
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
-from kneewatch.diagnose.causes.kv_and_queue import KV_PRESSURE
-from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY, Explained
-from kneewatch.diagnose.changed import Changed, Restarted, changed, launch_changes
+from kneewatch.diagnose.causes.unexplained import Explained
+from kneewatch.diagnose.changed import Restarted, changed, launch_changes
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
     Aftermath,
     CauseTracker,
+    canary_words,
     health,
     judged_against,
+    silence_words,
     symptoms,
+    without_stage,
+)
+from kneewatch.diagnose.engine.learning import Learned
+from kneewatch.diagnose.engine.restarts import (
+    RESTARTS_KEPT,
+    ServerFacts,
+    broke_off,
+    compared,
+    launch_of,
+    problems,
+    replaced,
 )
 from kneewatch.diagnose.engine.wording import in_own_words
-from kneewatch.diagnose.learned.acceptance import Deviation, KeptApart
-from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
-from kneewatch.diagnose.learned.knee import CurveLearner, LiveKnee, same_launch
+from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.learned.kv_balance import KvBalance
-from kneewatch.diagnose.learned.kv_forecast import KvForecaster
-from kneewatch.diagnose.learned.length_drift import OutputLengths
-from kneewatch.diagnose.learned.live_workload import WorkloadWatch
-from kneewatch.diagnose.learned.slo_forecast import SloForecaster
-from kneewatch.diagnose.learned.slow_trends import SlowTrends
-from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift, LiveWorkload
+from kneewatch.diagnose.lengths import LiveWorkload
 from kneewatch.diagnose.ranking import (
     BY_ID,
-    OF_LATENCY,
     STREAKS,
     conclude,
     disproved,
-    moved_families,
     over,
     ranked,
+    without_queues,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.values import (
@@ -61,156 +66,22 @@ from kneewatch.diagnose.values import (
     KV_UNACCOUNTED,
     PREFILL_SILENCE,
     STALL,
-    Signals,
     Values,
 )
 from kneewatch.diagnose.verdict import (
-    NO_STAGE,
     UNKNOWN_STAGE,
     Cause,
     Counterfactual,
-    Evidence,
     LogFailure,
-    Server,
-    Value,
     Verdict,
     worst_of,
 )
 from kneewatch.rules.baseline import (
-    FAMILIES,
-    ITL,
-    LENGTHS,
-    QUEUE_MOVES,
-    QUIET_WAITING,
-    SLOW_MOVES,
-    STAGE_MOVES,
-    TTFT,
-    Baseline,
     is_queued,
 )
-from kneewatch.rules.cascade import EVICTS, Cascade, Stage, lacking
-from kneewatch.rules.formatting import quantity, span
-from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import IN_BOUNDS, OK, WARNING, Finding, Rule, RuleBook
+from kneewatch.rules.cascade import Cascade, lacking
+from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, RuleBook
 from kneewatch.rules.wire import to_ms
-
-
-class Learned:
-    """What was learned about one engine: baselines, knee, output lengths, forecasts.
-
-    Baselines and the knee survive a restart of the server. A changed launch configuration resets
-    the knee.
-    """
-
-    def __init__(self, profile: Profile) -> None:
-        window_s = profile.window_s
-        self._profile = profile
-        expected = profile.expected_prefix_hit_ratio
-        self.baseline = Baseline(
-            window_s=window_s, stated={} if expected is None else {"prefix_hit_ratio": expected}
-        )
-        self.workload = WorkloadWatch(profile.stated, window_s=window_s)
-        self.knee = self._new_knee()
-        self.launch: Mapping[str, str] = {}
-        """Labels of cache_config_info on the newest page that had them."""
-        self.slow_trends = SlowTrends()
-        self.account = Account()
-        self.kept_apart = KeptApart(self.account, self.baseline, after_s=profile.usual_after_s)
-        self._lengths = OutputLengths(
-            window_s=window_s,
-            stated=self.workload.points.get(ANSWERS, ()),
-        )
-        self._forecaster = KvForecaster(window_s=window_s, ahead_s=profile.kv_horizon_s)
-        self._slo_forecaster = SloForecaster(
-            window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
-        )
-
-    def _new_knee(self) -> LiveKnee:
-        return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
-
-    def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
-        """The forecast signals after a scrape."""
-        exhausted = self._forecaster.update(t_s, values.signals, arrivals=values.arrivals)
-        return exhausted | self._slo_forecaster.update(t_s, values.signals)
-
-    def set_seats(self, seats: float | None) -> None:
-        """Set the launch's limit on running requests; None if unknown."""
-        self._slo_forecaster.seats = seats
-
-    def output_drift(self, values: Values, signals: Signals) -> Drift | None:
-        """How far output lengths moved from quiet times; None unless more outputs end at their
-        limit."""
-        points = signals.get("finished_length_drift_points") or 0.0
-        return self._lengths.drift(values) if points >= LENGTH_POINTS else None
-
-    def endless_outputs(self, values: Values) -> Departure | None:
-        """How many outputs far exceed the stated lengths; None unless many outputs end at their
-        limit."""
-        at_limit = values.signals.get("finished_length_ratio") or 0.0
-        return self._lengths.endless(values) if at_limit >= LENGTH_POINTS else None
-
-    def learn(
-        self, t_s: float, values: Values, signals: Signals, families: Collection[str]
-    ) -> None:
-        """Add a scrape during which nothing disturbs these families of signals."""
-        self.baseline.learn(t_s, signals, families)
-        if LENGTHS in families:
-            self._lengths.learn(t_s, values.answers)
-
-    def state(self, t_s: float) -> bytes | None:
-        """What was learned, to be stored; None while it need not be stored again."""
-        return self.kept_apart.state(t_s, self.launch)
-
-    def restore(self, body: bytes) -> None:
-        """Go on with what was stored before a restart of the daemon."""
-        self.launch = self.kept_apart.restore(body).launch or self.launch
-
-    def set_launch(self, config: Mapping[str, str]) -> None:
-        """Set the launch configuration that the server exports; if it changed, the knee is
-        reset."""
-        if config == self.launch:
-            return
-        if config and self.launch and not same_launch(config, self.launch):
-            self.knee = self._new_knee()
-        self.launch = config or self.launch
-
-    def reset(self) -> None:
-        """Forget trends and durations, because the process was replaced or the clock was set
-        back."""
-        self._forecaster.forget()
-        self._slo_forecaster.forget()
-        self.slow_trends.forget()
-        self.account.restarted()
-        self.workload.forget()
-
-
-# --- Judging one engine ---------------------------------------------------------------------------
-
-
-RESTARTS_KEPT = 16
-LAST_PAGE = (
-    ("running", "{} running"),
-    ("waiting", "{} waiting"),
-    ("kv_usage_ratio", "KV {}"),
-)
-"""Signals of a process's last page that are kept after the process was replaced."""
-
-
-class ServerFacts(Protocol):
-    """The known facts about a server."""
-
-    @property
-    def launch(self) -> Mapping[str, object]:
-        """Those that only another launch changes, by name."""
-        ...
-
-    def value(self, name: str) -> Value | None:
-        """A fact's value; None if unknown."""
-        ...
-
-    def at(self, t_s: float) -> Server:
-        """The facts as a verdict at `t_s` contains them."""
-        ...
 
 
 class Adviser(Protocol):
@@ -296,7 +167,6 @@ class Judge:
         self._served_before: tuple[ServerFacts | None, Mapping[str, str]] = self._serves
         """Facts and labels while the newest process, and the one before, generated tokens."""
         self._blind = 0
-        self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
         self.stored: bytes | None = None
         """What was learned before a restart of the daemon; taken up at the next step."""
@@ -334,9 +204,9 @@ class Judge:
         """Whether the newest readable page showed no problem, and no requests or a drain: those in
         flight became fewer, and no new ones came."""
         newest = self._newest_read
-        if newest is None or _problems(newest):
+        if newest is None or problems(newest):
             return False
-        return self._drains or (newest.values.get("running") == 0 and not _broke_off(newest))
+        return self._drains or (newest.values.get("running") == 0 and not broke_off(newest))
 
     def step(self, t_s: float, values: Values) -> Verdict:
         """The diagnosis at `t_s`, which is after that of the step before."""
@@ -363,7 +233,7 @@ class Judge:
         moved = facts.values.get(MOVED_FOR) is not None
         what = changed(facts.values, t_s, self._restarted() if moved else None)
         if what is not None and causes:
-            causes[0] = _compared(causes[0], what)
+            causes[0] = compared(causes[0], what)
         self._kind = values.kind
         verdict = Verdict(
             t_s=to_ms(t_s),
@@ -378,11 +248,11 @@ class Judge:
             findings=findings,
             values={**facts.values, DRAINS: 1.0} if self._aftermath.drains else facts.values,
             unknown=[
-                *_without_stage(missing, values.scrapes),
-                *_canary_words(canary),
+                *without_stage(missing, values.scrapes),
+                *canary_words(canary),
                 *self.learned.account.unknown(t_s),
                 *unseen_host(facts),
-                *_silence_words(facts),
+                *silence_words(facts),
                 *self._unknowns(values),
                 *values.gpus.unknown,
             ],
@@ -423,7 +293,7 @@ class Judge:
             causes=causes,
             unknown=[
                 f"every signal: {why}",
-                *_canary_words(canary),
+                *canary_words(canary),
                 *(log.unknown if log else ()),
             ],
             judged_against=f"nothing: {seen}",
@@ -473,8 +343,7 @@ class Judge:
         """Forget trends and durations: the process was replaced or the clock was set back."""
         if values.restarted:
             self._served_before = self._serves
-            self._restarts.append(_replaced(t_s, self._started_s, self._newest_read))
-        self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
+            self._restarts.append(replaced(t_s, self._started_s, self._newest_read))
         self._rules.forget()
         self._cascade.forget()
         self._streaks.forget()
@@ -482,7 +351,7 @@ class Judge:
         self._aftermath.forget()
         if self._adviser is not None:
             self._adviser.restarted()
-        self.learned.reset()
+        self.learned.reset(t_s)
 
     def _signals(
         self, t_s: float, values: Values
@@ -560,7 +429,7 @@ class Judge:
         """
         concluded = conclude(facts)
         if self._profile.throughput_only:
-            concluded = _without_queues(concluded, facts.stage)
+            concluded = without_queues(concluded, facts.stage)
         if self.died is not None:
             concluded.append(self.died)
         unanswered = None if values.canary is None else observer.unanswered(values.canary, facts)
@@ -589,7 +458,7 @@ class Judge:
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
-        self._learn(facts, values, concluded, crossed)
+        self.learned.learn(facts, values, concluded, crossed)
         return [cause.rounded() for cause in causes], missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
@@ -603,40 +472,6 @@ class Judge:
             points = counterfactuals(BY_ID[first.id].stands, facts, first, points)
         self._unless = (first.id, points)
         return points
-
-    def _learn(
-        self,
-        facts: Facts,
-        values: Values,
-        concluded: Sequence[Cause],
-        crossed: Sequence[Finding],
-    ) -> None:
-        """Add the scrape to the baselines of the families that no recent problem disturbed."""
-        disturbed = moved_families(concluded, facts)
-        disturbed.update(
-            family
-            for finding in crossed
-            if finding.held >= WARNING
-            for family in rule_of(finding).moves
-        )
-        if facts.stage.level >= EVICTS:
-            disturbed.update(STAGE_MOVES)
-        # Deferred requests are usual on a server that fetches KV; those that queue are not.
-        if facts.get("waiting_avg") - facts.get("waiting_deferred_avg") >= QUIET_WAITING:
-            disturbed.update(QUEUE_MOVES)
-        if self.learned.account.is_slow:
-            disturbed.update(SLOW_MOVES)
-        if facts.held(FAR_OFF_HELD, 0.0):
-            disturbed.update(UNEXPLAINED_LATENCY.moves)
-        for family in disturbed:
-            self._disturbed_s[family] = facts.now_s
-        self.learned.kept_apart.update(facts.now_s, facts.values, disturbed)
-        if facts.observed_s < self._profile.window_s / 2 or not facts.get("arrival_per_s"):
-            return
-        settled_s = facts.now_s - facts.window_s
-        families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
-        if families:
-            self.learned.learn(facts.now_s, values, facts.values, families)
 
     def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Recommendation, ...]:
         """The recommendations for these causes."""
@@ -659,92 +494,3 @@ class Judge:
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
             self._unknown = (values.missing, [intern(line) for line in lines])
         return self._unknown[1]
-
-
-def _without_queues(causes: Sequence[Cause], stage: Stage) -> list[Cause]:
-    """The causes for a server whose requests may queue by design. A full cache counts by what it
-    evicts."""
-    severity = (stage.severity or OK) if stage.level >= EVICTS else OK
-    by_design = OF_LATENCY if severity else OF_LATENCY | {KV_PRESSURE.id}
-    return [
-        replace(cause, severity=severity) if cause.id == KV_PRESSURE.id else cause
-        for cause in causes
-        if cause.id not in by_design
-    ]
-
-
-def _replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> ReplacedProcess:
-    """A description of the replaced process, from its last diagnosis.
-
-    `t_s` is when the next process was first seen.
-    """
-    if newest is None:
-        return ReplacedProcess(t_s)
-    numbers = [
-        words.format(quantity(key, value))
-        for key, words in LAST_PAGE
-        if (value := newest.values.get(key)) is not None
-    ]
-    uptime_s = None if started_s is None else max(0.0, newest.t_s - started_s)
-    return ReplacedProcess(
-        t_s,
-        uptime_s,
-        ", ".join([*numbers, *_problems(newest)]),
-        broke_off=_broke_off(newest),
-        away_s=t_s - newest.t_s,
-    )
-
-
-def launch_of(server: ServerFacts | None, labels: Mapping[str, str]) -> Mapping[str, object]:
-    """Version, flags and the page's labels of a process, as far as they are known."""
-    return {**labels, **(server.launch if server is not None else {})}
-
-
-def _compared(cause: Cause, what: Changed) -> Cause:
-    """The cause, with the restart since which latency is off as evidence."""
-    restart = what.restart
-    if restart is None or {TTFT, ITL}.isdisjoint(BY_ID[cause.id].moves):
-        return cause
-    words = f"{restart.words()}: {what.stream_words() or 'slower than before'}"
-    return replace(
-        cause, evidence=(*cause.evidence, Evidence("process_start", restart.t_s, None, words))
-    )
-
-
-def _problems(diagnosis: Verdict) -> list[str]:
-    return [cause.id for cause in diagnosis.causes if cause.severity >= WARNING]
-
-
-def _broke_off(last: Verdict) -> bool:
-    """Whether a process that ended after this diagnosis had requests or a problem.
-
-    If so, it was not drained on purpose.
-    """
-    in_flight = (last.values.get("running") or 0.0) + (last.values.get("waiting") or 0.0)
-    return in_flight >= 1 or bool(_problems(last))
-
-
-def _canary_words(canary: CanaryState | None) -> list[str]:
-    refused = "" if canary is None else canary.refused
-    return [f"canary: {refused}"] if refused else []
-
-
-def _silence_words(facts: Facts) -> list[str]:
-    """A note if traffic ended at once on a server that is not idle otherwise; empty if not."""
-    silent_s = facts.values.get(SILENT)
-    if silent_s is None:
-        return []
-    return [
-        f"traffic: it ended from one scrape to the next {span(silent_s)} ago, and the server was "
-        "not idle for so long within the last hour. The router or network may have cut it off, or "
-        "the engine hangs while its gauges read 0: send it one request (canary.on_silence does so)"
-    ]
-
-
-def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
-    """A line with the reason for an unknown stage; none if the stage is known."""
-    if not unjudged:
-        return []
-    if scrapes < 2:
-        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
-    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]

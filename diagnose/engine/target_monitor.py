@@ -17,7 +17,8 @@ from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser, ServerFacts
+from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
+from kneewatch.diagnose.engine.restarts import ServerFacts
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import LogFailure, Verdict

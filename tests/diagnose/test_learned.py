@@ -10,7 +10,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Learned
+from kneewatch.diagnose.engine.learning import Learned
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
 from tests.diagnose.test_knee import values_at_load
 from tests.recordings import WINDOW_S, Phase, phases
@@ -35,7 +35,7 @@ def knows_a_knee(server: Learned) -> bool:
 
 def test_a_server_that_comes_back_as_it_was_has_the_same_knee() -> None:
     server = learned()
-    server.reset()
+    server.reset(0.0)
     server.set_launch({**LAUNCH, "num_gpu_blocks": "1010"})
     server.set_launch({})  # a page that tells no configuration
     server.set_launch(LAUNCH)

@@ -1,0 +1,155 @@
+"""What is learned about one engine: usual values, knee, lengths, forecasts, the account. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.learned.acceptance import KeptApart
+from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.kv_forecast import KvForecaster
+from kneewatch.diagnose.learned.length_drift import OutputLengths
+from kneewatch.diagnose.learned.live_workload import WorkloadWatch
+from kneewatch.diagnose.learned.slo_forecast import SloForecaster
+from kneewatch.diagnose.learned.slow_trends import SlowTrends
+from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift
+from kneewatch.diagnose.ranking import moved_families
+from kneewatch.diagnose.values import (
+    Signals,
+    Values,
+)
+from kneewatch.diagnose.verdict import Cause
+from kneewatch.rules.baseline import (
+    FAMILIES,
+    LENGTHS,
+    QUEUE_MOVES,
+    QUIET_WAITING,
+    SLOW_MOVES,
+    STAGE_MOVES,
+    Baseline,
+)
+from kneewatch.rules.cascade import EVICTS
+from kneewatch.rules.library import rule_of
+from kneewatch.rules.rule import WARNING, Finding
+
+
+class Learned:
+    """What was learned about one engine: baselines, knee, output lengths, forecasts.
+
+    Baselines and the knee survive a restart of the server. A changed launch configuration resets
+    the knee.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        window_s = profile.window_s
+        self._profile = profile
+        expected = profile.expected_prefix_hit_ratio
+        self.baseline = Baseline(
+            window_s=window_s, stated={} if expected is None else {"prefix_hit_ratio": expected}
+        )
+        self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
+        self.workload = WorkloadWatch(profile.stated, window_s=window_s)
+        self.knee = self._new_knee()
+        self.launch: Mapping[str, str] = {}
+        """Labels of cache_config_info on the newest page that had them."""
+        self.slow_trends = SlowTrends()
+        self.account = Account()
+        self.kept_apart = KeptApart(self.account, self.baseline, after_s=profile.usual_after_s)
+        self._lengths = OutputLengths(
+            window_s=window_s,
+            stated=self.workload.points.get(ANSWERS, ()),
+        )
+        self._forecaster = KvForecaster(window_s=window_s, ahead_s=profile.kv_horizon_s)
+        self._slo_forecaster = SloForecaster(
+            window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
+        )
+
+    def _new_knee(self) -> LiveKnee:
+        return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
+
+    def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
+        """The forecast signals after a scrape."""
+        exhausted = self._forecaster.update(t_s, values.signals, arrivals=values.arrivals)
+        return exhausted | self._slo_forecaster.update(t_s, values.signals)
+
+    def set_seats(self, seats: float | None) -> None:
+        """Set the launch's limit on running requests; None if unknown."""
+        self._slo_forecaster.seats = seats
+
+    def output_drift(self, values: Values, signals: Signals) -> Drift | None:
+        """How far output lengths moved from quiet times; None unless more outputs end at their
+        limit."""
+        points = signals.get("finished_length_drift_points") or 0.0
+        return self._lengths.drift(values) if points >= LENGTH_POINTS else None
+
+    def endless_outputs(self, values: Values) -> Departure | None:
+        """How many outputs far exceed the stated lengths; None unless many outputs end at their
+        limit."""
+        at_limit = values.signals.get("finished_length_ratio") or 0.0
+        return self._lengths.endless(values) if at_limit >= LENGTH_POINTS else None
+
+    def learn(
+        self,
+        facts: Facts,
+        values: Values,
+        concluded: Sequence[Cause],
+        crossed: Sequence[Finding],
+    ) -> None:
+        """Add the scrape to the baselines of the families that no recent problem disturbed."""
+        disturbed = moved_families(concluded, facts)
+        disturbed.update(
+            family
+            for finding in crossed
+            if finding.held >= WARNING
+            for family in rule_of(finding).moves
+        )
+        if facts.stage.level >= EVICTS:
+            disturbed.update(STAGE_MOVES)
+        # Deferred requests are usual on a server that fetches KV; those that queue are not.
+        if facts.get("waiting_avg") - facts.get("waiting_deferred_avg") >= QUIET_WAITING:
+            disturbed.update(QUEUE_MOVES)
+        if self.account.is_slow:
+            disturbed.update(SLOW_MOVES)
+        if facts.held(FAR_OFF_HELD, 0.0):
+            disturbed.update(UNEXPLAINED_LATENCY.moves)
+        for family in disturbed:
+            self._disturbed_s[family] = facts.now_s
+        self.kept_apart.update(facts.now_s, facts.values, disturbed)
+        if facts.observed_s < self._profile.window_s / 2 or not facts.get("arrival_per_s"):
+            return
+        settled_s = facts.now_s - facts.window_s
+        families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
+        if families:
+            self.baseline.learn(facts.now_s, facts.values, families)
+        if LENGTHS in families:
+            self._lengths.learn(facts.now_s, values.answers)
+
+    def state(self, t_s: float) -> bytes | None:
+        """What was learned, to be stored; None while it need not be stored again."""
+        return self.kept_apart.state(t_s, self.launch)
+
+    def restore(self, body: bytes) -> None:
+        """Go on with what was stored before a restart of the daemon."""
+        self.launch = self.kept_apart.restore(body).launch or self.launch
+
+    def set_launch(self, config: Mapping[str, str]) -> None:
+        """Set the launch configuration that the server exports; if it changed, the knee is
+        reset."""
+        if config == self.launch:
+            return
+        if config and self.launch and not same_launch(config, self.launch):
+            self.knee = self._new_knee()
+        self.launch = config or self.launch
+
+    def reset(self, t_s: float) -> None:
+        """Forget trends and durations, because the process was replaced or the clock was set
+        back."""
+        self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
+        self._forecaster.forget()
+        self._slo_forecaster.forget()
+        self.slow_trends.forget()
+        self.account.restarted()
+        self.workload.forget()
