@@ -309,6 +309,8 @@ def _verdict(diagnosis: Verdict | None) -> str:
     stage = diagnosis.stage
     if stage.number is None:
         return text
+    if not stage.number:
+        return f"{text} (KV cache: fine)"
     return f"{text} (KV cascade stage {stage.number}, {stage.name})"
 
 

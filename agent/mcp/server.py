@@ -57,7 +57,7 @@ from kneewatch.rules.library import RULES
 TEXT_MAX = 8_000
 """Maximum number of characters in the text of an answer: about 2,500 tokens."""
 
-MORE = "\n\nmore: "
+MORE, MEANING = "\n\nmore: ", "\n## Meaning"
 POINTS, POINTS_MAX, SIGNALS_MAX = 12, 24, 6
 
 Arguments = Mapping[str, Any]
@@ -159,7 +159,8 @@ def _explain(arguments: Arguments) -> Answer:
     for folder, kind in (("causes", "cause"), ("rules", "rule")):
         page = manual_page(folder, name)
         if page is not None:
-            return _cut(page), {"id": name, "kind": kind, "markdown": page}
+            # What to do comes first; the whole page is in the document.
+            return _cut(page.partition(MEANING)[0]), {"id": name, "kind": kind, "markdown": page}
     ids = ", ".join([record.id for record in CAUSES] + [rule.id for rule in RULES])
     raise CollectError(f"unknown cause or rule {name!r}; ids: {ids}", kind="not_found")
 

@@ -64,10 +64,10 @@ class ActiveProblem(Struct):
     `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
     `notified_s` is the time of the last delivered message about the problem; None before the first.
     `repeated_s` is the time of the last message that repeats it. `is_announced`: its first message
-    is due. `is_sent`: a message is queued or delivered. `gone_s`
-    is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
-    it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
-    from the state file.
+    is due. `is_sent`: a message is queued or delivered; `is_end_sent`: that of its end too.
+    `gone_s` is the time since when the problem is absent, and `gone_scrapes` the number of scrapes
+    without it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem
+    was read from the state file.
     """
 
     severity: Severity
@@ -78,6 +78,7 @@ class ActiveProblem(Struct):
     repeated_s: float | None = None
     is_announced: bool = False
     is_sent: bool = False
+    is_end_sent: bool = False
     ended_s: float | None = None
     how: str = ""
     gone_s: float | None = None
@@ -149,7 +150,7 @@ class AlertState:
         active = self._active.get(event.key)
         if active is None or active.serial != event.serial:
             return False
-        active.is_sent = True
+        active.is_sent, active.is_end_sent = True, event.kind == "ended"
         return True
 
     def delivered(self, *events: Event) -> None:
@@ -224,6 +225,9 @@ class AlertState:
         key, active = problem.key, self._active.get(problem.key)
         if active is None and len(self._by_target.get(key.target, ())) >= ACTIVE_MAX:
             return None
+        if active is not None and active.ended_s is not None and _end_waits(active):
+            # It is back: the message that it ended is out of date.
+            active.ended_s, active.how, active.serial = None, "", next(self._serials)
         if active is None or active.ended_s is not None:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
@@ -309,6 +313,10 @@ class AlertState:
         keys.discard(key)
         if not keys:
             self._by_target.pop(key.target, None)
+
+
+def _end_waits(active: ActiveProblem) -> bool:
+    return active.notified is not None and not active.is_end_sent
 
 
 def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:

@@ -91,8 +91,10 @@ def identity(*parts: object) -> str:
 
 
 BREAK = "\u200b"
-"""A zero-width space: it breaks @mentions and automatic links."""
+"""A zero-width space: it breaks @mentions and automatic links. Addresses lose their scheme instead,
+so that they can be copied."""
 
+SCHEME = re.compile(r"(?<![A-Za-z0-9])https?://(?=\w|\[)", re.IGNORECASE)
 LINKS = re.compile(
     r"://|\]\(|(?<![A-Za-z0-9])(?:www|mailto|tel|javascript|data)(?=[.:])", re.IGNORECASE
 )
@@ -106,9 +108,9 @@ operator)."""
 
 
 def escape_mail(text: str, most: int) -> str:
-    """The text on one line, cut to `most` characters. Links are broken, so that mail programs do
-    not make them clickable."""
-    return LINKS.sub(_broken, cut(text, most))
+    """The text on one line, cut to `most` characters. Addresses lose their scheme and other links
+    are broken, so that mail programs do not make them clickable."""
+    return LINKS.sub(_broken, SCHEME.sub("", cut(text, most)))
 
 
 def escape_plain(text: str, most: int) -> str:
@@ -125,7 +127,7 @@ def escape_slack(text: str, most: int) -> str:
 
 def escape_markdown(text: str, most: int) -> str:
     """The same as `escape_plain`, for Markdown."""
-    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(cut(text, most))))
+    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(SCHEME.sub("", cut(text, most)))))
 
 
 def escape_html(text: str, most: int) -> str:

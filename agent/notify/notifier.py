@@ -152,6 +152,7 @@ class AlertmanagerChannel(ReceiverThread):
             if event.kind == "ended":
                 self._unsent.pop(key, None)
                 self._newest.pop(key, None)
+                self._state.sent(event)
                 self._resolve(event, severity, event)
             elif event.kind in ("began", "worse"):
                 self._state.sent(event)

@@ -116,7 +116,7 @@ def test_a_sick_engine() -> None:
 def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
     assert text([HEALTHY], PLAIN).splitlines() == [
         "OK  http://gpu-7:8000 (model llama, engine 0)",
-        "KV cascade: stage 0 (steady) for 90 s, since 00:05:10 UTC",
+        "KV cache: fine for 90 s, since 00:05:10 UTC",
         "now: KV 46%, 12 running, 0 waiting; last 60 s: TTFT P99 123 ms, ITL P99 21.1 ms",
         "",
         "window 60 s; latency judged against its own baseline (no SLO configured)",

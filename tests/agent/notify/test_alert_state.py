@@ -148,7 +148,7 @@ def test_a_clock_set_back_only_delays_the_end(who: Receiver) -> None:
     assert told(ledger, *back) == [("ended", "kv_pressure")]
 
 
-def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Receiver) -> None:
+def test_a_trouble_that_is_back_before_its_end_was_sent_goes_on(who: Receiver) -> None:
     ledger = AlertState(who)
     told(ledger, state(sick()))
     late: list[Event] = []
@@ -157,9 +157,17 @@ def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Rec
     again = ledger.update(
         state(sick(causes=[cause("kv_pressure", since_s=NOW_S + 30)]), after_s=30)
     )
-    assert [event.kind for event in (*late, *again)] == ["ended", "began"]
-    ledger.delivered(late[0])
-    assert ledger.sent(again[0]), "the late end does not close the new trouble"
+    assert [event.kind for event in (*late, *again)] == ["ended"]
+    assert not ledger.sent(late[0]), "the end is out of date"
+    over: list[Event] = []
+    for after_s in (35, 45, 56):
+        over += ledger.update(state(healthy(), after_s=after_s))
+    assert [event.kind for event in over] == ["ended"], "one beginning, one end"
+    assert ledger.sent(over[0])
+    anew = ledger.update(state(sick(causes=[cause("kv_pressure", since_s=NOW_S + 60)]), after_s=60))
+    assert [event.kind for event in anew] == ["began"], "its end is on its way"
+    ledger.delivered(over[0])
+    assert ledger.sent(anew[0]), "the late end does not close the new trouble"
 
 
 def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:

@@ -92,7 +92,7 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "alert: TTFT P99 is over its target",
         "r0 (model llama, engine 0): at 00:01:43 UTC: CRITICAL kv_pressure: The KV cache is too "
         "small for this load. (KV cascade stage 3, queueing)",
-        "now: OK (KV cascade stage 0, steady)",
+        "now: OK (KV cache: fine)",
         "do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice as "
         "many.",
         "docs: /docs/causes/kv_pressure",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from email import message_from_bytes, policy
 from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -136,6 +138,13 @@ def test_mail_has_two_forms_and_no_header_of_others() -> None:
     assert tags.tags == {"html", "body", "p", "b", "a", "ul", "li", "code"}
     assert tags.links == [f"{BASE}/triage?target=x"]
     assert "https://evil" not in plain.get_content()
+
+
+@pytest.mark.parametrize(
+    "escape", [formats.escape_slack, formats.escape_plain, formats.escape_mail]
+)
+def test_addresses_can_be_copied(escape: Callable[[str, int], str]) -> None:
+    assert escape("KV cache full on http://10.0.0.1:8000", 99) == "KV cache full on 10.0.0.1:8000"
 
 
 @given(st.text() | st.from_regex(r"[<>@&:/\[\]()*`~w.!|\x00-\x1f]{0,40}"), st.integers(1, 80))

@@ -90,7 +90,7 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
         "Since": "00:03:04 UTC, for 35 s",
         "Cause": "kv_pressure, confidence 0.99",
         "Changed": "what changed since quiet times is unknown",
-        "Stage": "3 of 4, queueing, for 35 s, since 00:03:04 UTC",
+        "KV cache": "stage 3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
     assert [node.text for node in verdict.every("h2")] == ["Do first", "Then fix it"]
     steps = [node.text for node in verdict.one(css="steps").every("li")]
@@ -107,7 +107,7 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
 def test_what_is_announced_does_not_change_with_every_scrape(cascade: Node) -> None:
     said = cascade.one(css="announce")
     assert said.attributes["aria-live"] == "polite"
-    assert said.text == "CRITICAL: kv_pressure on kv_pressure_cascade, stage queueing."
+    assert said.text == "CRITICAL: kv_pressure on kv_pressure_cascade, KV cache stage queueing."
 
 
 def test_the_timeline_names_every_stage(cascade: Node) -> None:
