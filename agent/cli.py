@@ -486,11 +486,18 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     type=click.Choice(("html", "json", "markdown")),
     help="unset: by FILE's extension, else html",
 )
+@click.option("--summary", is_flag=True, help="one page of text, for a mail, a chat or a ticket")
 @click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier; repeatable")
 @click.option(
     "--target", "targets", multiple=True, metavar="NAME", help="only this target; repeatable"
 )
-def report_command(to_time: str | None, compare: str | None, **given: Any) -> int:  # noqa: ANN401
+def report_command(
+    to_time: str | None,
+    compare: str | None,
+    *,
+    summary: bool,
+    **given: Any,  # noqa: ANN401
+) -> int:
     """Report on a period, a week by default, from the history that `run` stores.
 
     With --prometheus: from a Prometheus, Thanos, Mimir or VictoriaMetrics that scrapes the servers.
@@ -507,6 +514,8 @@ def report_command(to_time: str | None, compare: str | None, **given: Any) -> in
         command.end_s(to_time, settings),
         command.compared_s(compare, given["since_s"]),
     )
+    if summary:
+        given["form"] = "summary"
     return command.run(settings, to_s=to_s, compare_s=compare_s, **given)
 
 

@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
@@ -186,7 +188,17 @@ def report_of(
     )
     with _history(settings, store, metrics, request) as history:
         observed = PeriodReader(history, request, progress).read()
-    return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
+        seen = history.engines() if metrics is None else []
+    report = build(observed, made_s=made_s, version=version("kneewatch"))
+    if seen and status(report) == NO_DATA:
+        calendar = zone_of(settings["report.timezone"])
+        first, last = (
+            f"{datetime.fromtimestamp(t_s, calendar):%Y-%m-%d %H:%M}"
+            for t_s in (min(e.first_s for e in seen), max(e.last_s for e in seen))
+        )
+        notice = f"the history has data from {first} to {last}: use --to {last[:10]}"
+        report = replace(report, notices=(*report.notices, notice))
+    return report, observed.partial
 
 
 @contextmanager
@@ -212,6 +224,8 @@ def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
         return render_json
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
 
+    if form == "summary":
+        return page.render_summary
     render = page.render_markdown if form == "markdown" else page.render
     return partial(render, docs_url=docs_url)
 

@@ -68,6 +68,8 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
 def message_of(report: WeeklyReport, file: str) -> Message:
     """The message about a report. It has one part per tier, the worst tier first."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
+    from kneewatch.reports.weekly.page.formatting import sentence
+    from kneewatch.reports.weekly.page.summary import CHANGES_MOST, changed, first_steps
     from kneewatch.reports.weekly.report import document
 
     zone = ZoneInfo(report.timezone)
@@ -80,9 +82,18 @@ def message_of(report: WeeklyReport, file: str) -> Message:
     order = sorted(
         report.verdicts, key=lambda verdict: -float(BY_WORD.get(verdict.health, UNKNOWN))
     )
+    steps = tuple(
+        Line(step.tier, f"{step.text} By {step.owner}; takes {step.effort}", step.command)
+        for step in first_steps(report)
+    )
+    changes = tuple(Line(tier, sentence(trend)) for tier, trend in changed(report)[:CHANGES_MOST])
     parts = tuple(_part(verdict) for verdict in order[:TIERS_MOST])
     if len(order) > TIERS_MOST:
         parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
+    if changes:
+        parts = (Part("Changed against the period before", changes), *parts)
+    if steps:
+        parts = (Part("Do first", steps), *parts)
     notices = tuple(Line("", notice) for notice in report.notices)
     if notices:
         parts = (Part("Notices", notices), *parts)
@@ -104,12 +115,6 @@ def _part(verdict: Verdict) -> Part:
         Line("size", verdict.size_text),
         Line("money", verdict.money_text),
     ]
-    if verdict.action is not None:
-        flags = " ".join(
-            f"{change.flag} {change.after}" for change in verdict.action.changes
-            if change.flag.startswith("--")
-        )  # fmt: skip
-        lines.append(Line("do", verdict.action.text, flags))
     return Part(f"{verdict.tier}: {verdict.health}", tuple(lines))
 
 

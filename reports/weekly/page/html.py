@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -23,6 +22,13 @@ from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
 from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
+from kneewatch.reports.weekly.page.summary import (
+    changed,
+    first_sentence,
+    first_steps,
+    headline,
+    title,
+)
 from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
@@ -53,23 +59,6 @@ ROWS_MOST = 100
 rows."""
 
 
-def title(report: WeeklyReport) -> str:
-    """The report's title."""
-    week = Calendar(report.timezone, report.period).week
-    return "Weekly health report" if week else "Health report"
-
-
-def headline(report: WeeklyReport) -> tuple[str, str]:
-    """The worst health state, and a sentence with the number of tiers in each state, worst
-    first."""
-    counts = Counter(health(verdict.health) for verdict in report.verdicts)
-    if not counts:
-        return "unknown", "No target was watched in this period: health unknown."
-    states = sorted(counts, key=lambda state: -RANKS[state])
-    tally = ", ".join(f"{counts[state]} {state}" for state in states)
-    return states[0], f"{plural(len(report.tiers), 'tier')}: {tally}."
-
-
 # --- The report's values by tier and by incident --------------------------------------------------
 
 
@@ -78,7 +67,7 @@ ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
 SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A report on a single tier
 (--tier) has everything."""
 
-INCIDENTS_IN_FULL = 20
+INCIDENTS_IN_FULL, PRINTED = 20, 1
 
 
 SparkTable = tuple[list[str], list[tuple[float, list[str]]]]
@@ -86,11 +75,13 @@ SparkTable = tuple[list[str], list[tuple[float, list[str]]]]
 
 
 class TablePart(Struct, frozen=True):
-    """A metric table: its rows with their sparklines. `behind` has the values of the sparklines."""
+    """A metric table: its rows with their sparklines, and the rows without data. `behind` has the
+    values of the sparklines."""
 
     name: str
     rows: tuple[tuple[TableRow, charts.SparkLine | None], ...]
     behind: tuple[SparkTable, ...]
+    empty: tuple[TableRow, ...]
 
 
 class TierPart(Struct, frozen=True):
@@ -117,7 +108,8 @@ class TierPart(Struct, frozen=True):
 class IncidentPart(Struct, frozen=True):
     """An incident. `strip` is None if the incident appears only in the index.
 
-    `stretch` is its start and end, `length` its duration, and `ending` a text on how it ended.
+    `printed`: it is on paper too. `stretch` is its start and end, `length` its duration, and
+    `ending` a text on how it ended.
     """
 
     number: int
@@ -126,6 +118,7 @@ class IncidentPart(Struct, frozen=True):
     length: str
     ending: str
     strip: Strip | None
+    printed: bool
 
 
 def _badness(verdict: Verdict) -> int:
@@ -177,6 +170,7 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
                 length=span(incident.until_s - incident.start_s),
                 ending=_ending(incident, calendar),
                 strip=strip(incident, calendar) if at in drawn else None,
+                printed=at in worst[:PRINTED],
             )
         )
     return parts
@@ -222,14 +216,16 @@ def methods(report: WeeklyReport) -> list[TableRow]:
     return list({(row.section, row.subject, row.how, row.rules): row for row in rows}.values())
 
 
-def _table(name: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
+def _table(name: str, stated: Sequence[TableRow], *, sparks: bool) -> TablePart:
+    rows = [row for row in stated if any(figure.value is not None for figure in row.figures)]
+    empty = tuple(row for row in stated if row not in rows)
     lines = [
         charts.spark_line(row.spark, low=row.low, high=row.high) if row.spark and sparks else None
         for row in rows
     ]
     drawn = sorted((row for row, line in zip(rows, lines, strict=True) if line), key=_steps)
     behind = tuple(_spark_table(list(group)) for _, group in groupby(drawn, _steps))
-    return TablePart(name, tuple(zip(rows, lines, strict=True)), behind)
+    return TablePart(name, tuple(zip(rows, lines, strict=True)), behind, empty)
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
@@ -252,6 +248,8 @@ def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
 
 FILTERS: dict[str, Any] = {
     "signal": quantity,
+    "signal_name": formatting.signal_name,
+    "first_sentence": first_sentence,
     **{function.__name__: function for function in (duration, number, percent, span)},
     **{
         function.__name__: function
@@ -302,16 +300,20 @@ def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict
     """What the templates of HTML and Markdown show, by name."""
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
+    worst_first = sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True)
     return {
         "report": report,
         "docs_url": docs_url,
         "calendar": calendar,
         "tiers": [part for part in tiers if part.watched],
-        "worst_first": sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True),
+        "worst_first": worst_first,
+        "week": next((part for part in worst_first if part.watched and part.full), None),
         "incidents": incident_parts(report, calendar),
         "methods": methods(report),
         "rest": [part for part in tiers if part.watched and not part.full],
         "headline": headline(report),
+        "steps": first_steps(report),
+        "differences": changed(report),
         "title": title(report),
         "sections": SECTIONS,
     }

@@ -42,7 +42,10 @@ def test_the_body_is_short_and_the_page_attached(
 
 def test_of_many_tiers_the_worst_are_told() -> None:
     message = message_of(examples.many(200), "report-1.html")
-    titles = [part.title for part in message.parts]
+    first, changes, *rest = (part.title for part in message.parts)
+    assert (first, changes) == ("Do first", "Changed against the period before")
+    assert len(message.parts[0].lines) == 3
+    titles = list(rest)
     assert len(titles) == TIERS_MOST + 1
     assert titles[-1] == f"{200 - TIERS_MOST} more tiers: see the report"
     words = [title.rpartition(": ")[2] for title in titles[:-1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.reports.weekly.figures import Period, Trend
+from kneewatch.reports.weekly.figures import Period
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import incident_parts, render
 from kneewatch.reports.weekly.report import WeeklyReport
@@ -30,9 +30,9 @@ def fleet() -> Node:
     return page(examples.fleet())
 
 
-def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> None:
+def test_the_verdict_is_the_first_actions_and_a_line_per_tier(fleet: Node) -> None:
     verdict = section(fleet, "verdict")
-    assert verdict.one("p", css="headline").text == "2 tiers: 1 critical, 1 ok."
+    assert verdict.one("p", css="headline").text == "2 tiers: 1 critical, 1 healthy."
     sick, calm = verdict.every("tr", css="line")
     cells = [cell.text for cell in sick.children]
     assert cells[0] == f"{examples.CHAT} 4 engines, 8 GPUs"
@@ -40,29 +40,27 @@ def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> Non
     assert cells[1].endswith("In incidents for 89 min.")
     assert cells[2].startswith("Too small. 12 GPUs needed, 8 present")
     assert cells[3] == "2,688 USD, 1.84 USD per million tokens at 46% utilization."
-    assert cells[4].startswith("Store the KV cache in fp8. --kv-cache-dtype auto → fp8 It doubles")
-    assert [cell.text for cell in calm.children][1] == "OK No incident, every target kept."
+    assert [cell.text for cell in calm.children][1] == "Healthy No incident, every target kept."
+    first, second = verdict.one("table", css="steps").one("tbody").children
+    what, whose, takes, at_stake = (cell.text for cell in first.children)
+    assert what.startswith("1. Store the KV cache in fp8. --kv-cache-dtype auto → fp8")
+    assert first.one("strong").text == "1. Store the KV cache in fp8.", "no derivation in bold"
+    assert (whose, takes) == ("who runs vLLM", "A restart of 4 engines.")
+    assert at_stake == "saves 8,760 USD a month"
+    assert second.children[1].text == "who owns the GPUs"
 
 
 def test_arrows_stand_with_words_and_only_where_there_is_a_change(fleet: Node) -> None:
-    first, second = section(fleet, "verdict").every("tr", css="trends")
-    assert [item.text for item in first.every("li")] == [
-        "▲ TTFT P99 4.21 s, up from 1.32 s, worse",
-        "▼ Cost 1.84 USD per million tokens, down from 2.31 USD per million tokens, better",
+    listed = section(fleet, "verdict").one("ul", css="plain")
+    assert [item.text for item in listed.every("li")] == [
+        f"▲ {examples.CHAT}: TTFT P99 4.21 s, up from 1.32 s, worse",
+        f"▼ {examples.CHAT}: Cost 1.84 USD per million tokens, down from 2.31 USD per million "
+        "tokens, better",
     ]
-    assert [item.text for item in second.every("li")] == ["TTFT P99 620 ms"]
     for changed in fleet.every("span", css="change"):
         words = changed.text + (changed.parent.text if changed.parent else "")
         assert ("up" in words or "from" in words) if "▲" in words else True
         assert ("down" in words or "from" in words) if "▼" in words else True
-
-
-def test_figures_that_are_not_known_are_named_in_the_verdict() -> None:
-    unknown = Trend("goodput_per_s", "requests in time", "per_s", None, missing="no target")
-    report = examples.one()
-    report = replace(report, verdicts=(replace(report.verdicts[0], trends=(unknown,)),))
-    (line,) = section(page(report), "verdict").every("tr", css="trends")
-    assert line.text == "unknown: requests in time"
 
 
 def test_the_worst_tier_stands_first() -> None:
@@ -133,8 +131,8 @@ def test_how_to_have_it_is_not_said_twice() -> None:
     row = replace(tables.monitoring[0], state="unknown", enable="name it",
                   missing="no source: name it")  # fmt: skip
     report = replace(report, tables=(replace(tables, monitoring=(row,)),))
-    note = section(page(report), "tables").one("tr", css="note").text
-    assert note == "No source: name it."
+    (note,) = section(page(report), "tables").one("ul", css="plain").every("li")
+    assert note.text.endswith(": No source: name it.")
 
 
 def test_every_incident_is_named_though_only_the_worst_are_told_in_full() -> None:
@@ -148,54 +146,39 @@ def rows_of(report: WeeklyReport) -> list[TableRow]:
 
 
 def test_every_row_of_the_guides_tables_is_there(fleet: Node) -> None:
+    tables = section(fleet, "tables")
     shown = [
         line.children[0].text
-        for table in section(fleet, "tables").every("table", css="monitoring")
+        for table in tables.every("table", css="monitoring")
         for line in table.one("tbody").children
         if line.attributes.get("class") != "note"
     ]
-    assert shown == [row.subject for row in rows_of(examples.fleet())]
+    empty = [item.text.partition(":")[0] for item in tables.every("li")]
+    rows = rows_of(examples.fleet())
+    has_data = [any(figure.value is not None for figure in row.figures) for row in rows]
+    assert shown == [row.subject for row, data in zip(rows, has_data, strict=True) if data]
+    assert len(empty) == len(rows) - len(shown)
 
 
-def test_an_unknown_row_says_what_is_missing_and_how_to_have_it(fleet: Node) -> None:
-    lines = [
-        line
-        for table in section(fleet, "tables").every("table", css="monitoring")
-        for line in table.one("tbody").children
-    ]
-    unknown = [at for at, line in enumerate(lines) if "unknown" in line.text]
-    assert len(unknown) == 12
-    for at in unknown:
-        assert list(lines[at].every(css="ink-unknown"))
-        assert not list(lines[at].every(css="ink-ok"))
-        assert "To enable it:" in lines[at + 1].text
-        assert lines[at + 1].attributes["class"] == "note"
-    (residency,) = {lines[at + 1].text for at in unknown if "residency" in lines[at].text}
-    assert residency == (
-        "vllm:kv_block_lifetime_seconds is not on the page. To enable it: Start vLLM with "
+def test_a_row_without_data_says_what_is_missing_and_how_to_have_it(fleet: Node) -> None:
+    lines = [item.text for item in section(fleet, "tables").every("li")]
+    assert all("To enable it:" in line for line in lines if "not in use" not in line)
+    (residency,) = {line for line in lines if "residency" in line}
+    assert residency.endswith(
+        ": vllm:kv_block_lifetime_seconds is not on the page. To enable it: Start vLLM with "
         "--kv-cache-metrics (0.11 or newer)."
     )
 
 
 @pytest.mark.parametrize(
-    ("state", "shown"),
-    [
-        ("off", "not in use"),
-        ("trend", "no target"),
-        ("warning", "warning"),
-        ("nonsense", "unknown"),
-    ],
+    ("state", "shown"), [("trend", "no target"), ("warning", "warning"), ("nonsense", "unknown")]
 )
 def test_states(state: str, shown: str) -> None:
     report = examples.one()
-    row = replace(report.tables[0].monitoring[0], state=state, figures=(figure("", "s", None),))
+    row = replace(report.tables[0].monitoring[0], state=state, figures=(figure("", "s", 1.0),))
     report = replace(report, tables=(replace(report.tables[0], monitoring=(row,), kv=()),))
-    (line, note) = section(page(report), "tables").one("table", css="monitoring").one(
-        "tbody"
-    ).children  # fmt: skip
+    line, *_ = section(page(report), "tables").one("table", css="monitoring").one("tbody").children
     assert line.children[3].text == shown
-    assert line.children[1].text == ("\N{EN DASH}" if state == "off" else "unknown")
-    assert "No GPU source." in note.text
 
 
 def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:

@@ -63,7 +63,7 @@ def test_what_came_from_elsewhere_stays_text() -> None:
 def test_the_same_figures_as_in_html() -> None:
     document = render_markdown(examples.fleet())
     for words in (
-        "\n**2 tiers: 1 critical, 1 ok.**\n",
+        "\n**2 tiers: 1 critical, 1 healthy.**\n",
         "TTFT P99 4.21 s, up from 1.32 s, worse",
         "| KV cache eviction rate | 1.3%/s; worst hour 24%/s | below 5% "
         "| **critical** | 0%/s ▲ up, worse; 0%/s ▲ up, worse |",
@@ -71,13 +71,13 @@ def test_the_same_figures_as_in_html() -> None:
         "stage 2 (evicting) from 14:12:00",
         "| 1,204 requests | at least 2,061,000 tokens | 3,110 requests | 420 requests |",
         "- **--kv-cache-dtype auto → fp8**",
-        "| `kv_usage_ratio` | 100% | 74% | 71% |",
+        "| KV usage | 100% | 74% | 71% |",
         "220% spent: exhausted",
         "- C_max of one engine: 41 (37 to 46) requests in flight",
         "29% short of the peak",
         "- Needed: 12 GPUs\n",
-        "To enable it:** Start vLLM with --kv-cache-metrics",
-        "`ttft_p99_s`, Before 31.2 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
+        "To enable it: Start vLLM with --kv-cache-metrics",
+        "TTFT P99, Before 31.2 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
     ):
         assert words in document, words
 

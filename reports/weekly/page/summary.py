@@ -1,0 +1,160 @@
+"""The report on one page: the first three actions, what changed, and each tier in a line. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.reports.weekly.figures import FlagChange, Trend
+from kneewatch.reports.weekly.page.formatting import (
+    HEALTH,
+    Calendar,
+    arrow,
+    as_sentence,
+    flag,
+    health,
+    sentence,
+)
+from kneewatch.reports.weekly.report import Action, Tier, Verdict, WeeklyReport
+from kneewatch.reports.weekly.tier_sections import TierMoney
+from kneewatch.rules.formatting import number, plural, wrapped
+
+STEPS_MOST, CHANGES_MOST = 3, 8
+ON_CALL, SERVING, CAPACITY = "who is on call", "who runs vLLM", "who owns the GPUs"
+
+
+def title(report: WeeklyReport) -> str:
+    """The report's title."""
+    week = Calendar(report.timezone, report.period).week
+    return "Weekly health report" if week else "Health report"
+
+
+def headline(report: WeeklyReport) -> tuple[str, str]:
+    """The worst health state, and a sentence with the number of tiers in each state, worst
+    first."""
+    counts = Counter(health(verdict.health) for verdict in report.verdicts)
+    if not counts:
+        return "unknown", "No target was watched in this period: health unknown."
+    states = sorted(counts, key=lambda state: -RANKS[state])
+    tally = ", ".join(f"{counts[state]} {HEALTH[state].lower()}" for state in states)
+    return states[0], f"{plural(len(report.tiers), 'tier')}: {tally}."
+
+
+class Step(Struct, frozen=True):
+    """An action for people: what to do and why, whose work it is, what it saves and what it takes.
+
+    `text` is one sentence. `saving` is money or requests; empty if neither is known.
+    """
+
+    tier: str
+    text: str
+    why: str
+    changes: tuple[FlagChange, ...]
+    owner: str
+    saving: str
+    effort: str
+
+    @property
+    def command(self) -> str:
+        """The flags to set; empty without one."""
+        return " ".join(
+            f"{change.flag} {change.after}"
+            for change in self.changes
+            if change.flag.startswith("--")
+        )
+
+
+def first_steps(report: WeeklyReport) -> tuple[Step, ...]:
+    """The first action of each tier, the worst tier first; at most three."""
+    order = sorted(
+        zip(report.verdicts, report.tiers, report.money, strict=True),
+        key=lambda row: -RANKS[health(row[0].health)],
+    )
+    steps = (
+        _step(verdict.action, verdict, tier, money, report)
+        for verdict, tier, money in order
+        if verdict.action is not None
+    )
+    return tuple(step for step, _ in zip(steps, range(STEPS_MOST), strict=False))
+
+
+def _step(
+    action: Action, verdict: Verdict, tier: Tier, money: TierMoney, report: WeeklyReport
+) -> Step:
+    flags = [change for change in action.changes if change.flag.startswith("--")]
+    resizes = any(change.flag == REPLICAS for change in action.changes)
+    if flags:
+        owner, effort = SERVING, f"a restart of {plural(tier.engines_present, 'engine')}"
+    elif resizes or (not action.recommendation and verdict.size in ("too small", "too large")):
+        owner, effort = CAPACITY, "a change of replicas"
+    else:
+        owner, effort = ON_CALL, "an investigation"
+    return Step(
+        tier.id,
+        first_sentence(action.text),
+        action.why,
+        action.changes,
+        owner,
+        _saving(action, tier, money, report),
+        effort,
+    )
+
+
+def _saving(action: Action, tier: Tier, money: TierMoney, report: WeeklyReport) -> str:
+    for saving in money.savings:
+        if saving.id == action.recommendation and (saving.saves_usd_per_month or 0.0) > 0:
+            return f"saves {saving.saves_usd_per_month:,.0f} USD a month"
+    harmed = sum(each.cost.harmed_requests for each in report.incidents if each.tier == tier.id)
+    return f"{number(round(harmed))} requests preempted, late or lost" if harmed >= 1 else ""
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text. What follows in a recommendation is its derivation."""
+    return as_sentence(text.partition(". ")[0])
+
+
+def changed(report: WeeklyReport) -> tuple[tuple[str, Trend], ...]:
+    """The figures by tier that changed by more than the noise against the period before."""
+    return tuple(
+        (verdict.tier, trend)
+        for verdict in report.verdicts
+        for trend in verdict.trends
+        if arrow(trend)
+    )
+
+
+def render_summary(report: WeeklyReport) -> str:
+    """The summary as plain text, for a mail, a chat or a ticket."""
+    lines = [line for text in _lines(report) for line in wrapped(text, more=5) or [""]]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(report: WeeklyReport) -> Iterator[str]:
+    yield f"{title(report)} {Calendar(report.timezone, report.period).title}"
+    yield headline(report)[1]
+    yield from map(as_sentence, report.notices)
+    steps = first_steps(report)
+    yield ""
+    yield "Do first:" if steps else "Nothing to do."
+    for place, step in enumerate(steps, 1):
+        yield f"{place}. {step.tier}: {step.text} {as_sentence(step.why)}"
+        for change in step.changes:
+            yield f"   {flag(change)}"
+        saving = f"; {step.saving}" if step.saving else ""
+        yield f"   by {step.owner}; takes {step.effort}{saving}"
+    changes = changed(report)
+    if report.compared is not None and report.compared.covered_s > 0:
+        yield ""
+        yield "Changed against the period before:" if changes else "Nothing changed beyond noise."
+    for tier, trend in changes[:CHANGES_MOST]:
+        yield f"- {tier}: {arrow(trend)} {sentence(trend)}"
+    yield ""
+    for verdict in report.verdicts:
+        word = HEALTH[health(verdict.health)]
+        yield f"{verdict.tier}: {word}. {as_sentence(verdict.health_text)}"
+        yield f"   size {verdict.size_text}"
+        yield f"   money {verdict.money_text}"
