@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -79,8 +78,7 @@ def test_data_that_lies_beside_the_code_is_shipped() -> None:
 def test_the_newest_version_is_in_the_changelog() -> None:
     headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
     version = PYPROJECT["project"]["version"]
-    assert headings[0] == "Unreleased" or headings[0].startswith(version)
-    assert distribution("kneewatch").version == version
+    assert any(heading.startswith(f"{version} (") for heading in headings[:2])
 
 
 def test_every_command_is_documented() -> None:

@@ -65,8 +65,8 @@ def test_notes_are_those_of_the_version(release: ModuleType) -> None:
 
 
 def test_the_changelog_has_notes_for_this_version(release: ModuleType) -> None:
-    notes = release.release_notes((ROOT / "CHANGELOG.md").read_text(), "0.1.0")
-    assert notes.startswith("# kneewatch 0.1.0")
+    notes = release.release_notes((ROOT / "CHANGELOG.md").read_text(), "1.0.0")
+    assert notes.startswith("# kneewatch 1.0.0\n")
     assert "### Added" in notes
 
 
