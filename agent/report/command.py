@@ -193,10 +193,10 @@ def report_of(
     if seen and status(report) == NO_DATA:
         calendar = zone_of(settings["report.timezone"])
         first, last = (
-            f"{datetime.fromtimestamp(t_s, calendar):%Y-%m-%d %H:%M}"
-            for t_s in (min(e.first_s for e in seen), max(e.last_s for e in seen))
+            f"{datetime.fromtimestamp(t_s, calendar):%Y-%m-%dT%H:%M}"
+            for t_s in (min(e.first_s for e in seen), max(e.last_s for e in seen) + 60.0)
         )
-        notice = f"the history has data from {first} to {last}: use --to {last[:10]}"
+        notice = f"the history has data from {first} to {last}: use --to {last}"
         report = replace(report, notices=(*report.notices, notice))
     return report, observed.partial
 
