@@ -42,7 +42,9 @@ def test_an_error_that_is_kept_keeps_no_page(start: Start, fetcher: Fetch) -> No
     error = fetcher(start(always(answer(b"\n" * 1000))).url).scrape(0.0).answer
     assert isinstance(error, CollectError)
     assert "empty" in str(error)
-    assert error.__traceback__ is error.__context__ is error.__cause__ is None
+    assert error.__traceback__ is None
+    assert error.__context__ is None
+    assert error.__cause__ is None
 
 
 @pytest.mark.parametrize("host", ["no..such.host", f"{'a' * 64}.example"])

@@ -110,7 +110,8 @@ class Engine:
             max_model_len=MAX_MODEL_LEN,
             num_speculative_tokens=int(knobs.drafts),
         )
-        self.counters, self.asleep, self.adapters_seen = Counters(MAX_MODEL_LEN), False, {}
+        self.counters, self.asleep = Counters(MAX_MODEL_LEN), False
+        self.adapters_seen: dict[str, float] = {}
         self.scheduler = self
         self.blocks = self
         self.waiting: deque[Request] = deque()

@@ -175,7 +175,8 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
     """What is wrong in the texts of verdicts."""
     for verdict in verdicts:
         yield from contradictions(verdict.recommendations)
-        words = [each.summary for each in (*verdict.causes, *verdict.recommendations)]
+        words = [cause.summary for cause in verdict.causes]
+        words += [each.summary for each in verdict.recommendations]
         words += [part.text for cause in verdict.causes for part in cause.evidence]
         for drafts in DRAFTS:
             if len(told := {match for text in words for match in drafts.findall(text)}) > 1:
