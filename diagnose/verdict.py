@@ -216,6 +216,16 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def stage_words(self) -> str:
+        """The stage of the KV cascade in words, where it is known. At stage 0 the cache is fine,
+        unless a cause is about it."""
+        stage = self.stage
+        if stage.number:
+            return f"KV cascade: stage {stage.number} ({stage.name})"
+        of_cache = any(cause.id.startswith("kv_") for cause in self.causes)
+        return f"KV cache: {'no request is evicted' if of_cache else 'fine'}"
+
+    @property
     def headline(self) -> str:
         """The id that decides the verdict; empty if there is no cause.
 

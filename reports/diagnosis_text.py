@@ -137,8 +137,7 @@ def stage_words(diagnosis: Verdict) -> str:
     stage = diagnosis.stage
     if stage.number is None:
         return f"KV cascade: unknown, {diagnosis.stage_unknown}"
-    line = f"KV cascade: stage {stage.number} ({stage.name})" if stage.number else "KV cache: fine"
-    line += f" {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
+    line = f"{diagnosis.stage_words} {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
         line += f"; KV cache full in about {span(stage.forecast_s)} at this trend"
     return line + slo_words(diagnosis)

@@ -310,7 +310,7 @@ def _verdict(diagnosis: Verdict | None) -> str:
     if stage.number is None:
         return text
     if not stage.number:
-        return f"{text} (KV cache: fine)"
+        return f"{text} ({diagnosis.stage_words})"
     return f"{text} (KV cascade stage {stage.number}, {stage.name})"
 
 

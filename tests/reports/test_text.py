@@ -123,6 +123,11 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
     ]
 
 
+def test_a_cache_that_a_cause_is_about_is_not_called_fine() -> None:
+    held = changed(HEALTHY, causes=[replace(PRESSURE, id="kv_held")])
+    assert held.stage_words == "KV cache: no request is evicted"
+
+
 def test_a_page_that_cannot_be_read_says_why_once() -> None:
     rendered = text([UNREADABLE], PLAIN)
     assert rendered.startswith(
