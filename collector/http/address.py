@@ -78,12 +78,19 @@ def metrics_url(target: str) -> str:
     Raises:
         CollectError: the target cannot be an HTTP(S) URL.
     """
-    return parse_target(target).full_url()
+    return _page(target).full_url()
 
 
 def shown_url(target: str) -> str:
     """The URL to scrape for a target without credentials, for logs."""
-    return parse_target(target).url
+    return _page(target).url
+
+
+def _page(target: str) -> Address:
+    address = parse_target(target)
+    if API.fullmatch(address.path):
+        raise _bad(target, f"drop {address.path}: the metrics are at the server's {METRICS_PATH}")
+    return address
 
 
 def with_scheme(target: str) -> str:
@@ -112,8 +119,6 @@ def parse_target(target: str) -> Address:
         raise _bad(target, "the host is missing" if not host else "the host or port is malformed")
     if port == 0:
         raise _bad(target, "no server listens on port 0")
-    if API.fullmatch(parts.path):
-        raise _bad(target, f"drop {parts.path}: the metrics are at the server's {METRICS_PATH}")
     path = quote(parts.path, safe=PATH_SAFE) if parts.path not in ("", "/") else METRICS_PATH
     query = f"?{quote(parts.query, safe=PATH_SAFE + '?')}" if parts.query else ""
     return Address(

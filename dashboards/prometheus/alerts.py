@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -107,7 +107,18 @@ def _of_routers(plan: Plan, question: str) -> str:
     names = [name for router in ROUTERS if (name := getattr(router, question))]
     own = plan.prefix == VLLM_PREFIX
     names = [name for name in names if own or not name.startswith(VLLM_PREFIX)]
-    return names[0] if len(names) == 1 else f'{{__name__=~"{"|".join(names)}"}}'
+    return names[0] if len(names) == 1 else f'{{__name__=~"{_either(names)}"}}'
+
+
+def _either(names: Sequence[str]) -> str:
+    """A regular expression for any of these names; the end that some share is written once."""
+    by_end: dict[str, list[str]] = {}
+    for name in names:
+        by_end.setdefault("_".join(name.split("_")[-4:]), []).append(name)
+    return "|".join(
+        of[0] if len(of) == 1 else f"({'|'.join(name.removesuffix(end) for name in of)}){end}"
+        for end, of in by_end.items()
+    )
 
 
 def _variants(plan: Plan, row: AlertText) -> Iterator[tuple[Severity, dict[str, str]]]:
