@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.account_signals import COMPUTED, DEMAND, PROMPTS
+from kneewatch.diagnose.account_signals import COMPUTED, DEMAND
 from kneewatch.diagnose.causes.bottleneck import (
     GPUS_WAIT_FOR_THE_HOST,
     LEVERS,
@@ -72,8 +72,8 @@ USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 """Half a second is at least five steps. If steps are longer, it is within their normal spread."""
 
-COMPUTED_MOVED = FirstOf((Signal(COMPUTED), Signal(PROMPTS)))
-"""What is computed of a prompt is unknown while prefills outlast the window."""
+COMPUTED_MOVED = Signal(COMPUTED)
+"""Unknown while a prefill is under way whose size is unknown: it may be a long one."""
 
 PREFILLS_ARE_SLOW = ((COMPUTED_MOVED <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)).assume(
     unknown=False
