@@ -335,9 +335,8 @@ class EngineCache:
         has stored too many."""
         if engine.columns is not columns:
             names = columns_layout(columns)
-            if self._find("layouts", "names", names) is None and not engine.texts.take(
-                t_s, len(names)
-            ):
+            is_new = names not in self._names and self._find("layouts", "names", names) is None
+            if is_new and not engine.texts.take(t_s, len(names)):
                 return None
             engine.columns_layout, engine.columns = self._layout(names), columns
         return engine.columns_layout
@@ -345,9 +344,9 @@ class EngineCache:
     def _id(self, table: str, column: str, value: str | bytes) -> int:
         """The id of the row that has `value` in a unique column. The row is inserted if it does not
         exist."""
-        found = self._find(table, column, value)
-        if found is not None:
-            return found
+        row_id = self._find(table, column, value)
+        if row_id is not None:
+            return row_id
         inserted = self._connection.execute(f"INSERT INTO {table} ({column}) VALUES (?)", (value,))
         return inserted.lastrowid or 0
 

@@ -71,9 +71,9 @@ class Translated(Struct, frozen=True):
 
 def canonical_metric(name: str, kind: EngineKind) -> Metric:
     """The canonical metric of that name, which may be one that only this kind of engine has."""
-    known = metric_table().metrics.get(name)
-    if known is not None:
-        return known
+    metric = metric_table().metrics.get(name)
+    if metric is not None:
+        return metric
     quantity = kind.quantities[name]
     return Metric(name, quantity.kind, quantity.unit, False, "engine", (), (name,))
 
@@ -140,13 +140,13 @@ def _groups(layout: Layout, kind: EngineKind, prefix: str) -> _Groups:
 
 def _samples(kind: EngineKind) -> Mapping[str, Sequence[tuple[Source, Part]]]:
     """The sources of a sample, by its name without prefix."""
-    found: dict[str, list[tuple[Source, Part]]] = {}
+    by_sample: dict[str, list[tuple[Source, Part]]] = {}
     for source in kind.all_sources:
         for name, part in _names(source, kind):
-            found.setdefault(name, []).append((source, part))
+            by_sample.setdefault(name, []).append((source, part))
     for name in {source.over for source in kind.all_sources} - {""}:
-        found.setdefault(name, []).append((Source(name, DIVISOR + name), "value"))
-    return found
+        by_sample.setdefault(name, []).append((Source(name, DIVISOR + name), "value"))
+    return by_sample
 
 
 def _names(source: Source, kind: EngineKind) -> Iterator[tuple[str, Part]]:

@@ -205,10 +205,9 @@ def _translated(layout: Layout, table: MetricTable) -> tuple[EngineKind, Transla
         page = Translated(read_names(layout, prefix, table))
     else:
         own = ((each, each.prefix_of(names)) for each in engine_kinds())
-        found = next(((each, prefix) for each, prefix in own if prefix is not None), None)
-        if found is None:
+        kind, prefix = next((row for row in own if row[1] is not None), (VLLM, None))
+        if prefix is None:
             raise _not_vllm(layout)
-        kind, prefix = found
         page = translate(layout, kind, prefix)
     for program in engine_kinds():
         if program.beside and any(name.startswith(program.beside) for name in names):
@@ -325,9 +324,7 @@ OTHER_PROGRAMS = (
     OtherProgram("Triton", ("nv_inference_",)),
     OtherProgram("vLLM's production-stack router", STACK_ROUTER, BEHIND_ROUTER),
     OtherProgram("vllm-router", ("vllm_router_",), BEHIND_ROUTER),
-    OtherProgram("sglang-router (smg)", ("smg_",), BEHIND_ROUTER),
-    OtherProgram("vLLM Router", ("vllm_router_",), BEHIND_ROUTER),
-    OtherProgram("SGLang's Model Gateway, a router", ("smg_", "sgl_router_"), BEHIND_ROUTER),
+    OtherProgram("sglang-router (smg)", ("smg_", "sgl_router_"), BEHIND_ROUTER),
     OtherProgram("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
     OtherProgram("Envoy, a proxy", ("envoy_",), BEHIND_ROUTER),
     OtherProgram(

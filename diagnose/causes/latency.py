@@ -72,16 +72,15 @@ USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 """Half a second is at least five steps. If steps are longer, it is within their normal spread."""
 
-COMPUTED_MOVED = Signal(COMPUTED)
-"""Unknown while a prefill is under way whose size is unknown: it may be a long one."""
-
-PREFILLS_ARE_SLOW = ((COMPUTED_MOVED <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)).assume(
-    unknown=False
-)
+# What is computed of a prompt is unknown while a prefill of unknown size is under way, maybe a long
+# one.
+PREFILLS_ARE_SLOW = (
+    (Signal(COMPUTED) <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
+).assume(unknown=False)
 """Prompts of nearly the same length are computed far slower than in quiet times."""
 
 SAME_PROMPTS = (
-    (COMPUTED_MOVED <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
+    (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
 ).assume(unknown=False)
 """As many prompts of nearly the same length as in quiet times, when none paused a stream.
 

@@ -39,12 +39,12 @@ FAR = 2.0
 """Latency is far off its usual value from this ratio on."""
 
 UNMOVED = 1.3
-SAME_PROMPTS = (
+PROMPTS_AS_USUAL = (
     (Signal(DEMAND) <= UNMOVED)
     & (Signal(COMPUTED) <= UNMOVED)
     & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
 ).assume(unknown=False)
-SAME_LOAD = SAME_PROMPTS & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
+SAME_LOAD = PROMPTS_AS_USUAL & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
 FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
@@ -69,7 +69,7 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
-PAUSES = STREAMS_PAUSE & (SAME_PROMPTS | (~PREFILLS_REACH).assume(unknown=False))
+PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
 FAR_OFF = ((FIRST_TOKENS_LATE | TOKENS_LATE) & SAME_LOAD | PAUSES).assume(unknown=False)

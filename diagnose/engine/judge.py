@@ -76,9 +76,7 @@ from kneewatch.diagnose.verdict import (
     Verdict,
     worst_of,
 )
-from kneewatch.rules.baseline import (
-    is_queued,
-)
+from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.cascade import Cascade, lacking
 from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, RuleBook
 from kneewatch.rules.wire import to_ms
@@ -439,10 +437,10 @@ class Judge:
         accepted = self.learned.kept_apart.acceptance
         if accepted is not None and (told := accepted.cause(facts.now_s)) is not None:
             concluded.append(told)
-        kind, lacking = values.kind, values.missing
+        kind, unread = values.kind, values.missing
         missing = observer.metrics_missing(
             facts,
-            tuple(key for key in self._catalogue.core if kind.expects(lacking.get(key, ()))),
+            tuple(key for key in self._catalogue.core if kind.expects(unread.get(key, ()))),
             values.impossible,
             switch_on=kind.switch_on,
             blind=self._blind,

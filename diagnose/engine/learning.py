@@ -17,10 +17,7 @@ from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift
 from kneewatch.diagnose.ranking import moved_families
-from kneewatch.diagnose.values import (
-    Signals,
-    Values,
-)
+from kneewatch.diagnose.values import Signals, Values
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import (
     FAMILIES,

@@ -9,20 +9,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.changed import Changed
-from kneewatch.diagnose.ranking import (
-    BY_ID,
-)
-from kneewatch.diagnose.verdict import (
-    Cause,
-    Evidence,
-    Server,
-    Value,
-    Verdict,
-)
-from kneewatch.rules.baseline import (
-    ITL,
-    TTFT,
-)
+from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.verdict import Cause, Evidence, Server, Value, Verdict
+from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.rule import WARNING
 

@@ -38,13 +38,14 @@ def in_own_words(verdict: Verdict, kind: EngineKind) -> Verdict:
         for advice in verdict.recommendations
         if advice.changes and all(change.flag == REPLICAS for change in advice.changes)
     ]
-    left_out = len(kept) < len(verdict.recommendations)
-    unknown = [kind.said(line) for line in verdict.unknown]
+    unknown = [*map(kind.said, verdict.unknown), *_unjudged(kind)]
+    if len(kept) < len(verdict.recommendations):
+        unknown.append(NOT_COMPUTED.format(title=kind.title))
     return replace(
         verdict,
         causes=[cause_of(cause, kind) for cause in verdict.causes],
         recommendations=kept,
-        unknown=[*unknown, *_unjudged(kind), *_if(left_out, NOT_COMPUTED.format(title=kind.title))],
+        unknown=unknown,
         program=kind.title,
     )
 
@@ -87,7 +88,3 @@ def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:
 
 def _unjudged(kind: EngineKind) -> Iterable[str]:
     return (f"{what}: {why}" for what, why in kind.unjudged.items())
-
-
-def _if(condition: object, line: str) -> list[str]:
-    return [line] if condition else []

@@ -110,8 +110,9 @@ def bad_nodes(tier: Tier) -> list[FleetCause]:
     return [
         cause
         for engine in tier.engines
-        if is_slow(engine, tier) or _clock_low(engine, _peers(engine, tier)) is not None
-        if (cause := _bad_node(engine, _peers(engine, tier))) is not None
+        for peers in (_peers(engine, tier),)
+        if is_slow(engine, tier) or _clock_low(engine, peers) is not None
+        if (cause := _bad_node(engine, peers)) is not None
     ]
 
 

@@ -30,9 +30,9 @@ USAGE_MIN = 0.005
 class Step(NamedTuple):
     """A mean decode step or prefill: its time and its work.
 
-    - `size`: sequences in the step's batch; of a prefill its computed tokens.
-    - `beside`: share of the KV cache in use; of a prefill what runs beside it.
-    - `prompt_tokens`: computed prompt tokens in a decode step.
+    - `size`: sequences in the step's batch; of a prefill those that decode beside it.
+    - `beside`: share of the KV cache in use; of a prefill always USAGE_MIN, which compares nothing.
+    - `prompt_tokens`: computed prompt tokens in a decode step or of the prefill.
     - `tokens`: tokens per sequence, above 1 where drafts are accepted.
     """
 
