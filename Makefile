@@ -106,11 +106,12 @@ metric-names: $(VENV)/.dev  ## what a vLLM release renamed: NEW=0.32.0 OLD=0.31.
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
 
-soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/explanation/reliability.md (half an hour)
+soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/explanation/reliability.md (an hour)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.kills 200
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.power_loss
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.deliveries
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.faults
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.stops
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.day
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.triage
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.footprint

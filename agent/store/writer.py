@@ -269,6 +269,7 @@ class Store:
         self._written = self._inbox_dropped = 0
         self._error = ""
         self._unwritten_s: float | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -302,8 +303,11 @@ class Store:
         return cls(path, store_file, lock)
 
     def put(self, cycle: Cycle) -> None:
-        """Queue a cycle. Thread-safe; never waits for the disk and never raises."""
+        """Queue a cycle. Thread-safe; never waits for the disk and never raises. A cycle that
+        ends after the store is closed is not kept."""
         with self._wake:
+            if self._ended:
+                return
             self._inbox.append(cycle)
             if len(self._inbox) in (1, BATCH_CYCLES):
                 self._wake.notify()
@@ -374,13 +378,15 @@ class Store:
                 self._work(maintain=True)
             return True
         self._work(maintain=False)
-        unwritten = len(self._backlog) + len(self._inbox)
-        if unwritten and (self._error or time.monotonic() > close_by_s):
+        with self._wake:
+            unwritten = len(self._backlog) + len(self._inbox)
+            given_up = bool(self._error) or time.monotonic() > close_by_s
+            self._ended = not unwritten or given_up
+        if unwritten and given_up:
             log.error(
                 "store closed with unwritten cycles cycles=%s error=%s", unwritten, self._error
             )
-            return False
-        return unwritten > 0
+        return not self._ended
 
     def _is_gathered(self) -> bool:
         return self._hurried or len(self._inbox) >= BATCH_CYCLES

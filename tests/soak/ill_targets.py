@@ -6,8 +6,8 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,6 +25,7 @@ from tests.waiting import until
 INTERVAL_S = 2.0
 WARM_S = 8.0
 STOP_S = 3.0
+HOSTILE = {"engines": 1, "labels": 1, "blank": 1, "wide": 1, "packed": 1, "gpus": 1}
 
 
 class Beside(Struct, frozen=True):
@@ -40,6 +41,14 @@ class Beside(Struct, frozen=True):
     log: str
 
 
+@contextmanager
+def both(well: int, **ill: int) -> Generator[dict[str, list[str]]]:
+    """The addresses of well and ill servers. A process of their own keeps pages of the well ones
+    from waiting for those of the others."""
+    with servers(live=well) as live, servers(**ill) as others:
+        yield live | others
+
+
 def beside(
     *,
     well: int,
@@ -52,8 +61,9 @@ def beside(
     with tempfile.TemporaryDirectory() as name, servers(live=well, **ill) as urls:
         folder, store = Path(name), Path(name) / "kneewatch.db"
         file_sd = folder / "targets.json"
+        exporter = urls.pop("gpus", ["none"])[0]
+        own = ["--interval", f"{interval_s}s", "--gpu-metrics", exporter, "--file-sd", str(file_sd)]
         file_sd.write_text(json.dumps([{"targets": [u for some in urls.values() for u in some]}]))
-        own = ["--interval", f"{interval_s}s", "--gpu-metrics", "none", "--file-sd", str(file_sd)]
         if ill.get("huge"):
             own += ("--limits-body-bytes", str(64 * MIB), "--limits-series", "200000")
         with Daemon(folder, *own) as daemon:
@@ -76,7 +86,7 @@ def beside(
             to_s=to_s,
             targets=sum(map(len, urls.values())),
         )
-        words = {kind: _said(store, urls[kind], said) for kind in ill}
+        words = {kind: _said(store, urls[kind], said) for kind in urls if kind != "live"}
         return Beside(well_paced, words, peak, running, cpu_ratio, stopped_s, daemon.log)
 
 
@@ -122,8 +132,8 @@ def dripping() -> FaultOutcome:
 
 
 def hostile() -> FaultOutcome:
-    """Servers whose pages want all memory, CPU and disk."""
-    outcome = beside(well=8, engines=2, labels=2, blank=2, for_s=60.0, interval_s=2.0)
+    """Servers whose pages want all memory, CPU and disk, and an exporter of 5,000 GPUs."""
+    outcome = beside(well=8, for_s=600.0, **HOSTILE)
     said = told("hostile pages", outcome)
     return replace(said, kept=said.kept and outcome.peak_bytes < 256 * MIB)
 

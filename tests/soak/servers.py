@@ -9,6 +9,7 @@ pages of each port have gone out whole. Its CPU is not the scraper's.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import resource
 import subprocess
@@ -40,13 +41,16 @@ RECORDINGS = (
 APART = 11
 """Steps between two servers with the same recording."""
 
-GPUS = 8
+GPUS = {"gpu": 8, "gpus": 5_000}
+"""GPUs on the page of each kind of exporter."""
+
 HUGE_SERIES = 150_000
 HUGE_LABEL = "x" * 165
 HEAD = (
     "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-    "Content-Length: {}\r\n\r\n"
+    "Content-Length: {}\r\n{}\r\n"
 )
+GZIP_MAGIC = b"\x1f\x8b"
 
 Pages = Callable[[], bytes]
 Ports = Mapping[str, Sequence[int]]
@@ -55,8 +59,9 @@ served: Counter[int] = Counter()
 
 
 def answer(body: bytes) -> bytes:
-    """A whole answer."""
-    return HEAD.format(len(body)).encode() + body
+    """A whole answer. A body that is packed is said to be."""
+    packed = "Content-Encoding: gzip\r\n" if body.startswith(GZIP_MAGIC) else ""
+    return HEAD.format(len(body), packed).encode() + body
 
 
 class Well(asyncio.Protocol):
@@ -183,15 +188,35 @@ def blank(_growing: Growing) -> Pages:
     return lambda: b"\n" * 15_000_000
 
 
-HOSTILE = {"huge": huge, "engines": engines, "labels": labels, "blank": blank}
+def wide(growing: Growing) -> Pages:
+    """A page of 49 MB and 199,000 series, beyond both limits."""
+    more = "".join(f'vllm_soak_total{{at="{at}",more="{"x" * 210}"}} 1\n' for at in range(199_000))
+    whole = growing.page(0) + more.encode()
+    return lambda: whole
+
+
+def packed(growing: Growing) -> Pages:
+    """64 kB that unpack to a page and 63 MB of line ends."""
+    whole = gzip.compress(growing.page(0) + b"\n" * 63_000_000)
+    return lambda: whole
+
+
+HOSTILE = {
+    "huge": huge,
+    "engines": engines,
+    "labels": labels,
+    "blank": blank,
+    "wide": wide,
+    "packed": packed,
+}
 
 
 def pages_of(kind: str, count: int) -> list[Pages]:
     """The pages of so many servers of a kind."""
     recordings = {name: Growing(name) for name in RECORDINGS[: max(count, 1)]}
     turns = zip(range(count), cycle(RECORDINGS), strict=False)
-    if kind == "gpu":
-        page = node(GPUS).encode()
+    if kind in GPUS:
+        page = node(GPUS[kind]).encode()
         return [lambda: page] * count
     if kind in HOSTILE:
         return [HOSTILE[kind](recordings[name]) for _, name in turns]

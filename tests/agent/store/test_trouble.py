@@ -396,6 +396,15 @@ def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
     assert store.stats().queued == 1
 
 
+def test_a_cycle_that_ends_after_the_store_leaves_the_history_whole(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store.db")
+    store.put(numbered(0))
+    store.close(PATIENCE_S)
+    store.put(numbered(1))
+    assert store.stats().queued == 0
+    assert numbers(tmp_path / "store.db") == [0.0]
+
+
 @pytest.mark.parametrize("name", ["a folder", "a text", "another program's"])
 def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "file"
