@@ -95,6 +95,12 @@ def _started(case: Case) -> bool:
     return is_logged and case["status"] == "ok"
 
 
+def is_told(case: Case) -> bool:
+    """Whether the row says what beside weights and KV cache took memory, and does not contradict
+    itself."""
+    return _started(case) and case["doubt"] is None
+
+
 def available_misses(overhead: str = "fitted") -> Iterator[Miss]:
     """Available KV in GiB, the weights as logged."""
     for case in cases():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +20,15 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from tests.kvtruth import Case, cases
 
-RECORDED = "cases_2026.jsonl"
+RECORDED = ("cases_2026.jsonl", "cases_2026_public.jsonl")
+
+
+@cache
+def recorded(*names: str) -> tuple[Case, ...]:
+    """Every start-up of these files, or of all, that states what it depends on."""
+    return tuple(
+        case for name in names or RECORDED for case in cases(name) if not case.get("doubt")
+    )
 
 
 def setup_of(case: Case) -> Setup:
@@ -56,6 +65,7 @@ def setup_of(case: Case) -> Setup:
         decode_context_parallel=case["dcp"],
         enforce_eager=case["enforce_eager"],
         prefix_caching=case["prefix_caching"],
+        limit_mm_per_prompt=tuple(case.get("limit_mm_per_prompt", {}).items()),
         draft=draft,
     )
 
@@ -107,9 +117,10 @@ def row_of(case: Case) -> Row:
     return Row(case, "", requests, kv, weights, in_band)
 
 
-def rows() -> list[Row]:
-    """Every start-up of 2026, judged."""
-    return [row_of(case) for case in cases(RECORDED)]
+@cache
+def rows(*names: str) -> tuple[Row, ...]:
+    """Every start-up of these files, or of all, judged."""
+    return tuple(map(row_of, recorded(*names)))
 
 
 def within(values: Sequence[float | None], bound_ratio: float) -> tuple[int, int]:
@@ -126,9 +137,14 @@ _COLUMNS: Mapping[str, tuple[Callable[[Row], float | None], float]] = {
 
 
 def report() -> Iterator[str]:
-    """The table of 2026 as lines."""
-    judged = rows()
-    yield "Sizing against start-ups of 2026"
+    """The tables of both files as lines."""
+    for name in RECORDED:
+        yield from _table(name)
+
+
+def _table(name: str) -> Iterator[str]:
+    judged = rows(name)
+    yield f"Sizing against start-ups of 2026 ({name})"
     refused = sum(bool(row.refused) for row in judged)
     yield f"  refused although they ran: {refused} of {len(judged)}"
     for title, (value, bound_ratio) in _COLUMNS.items():
@@ -148,6 +164,8 @@ def report() -> Iterator[str]:
         band = {None: "-", True: "in", False: "out"}[row.in_band]
         told = f"  refused: {row.refused[:90]}" if row.refused else f"{shown}  {band}"
         yield f"    {row.case['case_id']:<46}{told}"
+    for case in (case for case in cases(name) if case.get("doubt")):
+        yield f"    {case['case_id']:<46}  not counted: {case['doubt']}"
 
 
 if __name__ == "__main__":

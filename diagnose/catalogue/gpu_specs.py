@@ -79,6 +79,9 @@ class Gpu(Struct, frozen=True, kw_only=True):
     note: str = ""
     shares_host_memory: bool = False
     """Whether CPU and GPU have one memory, so that vLLM counts what the host uses."""
+    nvml_memory: bool = True
+    """Whether NVML reports its memory. Without it vLLM takes its defaults of small GPUs
+    (`get_batch_defaults` of vllm/engine/arg_utils.py)."""
 
     @property
     def host_bytes_per_s(self) -> float:

@@ -276,8 +276,9 @@ def _same_architecture(name: str) -> Model | None:
     kept = same or scheme(entry.quantization).stated_as == stated
     quantization = entry.quantization if kept else stated
     rules = packaged_tables("diagnose.catalogue", "model_names.toml")
-    if not entry.experts.count and any(isinstance(p.kind, Recurrent) for p in entry.layers):
-        quantization = rules["recurrent_schemes"].get(quantization, quantization)
+    if any(isinstance(p.kind, Recurrent) for p in entry.layers):
+        stands_for = rules["recurrent_schemes"]["mixture" if entry.experts.count else "dense"]
+        quantization = stands_for.get(quantization, quantization)
     for pattern, made in rules["checkpoints"].items():
         quantization = made if re.match(pattern, name.lower()) else quantization
     note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"

@@ -139,7 +139,7 @@ def _sources(answer: Memory) -> Iterator[str]:
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
     if setup.gpu is not None and answer.overhead is not None:
-        alike, of_kind = start_ups(setup.model, setup.gpu)
+        alike, of_kind = start_ups(setup, setup.gpu)
         yield (
             f"the overhead's band stands on {alike} logged start-ups on GPUs of this class and "
             f"{of_kind} of models of this kind" + ("" if alike else ": it is wider")

@@ -87,7 +87,8 @@ def defaults(version: Version, gpu: Gpu | None) -> Defaults:
     """The version's defaults on this GPU; without a GPU, those for an 80 GB H100."""
     if gpu is None:
         return _defaults(version, 80 * GIB, ampere=False)
-    return _defaults(version, gpu.memory_bytes, ampere=gpu.id.startswith("a100"))
+    seen_bytes = gpu.memory_bytes if gpu.nvml_memory else 0
+    return _defaults(version, seen_bytes, ampere=gpu.id.startswith("a100"))
 
 
 @lru_cache(maxsize=1024)

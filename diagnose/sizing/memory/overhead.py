@@ -112,12 +112,13 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     activation = _activation_bytes(setup, gpu)
     framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
     graphs, graphs_high = _graphs_bytes(setup, gpu)
-    shared = figures["shared_host_gib"] * GIB if gpu.shares_host_memory else 0.0
-    framework += shared
+    if gpu.shares_host_memory:
+        images_gib = figures["shared_host_images_gib"] if _encoder_bytes(setup, gpu)[0] else 0.0
+        framework += (figures["shared_host_gib"] + images_gib) * GIB
     expected = activation + framework + graphs
-    band = _band(gpu)
+    band = _band(setup, gpu)
     above_gib = band["above_gib"]
-    if start_ups(setup.model, gpu)[1] < figures["few_start_ups"]:
+    if start_ups(setup, gpu)[1] < figures["few_start_ups"]:
         above_gib += figures["few_start_ups_gib"]
     return Overhead(
         activation_bytes=activation,
@@ -128,21 +129,21 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     )
 
 
-def _band(gpu: Gpu) -> Mapping[str, float]:
+def _band(setup: Setup, gpu: Gpu) -> Mapping[str, float]:
     """The row of the GPU's class in the table of bands."""
     bands, name = _tables()["bands"], gpu.architecture
     if gpu.shares_host_memory:
-        name = "unified"
+        name = "unified" if setup.parallel.gpus == 1 else "unified_nodes"
     elif name == "blackwell" and gpu.segment != "data-centre":
         name = "workstation_blackwell"
     row: Mapping[str, float] = bands.get(name, bands["unmeasured"])
     return row
 
 
-def start_ups(model: Model, gpu: Gpu) -> tuple[int, int]:
+def start_ups(setup: Setup, gpu: Gpu) -> tuple[int, int]:
     """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
     families: Mapping[str, int] = _tables()["family_start_ups"]
-    return int(_band(gpu)["start_ups"]), families[_family(model)]
+    return int(_band(setup, gpu)["start_ups"]), families[_family(setup.model)]
 
 
 def _family(model: Model) -> str:

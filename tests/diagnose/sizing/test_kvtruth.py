@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -18,10 +19,12 @@ from tests.kvtruth import (
     available_misses,
     capacity_misses,
     cases,
+    is_told,
     rule_misses,
     weights_misses,
 )
-from tests.kvtruth_2026 import RECORDED, rows, setup_of
+from tests.kvtruth import setup_of as case_setup
+from tests.kvtruth_2026 import RECORDED, recorded, rows, setup_of
 from tests.kvtruth_2026 import within as within_bound
 
 VERSIONS = {case["case_id"]: case["version"] for case in cases()}
@@ -72,29 +75,32 @@ def test_no_launch_of_2026_that_ran_is_refused() -> None:
     assert [row.refused for row in rows() if row.refused] == []
 
 
-def test_concurrency_of_2026_is_within_1_percent_for_9_of_10() -> None:
-    hits, count = within_bound([row.concurrency for row in rows()], 0.01)
-
-    assert count >= 15
-    assert hits >= 0.9 * count
+GIVEN, PUBLIC = RECORDED
 
 
-def test_kv_of_2026_from_flags_is_within_10_percent_for_17_of_20() -> None:
-    hits, count = within_bound([row.kv for row in rows()], 0.10)
-
-    assert count >= 15
-    assert hits >= 0.85 * count
-
-
-def test_weights_of_2026_are_within_3_percent_for_9_of_10() -> None:
-    hits, count = within_bound([row.weights for row in rows()], 0.03)
+@pytest.mark.parametrize(
+    ("name", "column", "bound_ratio", "share"),
+    [
+        (GIVEN, "concurrency", 0.01, 0.9),
+        (GIVEN, "kv", 0.10, 0.85),
+        (GIVEN, "weights", 0.03, 0.9),
+        (PUBLIC, "concurrency", 0.01, 0.95),
+        (PUBLIC, "kv", 0.10, 0.85),
+        # Makers of four of them left other layers in 16 bit than the catalogue knows of.
+        (PUBLIC, "weights", 0.03, 0.85),
+    ],
+)
+def test_a_figure_of_2026_is_near_the_logged_one(
+    name: str, column: str, bound_ratio: float, share: float
+) -> None:
+    hits, count = within_bound([getattr(row, column) for row in rows(name)], bound_ratio)
 
     assert count >= 8
-    assert hits >= 0.9 * count
+    assert hits >= share * count
 
 
 def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
-    case = next(case for case in cases(RECORDED) if case["case_id"].endswith("27b-nvfp4-mtp2"))
+    case = next(case for case in recorded() if case["case_id"].endswith("27b-nvfp4-mtp2"))
     setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
 
     layout = memory(setup).layout
@@ -105,35 +111,40 @@ def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
     assert memory(setup).logged_tokens.expected == case["kv_tokens"]
 
 
-def test_the_band_holds_nine_of_ten_start_ups_of_2026() -> None:
-    banded = [row.in_band for row in rows() if row.in_band is not None]
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_band_holds_nine_of_ten_start_ups_of_2026(name: str) -> None:
+    banded = [row.in_band for row in rows(name) if row.in_band is not None]
 
     assert len(banded) >= 15
     assert sum(banded) >= 0.9 * len(banded)
 
 
 def test_a_launch_without_towers_has_more_kv_cache() -> None:
-    case = next(case for case in cases(RECORDED) if case.get("language_model_only"))
+    case = next(case for case in recorded() if case.get("language_model_only"))
     whole = setup_of({**case, "language_model_only": False})
 
     assert memory(setup_of(case)).available_bytes.low > memory(whole).available_bytes.low
 
 
 def test_the_band_says_on_how_many_recorded_start_ups_it_stands() -> None:
-    recorded = [setup_of(case) for case in cases(RECORDED) if case["util_known"]]
-    table = packaged_tables("diagnose.sizing.memory", "overhead.toml")["bands"]
-    workstations = [
-        start_ups(setup.model, setup.gpu)[0]
-        for setup in recorded
-        if setup.gpu and setup.gpu.id in ("rtx-5090", "rtx-pro-6000")
-    ]
-    assert set(workstations) == {len(workstations)} == {table["workstation_blackwell"]["start_ups"]}
+    setups = [case_setup(case) for case in cases() if is_told(case)]
+    setups += [setup_of(row.case) for row in rows() if row.case["util_known"] and not row.refused]
+    stands = [start_ups(setup, setup.gpu) for setup in setups if setup.gpu is not None]
+    tables = packaged_tables("diagnose.sizing.memory", "overhead.toml")
+    of_class = Counter(alike for alike, _of_kind in stands)
+    of_kind = Counter(kind for _alike, kind in stands)
+
+    for counted, table in (
+        (of_class, [row["start_ups"] for row in tables["bands"].values()]),
+        (of_kind, list(tables["family_start_ups"].values())),
+    ):
+        assert counted == Counter({count: count * table.count(count) for count in table if count})
     unknown = replace(gpu("l4"), architecture="turing")
-    assert start_ups(recorded[0].model, unknown)[0] == 0
+    assert start_ups(setups[0], unknown)[0] == 0
 
 
 def test_the_band_is_wider_where_nothing_was_measured() -> None:
-    setup = setup_of(next(case for case in cases(RECORDED) if case["gpu"] == "l40s"))
+    setup = setup_of(next(case for case in recorded() if case["gpu"] == "l40s"))
     assert setup.gpu is not None
     elsewhere = replace(setup, gpu=replace(setup.gpu, architecture="turing"))
     known, unknown = memory(setup).available_bytes, memory(elsewhere).available_bytes
