@@ -501,7 +501,8 @@ def rule_block(rule: Rule) -> str:
         lines.append(f"- Not reported by itself beside the causes that cover it: {links}.")
     if rule.id in SETTING_BOUNDS:
         lines.append("- Exists only if the setting is stated.")
-    return "\n".join([*lines, f"- {exported('rule', rule.id)}"])
+    lines += [f"- {exported('rule', rule.id)}", "", "## What to do", "", f"- {rule.advice}"]
+    return "\n".join(lines)
 
 
 def guard_words(guard: Guard) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.rules.library import RULES
+from tests.generated import HEAD
 from tests.reference_pages import (
     BEGIN,
     CAUSE_SECTIONS,
@@ -34,11 +37,25 @@ def test_every_cause_and_rule_has_a_whole_page(path: str, sections: tuple[str, .
 
 
 @pytest.mark.parametrize("name", CAUSE_IDS)
-def test_the_first_screen_of_a_cause_has_stop_gap_and_fix(name: str) -> None:
-    first = (ROOT / "docs" / "causes" / f"{name}.md").read_text().splitlines()[:25]
-    stop_gap, fix = first.index("## Stop-gap now"), first.index("## Fix")
-    assert stop_gap < fix
-    assert any(line.startswith("- ") for line in first[fix:]), "no step of the fix"
+def test_a_cause_says_what_to_do_first_and_how_it_is_detected_last(name: str) -> None:
+    page = (ROOT / "docs" / "causes" / f"{name}.md").read_text()
+    assert re.findall(r"(?m)^## (.+)$", page) == list(CAUSE_SECTIONS)
+    summary = re.sub(r"`[^`]*`", "", page.partition("\n")[2].partition("\n## ")[0])
+    assert len(re.findall(r"[.!?]\s", summary)) == 1, "one sentence"
+    lines = page.splitlines()
+    fix = lines[:25].index("## Fix")
+    assert any(line.startswith("- ") for line in lines[fix:25]), "no step of the fix"
+    assert lines.index("## Meaning") < 45, "two screens before the meaning"
+    assert page.rstrip().endswith(f"</details>\n{END}") or len(page.partition(BEGIN)[2]) < 1000
+
+
+def test_the_pages_stay_short() -> None:
+    """Words outside of generated pages and blocks; raised only for what a reader acts on."""
+    pages = {path: path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+    written = [
+        re.sub(f"(?s){BEGIN}.*?{END}", "", page) for page in pages.values() if HEAD not in page
+    ]
+    assert sum(len(page.split()) for page in written) <= 45_000
 
 
 @pytest.mark.parametrize(("folder", "names"), [("causes", CAUSE_IDS), ("rules", RULE_IDS)])

@@ -22,6 +22,7 @@ class AlertText(Struct, frozen=True, forbid_unknown_fields=True):
     """An alert as alerts.toml has it."""
 
     name: str
+    when: str
     expr: str
     summary: str
     description: str
@@ -86,7 +87,6 @@ def _durations(plan: Plan) -> dict[str, float]:
 def _texts(plan: Plan) -> dict[str, str]:
     """What is put in for the names in all alerts."""
     durations = _durations(plan)
-    within = within_ttft(plan.targets.ttft_p99_s)
     return {
         **{name: span(seconds) for name, seconds in durations.items()},
         **{f"{name}_s": number(seconds) for name, seconds in durations.items()},
@@ -94,7 +94,7 @@ def _texts(plan: Plan) -> dict[str, str]:
         "pool": plan.pool,
         "queued": number(QUEUED_MIN),
         "idle_kv": number(IDLE_KV),
-        "le": bound_matcher(within.bound) if within else "",
+        "le": bound_matcher(le.bound) if (le := within_ttft(plan.targets.ttft_p99_s)) else "",
     }
 
 
