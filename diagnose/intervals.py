@@ -48,42 +48,32 @@ Name = tuple[str, str]
 """Kind and id of a condition."""
 
 
-class Interval(Struct, frozen=True):
-    """A time during which an engine had a stage, a cause or a health, as it is stored.
+class Interval(Struct):
+    """A time during which an engine had a stage, a cause or a health; one moment in a verdict.
 
     `kind` is stage, cause or health. `id` is the number of the stage as text, the id of the cause,
-    or the word for the health. `severity` is the worst during the interval. `end_s` is None while
-    the interval is open. `last_s` is the last time at which it was observed. `ended` is "ended",
+    or the word for the health. `severity` is the worst during the interval. `last_s` is the last
+    time at which it was observed. `end_s` is None while the interval is open. `ended` is "ended",
     "restarted" (the engine was replaced), "unwatched" (not scraped, or the page could not be read),
-    or "" while the interval is open. `engine_id` is the engine's number in the store.
+    or "" while the interval is open. `engine_id` is the engine's number in the store. `paused`: it
+    is open, and unknown whether it continues.
     """
 
     kind: str
     id: str
     severity: Severity
     start_s: float
-    end_s: float | None
     last_s: float
-    ended: str
+    end_s: float | None = None
+    ended: str = ""
     engine_id: int = 0
+    paused: bool = False
 
     @property
     def until_s(self) -> float:
         """End of the interval in Unix seconds. If it is open, the time at which it was last
         observed."""
         return self.last_s if self.end_s is None else self.end_s
-
-
-class Open(Struct):
-    """An open interval, or a verdict's stage, cause or health. `last_s`: when it was last seen.
-    `paused`: it is unknown whether it continues."""
-
-    kind: str
-    id: str
-    severity: Severity
-    start_s: float
-    last_s: float
-    paused: bool = False
 
 
 class Conditions(Struct, frozen=True):
@@ -93,9 +83,9 @@ class Conditions(Struct, frozen=True):
     """
 
     t_s: float
-    health: Open
-    stage: Open | None
-    causes: tuple[Open, ...]
+    health: Interval
+    stage: Interval | None
+    causes: tuple[Interval, ...]
     restarted: bool
     read: bool
 
@@ -107,15 +97,10 @@ class Conditions(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A change of an interval.
+    """An interval began; or it got worse, paused, continued or ended, as the interval says."""
 
-    It began, got worse, paused or continued; or, if `ended` is set, it ended at `end_s`.
-    """
-
-    interval: Open
+    interval: Interval
     began: bool = False
-    ended: str = ""
-    end_s: float = math.nan
 
 
 def away_s(times: Iterable[float]) -> float:
@@ -132,11 +117,11 @@ def conditions_of(diagnosis: Verdict, *, restarted: bool) -> Conditions:
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Conditions(
         t_s,
-        Open("health", diagnosis.health, diagnosis.severity, t_s, t_s),
+        Interval("health", diagnosis.health, diagnosis.severity, t_s, t_s),
         None
         if stage.number is None
-        else Open("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s, t_s),
-        tuple(Open("cause", c.id, c.severity, c.since_s or t_s, t_s) for c in diagnosis.causes),
+        else Interval("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s, t_s),
+        tuple(Interval("cause", c.id, c.severity, c.since_s or t_s, t_s) for c in diagnosis.causes),
         restarted,
         diagnosis.was_read,
     )
@@ -145,8 +130,8 @@ def conditions_of(diagnosis: Verdict, *, restarted: bool) -> Conditions:
 class IntervalBook:
     """The open intervals of one engine."""
 
-    def __init__(self, opened: Iterable[Open] = ()) -> None:
-        self._open: dict[Name, Open] = {
+    def __init__(self, opened: Iterable[Interval] = ()) -> None:
+        self._open: dict[Name, Interval] = {
             (interval.kind, interval.id): interval for interval in opened
         }
         self._readable_s: float | None = None
@@ -155,7 +140,7 @@ class IntervalBook:
         """When the last stage and health ended, and the last interval of each cause."""
 
     @property
-    def opened(self) -> list[Open]:
+    def opened(self) -> list[Interval]:
         """The open intervals."""
         return list(self._open.values())
 
@@ -196,7 +181,7 @@ class IntervalBook:
         self._seen.append(t_s)
         return changes
 
-    def _end_missing(self, verdict: Conditions, missing: list[Open]) -> list[Change]:
+    def _end_missing(self, verdict: Conditions, missing: list[Interval]) -> list[Change]:
         changes: list[Change] = []
         readable = verdict.read
         if readable and self._readable_s is None:
@@ -217,7 +202,7 @@ class IntervalBook:
                 changes += self._pause([interval])
         return changes
 
-    def _given_up(self, verdict: Conditions, interval: Open) -> bool:
+    def _given_up(self, verdict: Conditions, interval: Interval) -> bool:
         """Whether a paused interval, whose condition the verdict lacks, has ended.
 
         It has ended if the pause was too long. It has also ended if the target is readable again:
@@ -229,14 +214,14 @@ class IntervalBook:
             return False
         return interval.id == TARGET_DOWN or verdict.t_s - self._readable_s >= GRACE_S
 
-    def _observe(self, verdict: Conditions, condition: Open) -> list[Change]:
+    def _observe(self, verdict: Conditions, condition: Interval) -> list[Change]:
         interval = self._open.get((condition.kind, condition.id))
         changes: list[Change] = []
         if interval is not None and interval.paused and verdict.t_s - interval.last_s > BRIDGED_S:
             changes.append(self._end(interval, interval.last_s, UNWATCHED))
             interval = None
         if interval is None:
-            interval = Open(
+            interval = Interval(
                 condition.kind,
                 condition.id,
                 condition.severity,
@@ -251,7 +236,7 @@ class IntervalBook:
             changes.append(Change(interval))
         return changes
 
-    def _start_s(self, verdict: Conditions, condition: Open) -> float:
+    def _start_s(self, verdict: Conditions, condition: Interval) -> float:
         """Start of the condition's new interval in unix seconds.
 
         That is the condition's own start, but not before its last interval ended, not before the
@@ -262,7 +247,7 @@ class IntervalBook:
         readable_s = -math.inf if self._readable_s is None else self._readable_s
         return min(max(since_s, ended_s, readable_s), verdict.t_s)
 
-    def _pause(self, intervals: list[Open]) -> list[Change]:
+    def _pause(self, intervals: list[Interval]) -> list[Change]:
         changes: list[Change] = []
         for interval in intervals:
             if interval.kind == "cause":
@@ -272,14 +257,14 @@ class IntervalBook:
                 changes.append(self._end(interval, interval.last_s, UNWATCHED))
         return changes
 
-    def _end(self, interval: Open, end_s: float, reason: str) -> Change:
+    def _end(self, interval: Interval, end_s: float, reason: str) -> Change:
         del self._open[interval.kind, interval.id]
         # If the clock was set back, the interval would otherwise end before it began.
-        end_s = max(end_s, interval.start_s)
-        self._ended_s[_slot(interval)] = end_s
-        return Change(interval, ended=reason, end_s=end_s)
+        interval.end_s, interval.ended = max(end_s, interval.start_s), reason
+        self._ended_s[_slot(interval)] = interval.end_s
+        return Change(interval)
 
 
-def _slot(condition: Open) -> str:
+def _slot(condition: Interval) -> str:
     """A key: the stage, the health, or a cause's id. Only one interval per key is open."""
     return condition.id if condition.kind == "cause" else condition.kind

@@ -14,7 +14,7 @@ from kneewatch.agent.store.database import SEQUENCE_MASK, columns_layout, keys_l
 from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.intervals import IntervalBook, Open
+from kneewatch.diagnose.intervals import Interval, IntervalBook
 from kneewatch.rules.rule import SEVERITIES
 
 
@@ -120,14 +120,16 @@ def _load_rest(connection: sqlite3.Connection, engine: CachedEngine) -> None:
     engine.active = {name: RecommendationRow(row, document, 0.0) for row, name, document in active}
 
 
-def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: float) -> list[Open]:
+def _open_intervals(
+    connection: sqlite3.Connection, engine_id: int, last_s: float
+) -> list[Interval]:
     rows = connection.execute(
         "SELECT kind, name, severity, start_s, last_s FROM intervals"
         " WHERE engine_id = ? AND end_s IS NULL",
         (engine_id,),
     )
     return [
-        Open(
+        Interval(
             kind,
             name,
             SEVERITIES[int(severity)],

@@ -257,16 +257,15 @@ class CycleWriter:
                     ),
                 )
                 continue
-            end_s = change.end_s if change.ended else None
-            last_s = interval.last_s if interval.paused or change.ended else None
+            last_s = interval.last_s if interval.paused or interval.ended else None
             self._execute(
                 "UPDATE intervals SET severity = ?, end_s = ?, last_s = ?, ended = ?"
                 " WHERE engine_id = ? AND kind = ? AND name = ? AND end_s IS NULL",
                 (
                     int(interval.severity),
-                    end_s,
+                    interval.end_s,
                     last_s,
-                    change.ended,
+                    interval.ended,
                     engine.id,
                     interval.kind,
                     interval.id,

@@ -274,7 +274,7 @@ class Reader:
                 (to_s, from_s, engine_id, engine_id, *kinds),
             ).fetchall()
         return [
-            Interval(kind, name, SEVERITIES[int(worst)], start_s, end_s, last_s, ended, engine)
+            Interval(kind, name, SEVERITIES[int(worst)], start_s, last_s, end_s, ended, engine)
             for engine, kind, name, worst, start_s, end_s, last_s, ended in rows
         ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
@@ -15,11 +14,13 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import Line
 from kneewatch.reports.weekly.observed import (
+    PREEMPTING,
     EngineObserved,
     Episode,
     EpisodeObserved,
     Recommended,
     TierStated,
+    ends_last,
 )
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 from kneewatch.rules.cascade import NAMES
@@ -49,9 +50,6 @@ EFFECT_MARGIN_S = 180.0
 FILLING_SHOWN_S = 1800.0
 """Maximum seconds of stage 1 (filling) that are drawn before a cascade."""
 
-PREEMPTING = 2
-"""Number of the first stage in which vLLM preempts requests."""
-
 NOTED = frozenset({"engine_restarted"})
 """Causes that are reported as incidents even below warning."""
 
@@ -76,86 +74,66 @@ def _causes_first() -> dict[str, int]:
 RANK = _causes_first()
 
 
-class _Group(Struct):
-    """Intervals that belong to the same incident."""
-
-    cause: str
-    held: list[Interval]
-    stages: list[Interval] = field(default_factory=list[Interval])
-
-    @property
-    def start_s(self) -> float:
-        first = (*self.held, *(stage for stage in self.stages if int(stage.id) >= PREEMPTING))
-        return min(interval.start_s for interval in first)
-
-    @property
-    def until_s(self) -> float:
-        return max(interval.until_s for interval in (*self.held, *self.stages))
-
-    @property
-    def severity(self) -> Severity:
-        return max(interval.severity for interval in (*self.held, *self.stages))
-
-
 def episodes(intervals: Sequence[Interval], *, from_s: float, to_s: float) -> list[Episode]:
     """The incidents of one engine that overlap [from_s, to_s), sorted by start."""
     stages = sorted((interval for interval in intervals if interval.kind == "stage"), key=_by_start)
     causes = sorted((interval for interval in intervals if interval.kind == "cause"), key=_by_start)
     groups = sorted([*_cascades(stages), *_causes(causes)], key=lambda group: group.start_s)
-    all_episodes = [
-        _episode(group, stages)
+    inside = [
+        group
         for group in _merge_effects(groups)
         if group.severity >= Severity.WARNING or group.cause in NOTED
+        if group.start_s < to_s and group.until_s >= from_s
     ]
-    inside = [
-        episode for episode in all_episodes if episode.start_s < to_s and episode.until_s >= from_s
-    ]
+    for group in inside:
+        group.causes.sort(key=_by_start)
+        group.stages = _stages_shown(group.stages, stages)
     return sorted(inside, key=lambda episode: (episode.start_s, episode.cause))
 
 
-def _cascades(stages: Sequence[Interval]) -> list[_Group]:
+def _cascades(stages: Sequence[Interval]) -> list[Episode]:
     """Preemption cascades. A pause of up to CASCADE_BRIDGED_S seconds does not end a cascade."""
-    groups: list[_Group] = []
+    groups: list[Episode] = []
     for stage in stages:
         if int(stage.id) < PREEMPTING:
             continue
         if groups and stage.start_s - groups[-1].until_s <= CASCADE_BRIDGED_S:
             groups[-1].stages.append(stage)
         else:
-            groups.append(_Group(CASCADE_CAUSE, [], [stage]))
+            groups.append(Episode(CASCADE_CAUSE, [], [stage]))
     return groups
 
 
-def _causes(causes: Sequence[Interval]) -> list[_Group]:
+def _causes(causes: Sequence[Interval]) -> list[Episode]:
     """The intervals grouped by cause. If a cause returns within BRIDGED_S seconds, it stays in the
     same group."""
-    newest: dict[str, _Group] = {}
-    groups: list[_Group] = []
+    newest: dict[str, Episode] = {}
+    groups: list[Episode] = []
     for cause in causes:
         group = newest.get(cause.id)
         if group is not None and cause.start_s - group.until_s <= BRIDGED_S:
-            group.held.append(cause)
+            group.causes.append(cause)
         else:
-            newest[cause.id] = group = _Group(cause.id, [cause])
+            newest[cause.id] = group = Episode(cause.id, [cause])
             groups.append(group)
     return groups
 
 
-def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
+def _merge_effects(groups: Sequence[Episode]) -> list[Episode]:
     """The groups, with each downstream effect merged into the group of its root cause."""
-    kept: list[_Group] = []
+    kept: list[Episode] = []
     for group in sorted(groups, key=lambda candidate: RANK.get(candidate.cause, len(RANK))):
         owner = next((other for other in kept if _belongs(group, other)), None)
         if owner is None:
             kept.append(group)
         else:
-            owner.held += group.held
+            owner.causes += group.causes
             owner.stages += group.stages
             owner.stages.sort(key=_by_start)
     return kept
 
 
-def _belongs(group: _Group, other: _Group) -> bool:
+def _belongs(group: Episode, other: Episode) -> bool:
     """Whether `group` is reported under `other`. A group at warning or worse is never reported
     under a group below warning."""
     near = (
@@ -172,31 +150,17 @@ def _belongs(group: _Group, other: _Group) -> bool:
     return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
 
 
-def _episode(group: _Group, stages: Sequence[Interval]) -> Episode:
-    kind = "cascade" if group.stages else "cause"
-    last = max(
-        (*group.held, *group.stages),
-        key=lambda interval: (interval.end_s is None, interval.until_s),
-    )
-    return Episode(
-        kind=kind,
-        cause=group.cause,
-        severity=group.severity,
-        start_s=group.start_s,
-        end_s=last.end_s,
-        last_s=max(interval.last_s for interval in (*group.held, *group.stages)),
-        ended=last.ended,
-        stages=_stages_shown(group, stages) if kind == "cascade" else (),
-        causes=tuple(sorted(group.held, key=_by_start)),
-    )
-
-
-def _stages_shown(group: _Group, stages: Sequence[Interval]) -> tuple[Interval, ...]:
+def _stages_shown(preempting: list[Interval], stages: Sequence[Interval]) -> list[Interval]:
     """The stages to draw: all stages of the cascade, and the filling stage just before it."""
-    preempting = [stage for stage in group.stages if int(stage.id) >= PREEMPTING]
+    if not preempting:
+        return []
     start_s = min(stage.start_s for stage in preempting)
     until_s = max(stage.until_s for stage in preempting)
-    strip = [stage for stage in stages if stage.start_s < until_s and stage.until_s > start_s]
+    strip = [
+        stage
+        for stage in stages
+        if (stage.start_s < until_s and stage.until_s > start_s) or stage in preempting
+    ]
     filling = [
         stage
         for stage in stages
@@ -205,7 +169,7 @@ def _stages_shown(group: _Group, stages: Sequence[Interval]) -> tuple[Interval, 
     shown = [
         replace(stage, start_s=max(stage.start_s, start_s - FILLING_SHOWN_S)) for stage in filling
     ]
-    return tuple(sorted([*shown, *strip], key=_by_start))
+    return sorted([*shown, *strip], key=_by_start)
 
 
 def _by_start(interval: Interval) -> float:
@@ -283,8 +247,8 @@ def _incident(
     stage2_s = _stage_s(episode, STAGE_PREEMPTING)
     late_s = _late_s(observed, budget_s)
     lead_s, lead_text = _lead(episode, stage2_s, late_s, budget_s)
-    goes_on = any(row.episode.end_s is None for row in together)
-    ends_last = max(together, key=lambda row: (row.episode.end_s is None, row.episode.until_s))
+    goes_on = any(row.episode.last.end_s is None for row in together)
+    last = max((row.episode.last for row in together), key=ends_last)
     return Incident(
         id=name,
         kind=episode.kind,
@@ -295,9 +259,9 @@ def _incident(
         title=title(episode.cause),
         severity=episode.severity.word,
         start_s=start_s,
-        end_s=None if goes_on else ends_last.episode.end_s,
+        end_s=None if goes_on else last.end_s,
         last_s=last_s,
-        ended=ends_last.episode.ended,
+        ended=last.ended,
         stages=tuple(
             StageSpan(int(held.id), NAMES[int(held.id)], held.severity.word, held.start_s,
                       held.end_s)

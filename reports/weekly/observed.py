@@ -26,6 +26,8 @@ from kneewatch.rules.rule import Rule, Severity
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 LEAST_S = 1e-3
+PREEMPTING = 2
+"""Number of the first stage in which vLLM preempts requests."""
 
 
 class Slot(Struct, frozen=True):
@@ -219,25 +221,54 @@ class Span(Struct, frozen=True):
 # --- What engines, targets and tiers showed -------------------------------------------------------
 
 
-class Episode(Struct, frozen=True):
-    """Intervals of one engine that form one incident. `cause` is the id of the root cause. `kind`
-    is cascade or cause. `stages` and `causes` are sorted by start."""
+def ends_last(interval: Interval) -> tuple[bool, float]:
+    """A sort key: an interval that is open ends after all others."""
+    return interval.end_s is None, interval.until_s
 
-    kind: str
+
+class Episode(Struct):
+    """Intervals of one engine that form one incident. `cause` is the id of the root cause. Stages
+    without preemption are shown, but do not count for its start and severity."""
+
     cause: str
-    severity: Severity
-    start_s: float
-    end_s: float | None
-    last_s: float
-    ended: str
-    stages: tuple[Interval, ...]
-    causes: tuple[Interval, ...]
+    causes: list[Interval]
+    stages: list[Interval] = field(default_factory=list[Interval])
+
+    @property
+    def kind(self) -> str:
+        """cascade or cause."""
+        return "cascade" if self.stages else "cause"
+
+    @property
+    def harm(self) -> list[Interval]:
+        """Its causes, and the stages in which requests are preempted."""
+        return [*self.causes, *(stage for stage in self.stages if int(stage.id) >= PREEMPTING)]
+
+    @property
+    def severity(self) -> Severity:
+        """The worst severity."""
+        return max(interval.severity for interval in self.harm)
+
+    @property
+    def start_s(self) -> float:
+        """Start in Unix seconds."""
+        return min(interval.start_s for interval in self.harm)
+
+    @property
+    def last(self) -> Interval:
+        """The interval that ends last."""
+        return max(self.harm, key=ends_last)
+
+    @property
+    def last_s(self) -> float:
+        """The last time at which it was observed."""
+        return max(interval.last_s for interval in self.harm)
 
     @property
     def until_s(self) -> float:
         """End of the episode in Unix seconds. If it is open, the time at which it was last
         observed."""
-        return self.last_s if self.end_s is None else self.end_s
+        return max(interval.until_s for interval in self.harm)
 
 
 class EpisodeObserved(Struct, frozen=True):

@@ -64,8 +64,8 @@ class Remembered:
             rows += [
                 Interval("stage", "3", Severity.CRITICAL, start_s, start_s + 60,
                          start_s + 60, "ended", number),
-                Interval("cause", "kv_pressure", Severity.WARNING, diagnosis.t_s - 30, None,
-                         diagnosis.t_s, "", number),
+                Interval("cause", "kv_pressure", Severity.WARNING, diagnosis.t_s - 30,
+                         diagnosis.t_s, engine_id=number),
             ]  # fmt: skip
         return [
             interval

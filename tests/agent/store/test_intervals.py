@@ -21,8 +21,8 @@ from kneewatch.diagnose.intervals import (
     TIMES_KEPT,
     Change,
     Conditions,
+    Interval,
     IntervalBook,
-    Open,
 )
 from kneewatch.rules.rule import Severity
 
@@ -42,9 +42,9 @@ def seen(
     since_s = t_s if since_s is None else since_s
     return Conditions(
         t_s,
-        Open("health", health, OK, t_s, t_s),
-        None if stage is None else Open("stage", str(stage), OK, t_s, t_s),
-        tuple(Open("cause", cause, severity, since_s, t_s) for cause in causes),
+        Interval("health", health, OK, t_s, t_s),
+        None if stage is None else Interval("stage", str(stage), OK, t_s, t_s),
+        tuple(Interval("cause", cause, severity, since_s, t_s) for cause in causes),
         restarted,
         stage is not None,
     )
@@ -54,9 +54,7 @@ class Kept(Struct, dict=True):
     """What a store would have: intervals by their changes. [id, start, end, how]"""
 
     book: IntervalBook = field(default_factory=IntervalBook)
-    rows: list[tuple[Open, float | None, str]] = field(
-        default_factory=list["tuple[Open, float | None, str]"]
-    )
+    rows: list[Interval] = field(default_factory=list[Interval])
 
     def take(self, *verdicts: Conditions) -> Kept:
         for verdict in verdicts:
@@ -65,27 +63,21 @@ class Kept(Struct, dict=True):
 
     def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if change.began:
-                self.rows.append((change.interval, None, ""))
-            elif change.ended:
-                at = next(
-                    at
-                    for at, (interval, end_s, _) in enumerate(self.rows)
-                    if interval is change.interval and end_s is None
-                )
-                self.rows[at] = (change.interval, change.end_s, change.ended)
+            known = any(interval is change.interval for interval in self.rows)
+            assert change.began != known
+            self.rows += [change.interval] if change.began else []
 
     def of(self, kind: str) -> list[tuple[str, float, float | None, str]]:
         return [
-            (interval.id, interval.start_s, end_s, how)
-            for interval, end_s, how in self.rows
+            (interval.id, interval.start_s, interval.end_s, interval.ended)
+            for interval in self.rows
             if interval.kind == kind
         ]
 
     def restarted(self) -> Kept:
         """The same after a restart of the daemon: it knows what the store knows."""
         self.apply(self.book.pause())
-        opened = [interval for interval, end_s, _ in self.rows if end_s is None]
+        opened = [interval for interval in self.rows if interval.end_s is None]
         return Kept(IntervalBook(opened), self.rows)
 
 
@@ -164,7 +156,7 @@ def test_what_is_gone_after_a_restart_of_the_daemon_ended_before_it() -> None:
 def test_an_engine_that_is_gone_leaves_nothing_open() -> None:
     kept = Kept().take(seen(0, "kv"), seen(5, "kv"))
     kept.apply(kept.book.close())
-    assert {(end_s, how) for _, end_s, how in kept.rows} == {(5, "unwatched")}
+    assert {(row.end_s, row.ended) for row in kept.rows} == {(5, "unwatched")}
 
 
 def test_a_clock_set_back_ends_nothing_before_it_began() -> None:
@@ -194,7 +186,7 @@ def test_scrapes_that_come_ever_more_rarely_still_watch() -> None:
 
 
 def test_a_stage_that_says_it_is_old_does_not_cover_the_time_when_nobody_looked() -> None:
-    again = Open("stage", "2", WARNING, 0, 100)
+    again = Interval("stage", "2", WARNING, 0, 100)
     kept = Kept().take(seen(0, stage=2), seen(5, stage=2), seen(10, "down", stage=None))
     kept.take(replace(seen(100, stage=2), stage=again))
     assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 100, None, "")]
@@ -227,7 +219,8 @@ def test_intervals_of_one_kind_never_overlap(
             kept = kept.restarted()
         kept.take(seen(t_s, *sorted(causes), stage=stage, restarted=restarted))
     slots: dict[str, list[tuple[float, float]]] = {}
-    for interval, end_s, _ in kept.rows:
+    for interval in kept.rows:
+        end_s = interval.end_s
         slot = interval.id if interval.kind == "cause" else interval.kind
         slots.setdefault(slot, []).append((interval.start_s, math.inf if end_s is None else end_s))
     for spans in slots.values():
@@ -264,7 +257,7 @@ class Naive(Struct, frozen=True, dict=True):
                 break
         return since_s
 
-    def told(self, at: int) -> dict[tuple[str, str], Open]:
+    def told(self, at: int) -> dict[tuple[str, str], Interval]:
         verdict = self.seen[at]
         conditions = [
             verdict.health,
@@ -357,7 +350,7 @@ def verdicts(draw: st.DrawFn) -> list[Conditions]:
 def test_intervals_are_those_of_the_naive_definition(judged: list[Conditions]) -> None:
     kept = Kept().take(*judged)
     rows = [
-        (interval.kind, interval.id, interval.start_s, end_s, how)
-        for interval, end_s, how in kept.rows
+        (interval.kind, interval.id, interval.start_s, interval.end_s, interval.ended)
+        for interval in kept.rows
     ]
     assert sorted(rows, key=repr) == sorted(Naive(judged).intervals(), key=repr)

@@ -62,7 +62,7 @@ def interval(
 ) -> Interval:
     """An interval that ended when it was last seen, or that goes on."""
     ended = "" if end_s is None else "ended"
-    return Interval(kind, what, severity, start_s, end_s, start_s, ended)
+    return Interval(kind, what, severity, start_s, start_s, end_s, ended)
 
 
 def times(recording: Sequence[Verdict]) -> list[float]:

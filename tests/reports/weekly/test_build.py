@@ -240,7 +240,7 @@ def test_a_partial_week_says_so() -> None:
 def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> EpisodeObserved:
     """An incident of engine a of tier t."""
     held = (Interval("cause", cause, severity, start_s, end_s, end_s, "ended"),)
-    of = Episode("cause", cause, severity, start_s, end_s, end_s, "ended", (), held)
+    of = Episode(cause, list(held))
     slot = WEEK.slots[0]
     return EpisodeObserved(
         "t", "a", "0", of,
@@ -479,7 +479,7 @@ def test_a_queue_behind_a_fault_is_no_lack_of_capacity() -> None:
     hung = episode("engine_stalled", Severity.CRITICAL, start_s, start_s + 600)
     end_s = start_s + 600
     queue = Interval("cause", "queue_saturation", Severity.WARNING, start_s, end_s, end_s, "ended")
-    both = replace(hung.episode, causes=(*hung.episode.causes, queue))
+    both = replace(hung.episode, causes=[*hung.episode.causes, queue])
     hung = replace(hung, episode=both)
     engines = [engine(name, busy=lambda _slot: 0.5) for name in "ab"]
     report = made(observed(tier("t", engines, stated=STATED), episodes=[hung]))

@@ -14,7 +14,7 @@ def cause(name: str, start_s: float, end_s: float | None, severity: Severity = W
     """A cause's interval."""
     last_s = start_s + 10.0 if end_s is None else end_s
     ended = "" if end_s is None else "ended"
-    return Interval("cause", name, severity, start_s, end_s, last_s, ended)
+    return Interval("cause", name, severity, start_s, last_s, end_s, ended)
 
 
 def stage(number: int, start_s: float, end_s: float, severity: Severity = WARNING) -> Interval:
@@ -42,7 +42,7 @@ def test_a_cascade_has_its_stages_and_what_follows_from_it() -> None:
     assert (episode.kind, episode.cause, episode.severity) == ("cascade", "kv_pressure", CRITICAL)
     assert [held.id for held in episode.stages] == ["1", "2", "3", "2"]
     assert [held.id for held in episode.causes] == ["queue_saturation", "kv_pressure", "past_knee"]
-    assert (episode.start_s, episode.end_s) == (980, 1290)
+    assert (episode.start_s, episode.last.end_s) == (980, 1290)
 
 
 def test_what_comes_first_may_still_follow_from_it() -> None:
@@ -71,7 +71,7 @@ def test_unrelated_causes_are_incidents_of_their_own() -> None:
 def test_repeats_are_one_incident_until_a_quarter_of_an_hour_apart() -> None:
     first, again = cause("spec_decode_poor", 0, 100), cause("spec_decode_poor", 1000, 1100)
     (episode,) = told(first, again)
-    assert (episode.start_s, episode.end_s, len(episode.causes)) == (0, 1100, 2)
+    assert (episode.start_s, episode.last.end_s, len(episode.causes)) == (0, 1100, 2)
     assert len(told(first, cause("spec_decode_poor", 1001, 1100))) == 2
 
 
@@ -80,7 +80,7 @@ def test_two_cascades_far_apart_are_two() -> None:
         stage(2, 0, 100), stage(0, 100, 5000, Severity.OK), stage(2, 5000, 5100),
         cause("kv_pressure", 0, 110), cause("kv_pressure", 5000, 5110),
     )  # fmt: skip
-    assert [(episode.start_s, episode.end_s) for episode in all_episodes] == [
+    assert [(episode.start_s, episode.last.end_s) for episode in all_episodes] == [
         (0, 110),
         (5000, 5110),
     ]
@@ -105,7 +105,7 @@ def test_an_outage_is_told_with_the_restart_that_ends_it() -> None:
 
 def test_what_goes_on_has_no_end() -> None:
     (episode,) = told(cause("spec_decode_poor", 0, None))
-    assert episode.end_s is None
+    assert episode.last.end_s is None
     assert episode.until_s == 10.0
 
 
