@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kneewatch.agent.console import NO_DATA, OK, say, text_width
 from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, TTFT_TARGET_MOST_S
 from kneewatch.agent.size_launch import with_launch, with_words
-from kneewatch.agent.size_options import FLAGS
+from kneewatch.agent.size_options import FLAGS, KINDS
 from kneewatch.agent.stated_deployment import (
     named_gpu,
     named_model,
@@ -26,7 +26,7 @@ from kneewatch.agent.stated_deployment import (
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, NETWORKS, Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
-from kneewatch.diagnose.deployment.vllm_flags import number_of
+from kneewatch.diagnose.deployment.vllm_flags import number_of, setup_fields
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -112,33 +112,24 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
     model = replace(model, notes=(*doubts, *model.notes))
+    for flag in FLAGS:
+        if flag.kind == "gib":
+            _gib(flag.parameter, given[flag.parameter])
     return Setup(
         model=model,
         gpu=_gpu(given),
         parallel=parallel,
-        quantization=given["quantization"],
-        kv_cache_dtype=given["kv_cache_dtype"],
         version=parse_version(version) if version else LATEST,
-        gpu_memory_utilization=given["gpu_memory_utilization"],
-        max_model_len=given["max_model_len"],
-        max_num_seqs=given["max_num_seqs"],
-        max_num_batched_tokens=given["max_num_batched_tokens"],
-        block_tokens=given["block_size"],
-        decode_context_parallel=given["dcp"],
-        enforce_eager=given["enforce_eager"],
         cudagraph_capture_sizes=_sizes(given["cudagraph_capture_sizes"]),
         limit_mm_per_prompt=_limits(given["limit_mm_per_prompt"]),
-        cpu_offload_bytes=_gib("cpu_offload_gb", given["cpu_offload_gb"]) or 0.0,
-        kv_offloading_bytes=_gib("kv_offloading_size", given["kv_offloading_size"]) or 0.0,
         hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
         prefix_caching=_prefix_caching(given),
         overhead=given["overhead"] or "fitted",
-        weights_bytes=_gib("weights_gib", given["weights_gib"]),
         available_kv_bytes=_available_kv(given),
-        context_tokens=given["context"],
         network=given["network"] or NETWORKS[0],
         adapters=_adapters(given),
         draft=draft,
+        **setup_fields(lambda flag: given[flag.parameter]),
     )
 
 
@@ -272,7 +263,9 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
     for flag in FLAGS:
         is_ignored = not flag.profile and flag.parameter != "plan"
         if is_ignored and given[flag.parameter] != flag.default:
-            decided = "is decided by the plan" if flag.kind is bool else "is read from the profile"
+            decided = (
+                "is decided by the plan" if flag.kind == "switch" else "is read from the profile"
+            )
             raise SizingError(
                 f"not available with --plan: it {decided} (docs/how-to/plan.md)",
                 name=flag.parameter,
@@ -425,7 +418,7 @@ def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterat
             parameter = key.removeprefix("--").replace("-", "_") if is_flag else "gpu"
             flag = next((flag for flag in FLAGS if flag.parameter == parameter), None)
             try:
-                kind = click.types.convert_type(None if flag is None else flag.kind)
+                kind = click.types.convert_type(None if flag is None else KINDS[flag.kind])
                 changed[parameter] = kind.convert(value, None, None)
             except click.BadParameter as error:
                 raise SizingError(f"{stated}: {error.message}", name="compare") from error

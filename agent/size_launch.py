@@ -11,9 +11,15 @@ import msgspec
 
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.deployment.vllm_flags import Launch, commands, image_version, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import (
+    VLLM,
+    WITHOUT_EFFECT,
+    Launch,
+    commands,
+    image_version,
+    parse_launch,
+)
 
 # `--cudagraph-capture-sizes 1 2 4`: several values of one flag.
 _SIZES = re.compile(r"--cudagraph-capture-sizes((?:[\s=]+\d{1,6})+)")
@@ -41,7 +47,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         launch = parse_launch(text, origin="the command line")
     except SettingsError as error:
         raise SizingError(str(error), name="launch") from error
-    stated = {flag.parameter: _value(launch, flag.launch, flag.kind) for flag in FLAGS}
+    stated = {flag.parameter: flag.read(launch) for flag in FLAGS if flag.launch}
     stated |= _speculation(_document(launch, "--speculative-config"))
     sizes = _SIZES.search(text)
     captured = _document(launch, "--compilation-config").get("cudagraph_capture_sizes")
@@ -62,7 +68,6 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
 
 def ignored_flags(launch: Launch) -> tuple[str, ...]:
     """The flags of a command line that are not counted and may matter, and what they may change."""
-    rules = packaged_tables("agent", "size_ignored.toml")
     counted = {flag.launch for flag in FLAGS} | {
         "--speculative-config",
         "--cudagraph-capture-sizes",
@@ -73,24 +78,13 @@ def ignored_flags(launch: Launch) -> tuple[str, ...]:
         name = flag.split(".")[0]
         is_read = name in counted and (drafts or name != "--speculative-config")
         is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
-        if is_read or is_plain or re.fullmatch(rules["without_effect"]["flags"], name):
+        if is_read or is_plain or WITHOUT_EFFECT.fullmatch(name):
             continue
-        may = rules["may_change"].get(name, "unknown to kneewatch")
-        listed.append(f"{name} ({may})")
+        known = VLLM.get(name)
+        listed.append(f"{name} ({(known and known.may_change) or 'unknown to kneewatch'})")
     if not listed:
         return ()
     return (f"flags of the command line that are not counted: {', '.join(dict.fromkeys(listed))}",)
-
-
-def _value(launch: Launch, flag: str, kind: object) -> object:
-    """What the command line says for a flag; None if it says nothing."""
-    if not flag:
-        return None
-    if kind is bool:
-        return True if flag in launch.flags and launch.flags[flag].lower() != "false" else None
-    if kind is int:
-        return launch.count(flag)
-    return launch.number(flag) if kind is float else launch.text(flag) or None
 
 
 def _document(launch: Launch, flag: str) -> Mapping[str, Any]:

@@ -1,5 +1,4 @@
-"""The flags of `size`, one row each. The module does not import the sizing code, because that
-import is slow."""
+"""The flags of `size` for its command line. Does not import the sizing code: that is slow."""
 
 from __future__ import annotations
 
@@ -7,11 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-import msgspec
-from msgspec import Struct
 
 from kneewatch.agent.settings.table import PAIR, SPAN, HeadedOption
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS as ALL_FLAGS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -20,55 +17,16 @@ KINDS: dict[str, click.ParamType[Any] | type] = {
     "text": str,
     "count": int,
     "number": float,
+    "gib": float,
     "seconds": SPAN,
     "pair": PAIR,
     "file": click.Path(),
     "switch": bool,
 }
+"""The type of a flag's value for click, by its kind in flags.toml."""
 
 
-class Flag(Struct, frozen=True, kw_only=True, rename={"word": "kind"}, forbid_unknown_fields=True):
-    """A flag of `size`, a row of size_flags.toml."""
-
-    name: str
-    word: str
-    help: str
-    metavar: str | None = None
-    default: Any = None
-    multiple: bool = False
-    alias: str | None = None
-    input: str = ""
-    profile: str = ""
-    launch: str = ""
-    first: bool = False
-
-    @property
-    def kind(self) -> click.ParamType[Any] | type:
-        """The type of its value for click; `bool` is a switch."""
-        return KINDS[self.word]
-
-    @property
-    def parameter(self) -> str:
-        """The flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
-        return self.name.removeprefix("--").replace("-", "_")
-
-    @property
-    def heading(self) -> str:
-        """The heading in --help-all; "" for a flag that --help lists."""
-        other = "vLLM's flags" if self.launch else "Other hardware, measurements and assumptions"
-        return "" if self.first else other
-
-    @property
-    def names_file(self) -> bool:
-        """Whether the flag's value is, or contains, a file name."""
-        return self.word in ("file", "pair")
-
-
-_UNSET: dict[str, dict[str, Any]] = {"switch": {"default": False}, "pair": {"default": ()}}
-FLAGS = tuple(
-    msgspec.convert({"name": f"--{name}", **_UNSET.get(row["kind"], {}), **row}, Flag)
-    for name, row in packaged_tables("agent", "size_flags.toml").items()
-)
+FLAGS = tuple(flag for flag in ALL_FLAGS if flag.help)
 
 
 def _print_ids(context: click.Context, option: click.Parameter, given: bool) -> None:
@@ -101,17 +59,18 @@ def size_options(command: Command) -> Command:
             help=f"print the catalogue's ids for {of} and exit",
         )(command)
     for flag in reversed(FLAGS):
+        other = "vLLM's flags" if flag.launch else "Other hardware, measurements and assumptions"
         command = click.option(
             *filter(None, (flag.alias, flag.name)),
             flag.parameter,
-            type=flag.kind,
-            is_flag=flag.kind is bool,
+            type=KINDS[flag.kind],
+            is_flag=flag.kind == "switch",
             default=flag.default,
             show_default=flag.default not in (None, (), False),
             multiple=flag.multiple,
             metavar=flag.metavar,
             help=flag.help,
             cls=HeadedOption,
-            heading=flag.heading,
+            heading="" if flag.first else other,
         )(command)
     return command

@@ -19,7 +19,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import COUNTS, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
@@ -313,7 +313,7 @@ def _launch(settings: Settings) -> Launch | None:
     with named_by(settings, "launch_file", "launch_file "):
         text = text_of(path, "launch_file")
     launch = parse_launch(text, origin=origin)
-    for flag in NUMBERS:
+    for flag in COUNTS:
         if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
             raise SettingsError(f"{origin}: {flag} is 0; vLLM requires 1 or more")
     return launch

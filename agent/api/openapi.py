@@ -19,7 +19,8 @@ from kneewatch.agent.api.alerts import AlertsAnswer
 from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
 from kneewatch.agent.settings.table import SPAN
-from kneewatch.agent.size_options import Flag
+from kneewatch.agent.size_options import KINDS
+from kneewatch.diagnose.deployment.vllm_flags import Flag
 from kneewatch.reports.json_schemas import of_record
 from kneewatch.reports.json_schemas import schema as document_schema
 
@@ -109,12 +110,11 @@ def size_inputs() -> JsonObject:
 
 
 def _property(flag: Flag) -> JsonObject:
-    limits: JsonObject = {}
-    if flag.kind in (int, float):
+    limits, kind = dict[str, Any](), KINDS[flag.kind]
+    if kind in (int, float):
         limits = {"minimum": -LARGEST, "maximum": LARGEST}
-    elif flag.kind is not bool:
+    elif kind is not bool:
         limits = {"minLength": 1, "maxLength": LONGEST_TEXT}
-    kind = TYPES.get(flag.kind, "string")
     text = "A catalogue id." if flag.name == "--model" else flag.help
-    text += "; seconds, or with a unit such as 50ms" if flag.kind is SPAN else ""
-    return {"type": kind, **limits, "description": text}
+    text += "; seconds, or with a unit such as 50ms" if kind is SPAN else ""
+    return {"type": TYPES.get(kind, "string"), **limits, "description": text}

@@ -15,8 +15,9 @@ from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, unknown_parameter
 from kneewatch.agent.settings.table import SPAN
-from kneewatch.agent.size_options import FLAGS, Flag
+from kneewatch.agent.size_options import FLAGS, KINDS
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.deployment.vllm_flags import Flag
 
 NOT_IN_CATALOGUE = "must be a model in the catalogue"
 LONGEST_TEXT = 200
@@ -88,7 +89,7 @@ def _value(name: str, value: object) -> object:
     if name not in BY_NAME:
         raise unknown_parameter(name, BY_NAME)
     flag = BY_NAME[name]
-    return flag.default if value is None else converted(name, flag.kind, value)
+    return flag.default if value is None else converted(name, KINDS[flag.kind], value)
 
 
 def converted(name: str, kind: object, value: object) -> object:

@@ -16,7 +16,9 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     LARGEST,
     Launch,
+    Version,
     oldest_version,
+    setup_fields,
     supports_flag,
 )
 from kneewatch.diagnose.lengths import Point
@@ -26,7 +28,6 @@ from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     LATEST,
     Setup,
-    Version,
     defaults,
 )
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
@@ -332,17 +333,10 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         model=stated.model,
         gpu=stated.gpu,
         parallel=parallel,
-        quantization=launch.text("--quantization"),
-        kv_cache_dtype=plain.kv_cache_dtype,
         version=plain.version or LATEST,
-        gpu_memory_utilization=plain.gpu_memory_utilization,
-        max_model_len=plain.max_model_len,
-        max_num_seqs=plain.max_num_seqs,
-        max_num_batched_tokens=plain.max_num_batched_tokens,
-        block_tokens=plain.block_tokens,
-        decode_context_parallel=launch.count("--decode-context-parallel-size") or 1,
-        enforce_eager="--enforce-eager" in launch.flags,
         adapters=_adapters(launch),
+        # What the page says goes before the command line.
+        **setup_fields(lambda flag: getattr(plain, flag.setup, None) or flag.read(launch) or None),
     )
     try:
         setup = _as_reported(setup, stated.reported, kv_is_fixed=plain.kv_memory_bytes is not None)

@@ -11,8 +11,8 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Launch, oldest_version
-from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
+from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch, Version, oldest_version
+from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
 from kneewatch.rules.wire import to_ms
 
@@ -43,31 +43,10 @@ underscores."""
 DEGREES_MAX = 1024
 TEXT_MAX_CHARS = 300
 
-SHOWN_FLAGS = frozenset(
-    {
-        *FLAGS,
-        "--async-scheduling",
-        "--attention-backend",
-        "--block-size",
-        "--data-parallel-size",
-        "--dtype",
-        "--enable-expert-parallel",
-        "--enable-lora",
-        "--enforce-eager",
-        "--max-lora-rank",
-        "--pipeline-parallel-size",
-        "--port",
-        "--served-model-name",
-        "--tokenizer-mode",
-    }
-)
-"""Flags whose values become facts. Other flags may contain secrets (--api-key) and are never
-shown."""
-
 LAUNCH_FACTS = frozenset(
     {
         *(VERSION, MODEL_PATH, TENSOR_PARALLEL, MAX_MODEL_LEN),
-        *(flag.removeprefix("--").replace("-", "_") for flag in SHOWN_FLAGS - {"--port"}),
+        *(flag.removeprefix("--").replace("-", "_") for flag in SHOWN - {"--port"}),
     }
 )
 """Facts that only another launch changes."""
@@ -317,7 +296,7 @@ def launch_values(launch: Launch) -> dict[str, Value]:
     for flag in launch.flags:
         name = flag.removeprefix("--").replace("-", "_")
         text = launch.text(flag)
-        if flag not in SHOWN_FLAGS or text is None:
+        if flag not in SHOWN or text is None:
             continue
         if name.startswith("no_"):
             values[name.removeprefix("no_")] = False

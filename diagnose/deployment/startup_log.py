@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure
-from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
-from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
+from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch, Version
+from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import LogFact, Value
 
 Phase = Literal["empty", "starting", "serving", "stopped"]

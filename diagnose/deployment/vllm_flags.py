@@ -1,15 +1,18 @@
-"""Parses a vLLM command line; knows the flags' versions and defaults. Pure."""
+"""Parses a vLLM command line; knows the flags by flags.toml. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.sizing.memory.launch_setup import Version
+from kneewatch.collector.packaged import packaged_tables
+
+Version = tuple[int, int, int]
 
 _SEPARATORS = "\n;|&()"
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
@@ -100,18 +103,6 @@ def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
 # --- A vLLM command line as flags and values ------------------------------------------------------
 
 
-ALIASES = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dcp": "--decode-context-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-    "-sc": "--speculative-config",
-    "-cc": "--compilation-config",
-    "-O": "--compilation-config",
-    "--tp": "--tensor-parallel-size",
-}
 MULTIPLES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 """vLLM reads 4k as 4,000 and 4K as 4,096."""
 
@@ -122,19 +113,6 @@ COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
 _SCRIPTS = ("/vllm/entrypoints/openai/api_server.py", "/vllm/entrypoints/api_server.py")
 
 ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-NUMBERS = (
-    "--tensor-parallel-size",
-    "--pipeline-parallel-size",
-    "--data-parallel-size",
-    "--decode-context-parallel-size",
-    "--max-num-seqs",
-    "--max-num-batched-tokens",
-    "--max-model-len",
-    "--max-cpu-loras",
-    "--long-prefill-token-threshold",
-)
-"""Flags whose numeric values the recommendations use."""
-
 LARGEST = 2.0**53
 """Above this, a float cannot represent every whole number; no count is that large."""
 
@@ -342,7 +320,7 @@ def _parsed(words: list[str]) -> Launch:
         if not equals and at < len(words) and not _FLAG.match(words[at]):
             value = words[at]
             at += 1
-        name = ALIASES.get(name, name)
+        name = _SPELLINGS.get(name, name)
         flags[name.replace("_", "-")] = value
     complete = complete and "--config" not in flags and model not in ("$@", "$*")
     served = flags.pop("--model", "") or model
@@ -352,41 +330,89 @@ def _parsed(words: list[str]) -> Launch:
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------
 
 
-class Flag(Struct, frozen=True):
-    """A flag of `vllm serve`, which exists from version `since` on and before version `until`.
+class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of flags.toml: a flag of vLLM, of `size`, or of both. `launch` is vLLM's name.
 
-    `label` is its name in the labels of cache_config_info. If a page has the label, the running
-    version has the flag.
+    vLLM has it from version `since` on and before version `until`. `label` is its name in the
+    labels of cache_config_info. If a page has the label, the running version has the flag.
     """
 
-    since: Version
+    name: str
+    kind: str = "text"
+    launch: str = ""
+    short: tuple[str, ...] = ()
+    since: Version | None = None
     until: Version | None = None
     label: str = ""
+    setup: str = ""
+    shown: bool = False
+    may_change: str = ""
+    help: str = ""
+    first: bool = False
+    profile: str = ""
+    input: str = ""
+    alias: str | None = None
+    metavar: str | None = None
+    multiple: bool = False
+    default: Any = None
+
+    @property
+    def parameter(self) -> str:
+        """The flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def names_file(self) -> bool:
+        """Whether the flag's value is, or contains, a file name."""
+        return self.kind in ("file", "pair")
+
+    def read(self, launch: Launch) -> bool | float | str | None:
+        """The value in a command line; None if it says nothing."""
+        if self.kind == "switch":
+            return launch.flags.get(self.launch, "false").lower() != "false" or None
+        if self.kind == "count":
+            return launch.count(self.launch)
+        if self.kind in ("number", "gib"):
+            return launch.number(self.launch)
+        return launch.text(self.launch) or None
 
 
-FLAGS: Mapping[str, Flag] = {
-    "--kv-cache-dtype": Flag((0, 4, 0), label="cache_dtype"),
-    "--gpu-memory-utilization": Flag((0, 1, 0), label="gpu_memory_utilization"),
-    "--num-gpu-blocks-override": Flag((0, 4, 1), label="num_gpu_blocks_override"),
-    "--kv-cache-memory-bytes": Flag((0, 11, 0), label="kv_cache_memory_bytes"),
-    "--kv-offloading-size": Flag((0, 12, 0), label="kv_offloading_size"),
-    "--enable-prefix-caching": Flag((0, 4, 0), label="enable_prefix_caching"),
-    "--no-enable-prefix-caching": Flag((0, 6, 0), label="enable_prefix_caching"),
-    "--enable-chunked-prefill": Flag((0, 4, 0)),
-    "--no-enable-chunked-prefill": Flag((0, 6, 0)),
-    "--long-prefill-token-threshold": Flag((0, 8, 0)),
-    "--max-model-len": Flag((0, 1, 0)),
-    "--max-num-batched-tokens": Flag((0, 1, 0)),
-    "--max-num-seqs": Flag((0, 1, 0)),
-    "--max-num-queued-reqs": Flag((0, 29, 0)),
-    "--max-loras": Flag((0, 3, 0)),
-    "--max-cpu-loras": Flag((0, 3, 0)),
-    "--override-generation-config": Flag((0, 7, 0)),
-    "--quantization": Flag((0, 2, 0)),
-    "--speculative-config": Flag((0, 8, 3)),
-    "--tensor-parallel-size": Flag((0, 1, 0)),
-}
-"""Source: vllm/engine/arg_utils.py of the releases up to 0.33."""
+_TABLES = packaged_tables("diagnose.deployment", "flags.toml")
+_UNSET: dict[str, dict[str, Any]] = {"switch": {"default": False}, "pair": {"default": ()}}
+FLAGS = (
+    *(
+        convert({"name": f"--{name}", **_UNSET.get(row["kind"], {}), **row}, Flag)
+        for name, row in _TABLES["size"].items()
+    ),
+    *(
+        convert({"name": f"--{name}", "launch": f"--{name}", **row}, Flag)
+        for name, row in _TABLES["vllm"].items()
+    ),
+)
+"""All flags; sources of their versions: vllm/engine/arg_utils.py of the releases up to 0.33."""
+
+VLLM: Mapping[str, Flag] = {flag.launch: flag for flag in FLAGS if flag.launch}
+"""vLLM's flags."""
+
+COUNTS = tuple(name for name, flag in VLLM.items() if flag.kind == "count")
+"""vLLM's flags whose values are whole numbers."""
+
+SHOWN = frozenset(name for name, flag in VLLM.items() if flag.shown or flag.help)
+"""vLLM's flags whose values become facts."""
+
+_OF_SETUP = tuple(flag for flag in FLAGS if flag.setup)
+WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
+_SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
+
+
+def setup_fields(value_of: Callable[[Flag], Any]) -> dict[str, Any]:
+    """The fields of the launch to size (Setup) that flags have values for."""
+    return {
+        flag.setup: value * MULTIPLES["G"] if flag.kind == "gib" else value
+        for flag in _OF_SETUP
+        if (value := value_of(flag)) is not None
+    }
+
 
 CACHING_BY_DEFAULT: Version = (0, 9, 0)
 """From this version on, prefix caching and chunked prefill are on by default (V1 only)."""
@@ -415,8 +441,8 @@ def supports_flag(flag: str, *, version: Version | None, config: Mapping[str, st
     """
     if not flag.startswith("--"):
         return True
-    entry = FLAGS.get(flag.partition(".")[0])
-    if entry is None:
+    entry = VLLM.get(flag.partition(".")[0])
+    if entry is None or entry.since is None:
         return False
     if entry.label and entry.label in config:
         return True

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
-from kneewatch.diagnose.deployment.vllm_flags import LARGEST, NUMBERS
+from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
@@ -232,7 +232,7 @@ def _unknown(
     if server.misfit:
         yield f"sizes: the stated model and GPU cannot run as stated ({server.misfit})"
     launch = server.stated.launch
-    for flag in NUMBERS if launch is not None else ():
+    for flag in COUNTS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
             yield f"{flag}: {launch.flags[flag][:40]!r} in the launch file is not a number"
 

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.deployment.vllm_flags import FLAGS
+from kneewatch.diagnose.deployment.vllm_flags import VLLM
 from kneewatch.diagnose.recommend.context import MOVED
 from kneewatch.diagnose.recommend.demand import Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
@@ -92,7 +92,7 @@ def config_shows(flag: str, value: Value, config: Mapping[str, str]) -> bool | N
     `value` None means that the flag should not be given. Returns None if the page has no label for
     the flag.
     """
-    flag_record = FLAGS.get(flag)
+    flag_record = VLLM.get(flag)
     if flag_record is None or not flag_record.label or flag_record.label not in config:
         return None
     label = config[flag_record.label]
@@ -211,7 +211,7 @@ def _key(flag: str) -> str:
 
 
 def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
-    return {record.label: config.get(record.label) for record in FLAGS.values() if record.label}
+    return {record.label: config.get(record.label) for record in VLLM.values() if record.label}
 
 
 def _follows(change: Change, config: Mapping[str, str]) -> bool:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import SHOWN_FLAGS
-from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch
+from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
@@ -20,7 +19,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 
-PRINTED = SHOWN_FLAGS.union(NUMBERS) | {
+PRINTED = SHOWN | {
     "--chat-template",
     "--config",
     "--distributed-executor-backend",

@@ -12,6 +12,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
+from kneewatch.diagnose.deployment.vllm_flags import Version
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
@@ -22,7 +23,6 @@ from kneewatch.diagnose.sizing.memory.weights import (
     check_draft,
 )
 
-Version = tuple[int, int, int]
 LATEST: Version = (0, 33, 0)
 # Utilization 0.92 instead of 0.90: 0.20.0 no longer lists 0.92 as a setting of the user's.
 _UTILIZATION_092: Version = (0, 20, 0)

@@ -20,7 +20,8 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup, Version
+from kneewatch.diagnose.deployment.vllm_flags import Version
+from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup
 
 _LOGIT_BYTES = 4
 _ELEMENT_BYTES = 2
