@@ -23,7 +23,6 @@ from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     changes_words,
     in_document,
-    with_current_values,
 )
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
@@ -267,18 +266,15 @@ WORDS_OF = {
 
 
 def documented(verdict: Verdict) -> Verdict:
-    """The verdict as documents contain it: symptoms have their actions, recommendations the current
-    signal values, and causes lack what only the judge needs."""
+    """The verdict as documents contain it: symptoms have their actions, costs are rounded, and
+    causes lack what only the judge needs."""
     if not (verdict.causes or verdict.recommendations or verdict.symptoms):
         return verdict
     return replace(
         verdict,
         causes=[told(cause) for cause in verdict.causes],
         symptom_actions=symptom_actions(verdict),
-        recommendations=[
-            in_document(with_current_values(advice, verdict.values))
-            for advice in verdict.recommendations
-        ],
+        recommendations=[in_document(advice) for advice in verdict.recommendations],
     )
 
 

@@ -329,16 +329,13 @@ def _verdict(diagnosis: Verdict, style: Style) -> str:
 def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[str]:
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     evidence, against = evidence_lines(cause)
-    recommendations = advice.advised(diagnosis, cause)
-    do_first = advice.do_first_label(cause, diagnosis.t_s)
     rows = [
         (summary_words(cause, diagnosis.t_s), 0),
         *((f"+ {item}", 2) for item in evidence),
         *((f"- {item}", 2) for item in against),
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
         (unless_words(cause), 2),
-        *((row, 2) for row in advice.rows(recommendations, do_first)),
-        (f"{do_first}: {cause.lever}" if not recommendations else "", 2),
+        *((row, 2) for row in advice.rows(diagnosis, cause)),
         (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
     ]
     lasted = "" if cause.since_s is None else lasting(cause.since_s, diagnosis.t_s)
@@ -464,11 +461,7 @@ def _markdown_cause(place: int, cause: Cause, diagnosis: Verdict, docs_url: str)
     ]
     if cause.explains:
         lines += ["", f"Explains: {', '.join(f'`{other}`' for other in cause.explains)}."]
-    recommendations = advice.advised(diagnosis, cause)
-    do_first = advice.do_first_label(cause, diagnosis.t_s)
-    if not recommendations:
-        lines += ["", f"**{do_first.capitalize()}:** {escaped(cause.lever)}"]
-    for row in advice.rows(recommendations, do_first):
+    for row in advice.rows(diagnosis, cause):
         head, _, rest = row.partition(": ")
         lines += ["", f"**{head.capitalize()}:** {escaped(rest)}"]
     if docs := cause_page(docs_url, cause.id):

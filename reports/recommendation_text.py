@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
@@ -11,10 +11,9 @@ from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     changes_words,
-    with_current_values,
 )
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.formatting import duration, number, percent, plural, span
+from kneewatch.rules.formatting import duration, moment, number, percent, plural, span
 
 NUMBERS_SHOWN = 5
 
@@ -47,10 +46,9 @@ NUMBERS: tuple[Column, ...] = (
 
 
 def advised(diagnosis: Verdict, cause: Cause) -> list[Recommendation]:
-    """The recommendations for a cause, the best first. Their `before` values are taken from this
-    diagnosis."""
+    """The recommendations for a cause, the best first."""
     return [
-        with_current_values(recommendation, diagnosis.values)
+        recommendation
         for recommendation in diagnosis.recommendations
         if recommendation.cause == cause.id
     ]
@@ -103,6 +101,16 @@ def numbers_words(recommendation: Recommendation) -> str:
     if recommendation.cost_usd_per_hour:
         parts.append(f"{recommendation.cost_usd_per_hour:+,.2f} USD/h")
     return "; ".join(parts)
+
+
+EXPECTED = "expected"
+
+
+def expected_label(recommendation: Recommendation, t_s: float) -> str:
+    """The label of the predicted effect, with the time of the load that it is for unless that is
+    `t_s`."""
+    of_s = recommendation.as_of_s
+    return EXPECTED if of_s in (None, t_s) else f"{EXPECTED} for the load of {moment(of_s, t_s)}"
 
 
 def restart_words(recommendation: Recommendation) -> str:
@@ -158,16 +166,18 @@ def first_step(diagnosis: Verdict, cause: Cause) -> str:
     return f"{do_first_label(cause, diagnosis.t_s)}: {step}"
 
 
-def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") -> list[str]:
-    """Lines of text: the first recommendation in full, with the label `do_first`. The other
-    recommendations follow as alternatives, with their flags only."""
+def rows(diagnosis: Verdict, cause: Cause) -> list[str]:
+    """What to do against a cause as lines of text: the first recommendation in full. The others
+    follow as alternatives, with their flags only. Without one: the cause's lever."""
+    recommendations, t_s = advised(diagnosis, cause), diagnosis.t_s
+    do_first = do_first_label(cause, t_s)
     if not recommendations:
-        return []
+        return [f"{do_first}: {cause.lever}"]
     best = recommendations[0]
     head = changes_words(best)
     lines = [f"{do_first}: {head}. {best.summary}" if head else f"advice: {best.summary}"]
     if numbers := numbers_words(best):
-        lines.append(f"expected: {numbers}")
+        lines.append(f"{expected_label(best, t_s)}: {numbers}")
     lines += command_rows(best)
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")

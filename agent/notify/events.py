@@ -254,7 +254,7 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
         return [*lines, Line(do_first, cause.lever)]
     lines.append(Line(do_first, recommendations[0].summary, changes_words(recommendations[0])))
     if numbers := advice.numbers_words(recommendations[0]):
-        lines.append(Line("expected", numbers))
+        lines.append(Line(advice.expected_label(recommendations[0], diagnosis.t_s), numbers))
     return lines
 
 

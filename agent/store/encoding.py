@@ -18,10 +18,8 @@ from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.changed import Changed, changed
 from kneewatch.diagnose.intervals import Conditions, conditions_of
 from kneewatch.diagnose.recommend.recommendation import (
-    MEASURED,
     Recommendation,
     in_document,
-    with_current_values,
 )
 from kneewatch.diagnose.verdict import Verdict, decode
 from kneewatch.rules.cascade import EVICTS, forecast_s
@@ -100,32 +98,16 @@ def encode_document(verdict: Verdict) -> bytes:
             changed=_only_restart(verdict.changed),
             causes=[told(cause) for cause in verdict.causes],
             findings=findings,
-            recommendations=[_unmeasured(advice, verdict) for advice in verdict.recommendations],
             values=dict.fromkeys(verdict.values, 0),
         )
     )
 
 
-def _unmeasured(advice: Recommendation, verdict: Verdict) -> Recommendation:
-    """The recommendation with 0 for the numbers that the scrape's signals restore."""
-    measured = {
-        key
-        for key in MEASURED.keys() & advice.before.keys()
-        if verdict.values.get(MEASURED[key]) is not None
-    }
-    before = {key: 0.0 if key in measured else value for key, value in advice.before.items()}
-    return replace(advice, before=before)
-
-
-def _measured(advice: Recommendation, signals: Mapping[str, float | None]) -> Recommendation:
-    """The recommendation with the signals of its scrape; numbers that are not known are left
-    out."""
-    before = {
-        key: value
-        for key, value in with_current_values(advice, signals).before.items()
-        if value or key not in MEASURED or signals.get(MEASURED[key]) is not None
-    }
-    return replace(advice, before=before)
+def _shown(advice: Recommendation) -> Recommendation:
+    """The recommendation, without the zeros that earlier versions stored for measured numbers."""
+    if advice.as_of_s is not None:
+        return advice
+    return replace(advice, before={key: value for key, value in advice.before.items() if value})
 
 
 def compress_document(data: bytes, base: bytes | None) -> bytes:
@@ -189,7 +171,7 @@ def verdict_at_scrape(
             else replace(finding, value=rounded(signals.get(finding.signal)))
             for finding in verdict.findings
         ],
-        recommendations=[_measured(advice, signals) for advice in verdict.recommendations],
+        recommendations=[_shown(advice) for advice in verdict.recommendations],
         values=signals,
         unknown=unknown,
     )

@@ -443,7 +443,7 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[L
     recommendations = advice.advised(diagnosis, cause)
     flags = changes_words(recommendations[0]) if recommendations else ""
     do_first = advice.do_first_label(cause, diagnosis.t_s)
-    rows: Sequence[str] = advice.rows(recommendations, do_first)
+    rows = advice.rows(diagnosis, cause)
     first = recommendations[0].summary if recommendations else cause.lever
     lines: list[Line] = [((head, cause.severity.word), (summary, ""))]
     if cells(head) + len(summary) > frame.width:
@@ -454,7 +454,7 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[L
         lines += _fold(frame, first, indent=5, more=0)
     else:
         lines += _fold(frame, f"{do_first}: {first}", "strong", indent=3)
-    expected = [row for row in rows[1:] if row.startswith("expected: ")]
+    expected = [row for row in rows[1:] if row.startswith(advice.EXPECTED)]
     later = [row for row in rows[1:] if row not in expected]
     reasons = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
     if cause.explains:

@@ -364,7 +364,7 @@ def recommend(
         )
         offered = (LEVERS[name](context) for name in BY_ID[cause].levers)
         checked = (checked_recommendation(each, context) for each in offered if each is not None)
-        incident.take([each for each in checked if each is not None], context.demand)
+        incident.take([each for each in checked if each is not None], context.demand, facts.now_s)
         others = [each for each in incident.recommendations if subject(each) not in chosen]
         ranked = ranked_recommendations(others, context)[:MOST]
         chosen.update({subject(each): each for each in ranked})

@@ -30,12 +30,13 @@ _Changed = tuple[str, Mapping[str, float]]
 class Incident(Struct):
     """What is recommended against a cause: made once, and held until the incident ends.
 
-    `made` has the demand that each recommendation's values were made for, `first` its first
-    values, and `changed` why they are others now.
+    `made` has the demand that each recommendation's values were made for, `most` the most requests
+    since, `first` its first values, and `changed` why they are others now.
     """
 
     recommendations: list[Recommendation] = field(default_factory=list[Recommendation])
     made: dict[str, Demand] = field(default_factory=dict[str, Demand])
+    most: dict[str, float] = field(default_factory=dict[str, float])
     first: dict[str, tuple[Change, ...]] = field(default_factory=dict[str, tuple[Change, ...]])
     changed: dict[str, _Changed] = field(default_factory=dict[str, _Changed])
 
@@ -44,9 +45,27 @@ class Incident(Struct):
         """The recommended values by lever."""
         return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
-    def take(self, recommendations: Sequence[Recommendation], demand: Demand) -> None:
-        """Adopt recommendations for the present demand, and note why a size is another one."""
-        self.recommendations = [self._explained(each, demand) for each in recommendations]
+    def take(self, recommendations: Sequence[Recommendation], demand: Demand, now_s: float) -> None:
+        """Adopt recommendations for the present demand, and note why a size is another one.
+
+        While clearly less is asked, one with the same changes stays as it was made: its figures
+        belong to the load that the changes are for.
+        """
+        before = {each.id: each for each in self.recommendations}
+        taken: list[Recommendation] = []
+        for each in recommendations:
+            held, most = before.get(each.id), self.most.get(each.id, 0.0)
+            if held is not None and held.changes == each.changes:
+                if demand.requests * MOVED < most:
+                    taken.append(held)
+                    continue
+            else:
+                most = 0.0
+            self.most[each.id] = max(most, demand.requests)
+            new = self._explained(each, demand)
+            is_same = held is not None and replace(new, as_of_s=held.as_of_s) == held
+            taken.append(held if held is not None and is_same else replace(new, as_of_s=now_s))
+        self.recommendations = taken
 
     def _explained(self, new: Recommendation, demand: Demand) -> Recommendation:
         values, first = self.values, self.first.setdefault(new.id, new.changes)

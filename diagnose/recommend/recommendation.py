@@ -14,20 +14,6 @@ Value = str | Figure | bool | None
 REPLICAS = "replicas"
 """Name used in a change for the number of replicas behind the load balancer."""
 
-_PLAIN = (
-    "preemption_per_s", "prefix_hit_ratio", "computed_prompt_tokens_per_s", "prefill_mean_s",
-    "prefill_p99_s", "itl_stall_per_s", "itl_stall_time_ratio", "itl_p99_s", "kv_transfer_mean_s",
-    "ttft_p99_s", "output_tokens_p99", "spec_acceptance_ratio", "kv_usage_max_ratio",
-)  # fmt: skip
-MEASURED: Mapping[str, str] = {
-    "kv_usage_ratio": "kv_usage_avg_ratio",
-    "ttft_s": "ttft_mean_s",
-    "itl_s": "itl_mean_s",
-    "waiting_deferred": "waiting_deferred_avg",
-    **{key: key for key in _PLAIN},
-}
-"""Keys of `before` that are measured, each with the signal that has the current value."""
-
 
 class Change(Struct, frozen=True):
     """A flag of `vllm serve` with its values before and after the change.
@@ -73,8 +59,11 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     - `cause`: the id of the cause that the change is for.
     - `summary`: what the change does and why, in one or two sentences.
     - `changes`: the flags to change. Empty for advice to look further.
-    - `before`: current values by key, in the unit that ends the key; measured where possible.
-    - `predicted`: values after the change at the present load. Values that cannot be computed are
+    - `as_of_s`: the Unix time of the load that `before` and `predicted` are for. While less is
+      asked, they stay those of the load that the change is made for. Null if the load is that of
+      the document.
+    - `before`: values by key, in the unit that ends the key; measured where possible.
+    - `predicted`: values after the change at the same load. Values that cannot be computed are
       left out. If `kv_demand_ratio` is above 1, the load still exceeds the KV cache.
       `max_concurrency` counts requests of the present size; `kv_capacity_tokens` excludes the block
       that vLLM keeps. `itl_p99_s` and `ttft_p99_s` have a band, such as
@@ -99,6 +88,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     cause: CauseId = ""
     summary: str = ""
     changes: tuple[Change, ...] = ()
+    as_of_s: Figure | None = None
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])
     predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
     basis: Mapping[str, Figure] = field(default_factory=dict[str, float])
@@ -188,24 +178,6 @@ def changes_words(recommendation: Recommendation) -> str:
 
 
 # --- In documents ---------------------------------------------------------------------------------
-
-
-def with_current_values(
-    recommendation: Recommendation, values: Mapping[str, float | None]
-) -> Recommendation:
-    """The recommendation with the current signal values in `before`.
-
-    A recommendation is kept while the load stays the same, but the diagnosis around it changes with
-    every scrape. This makes both consistent in one document.
-    """
-    now = {
-        key: float(f"{value:.6g}")
-        for key in recommendation.before
-        if key in MEASURED and (value := values.get(MEASURED[key])) is not None
-    }
-    return (
-        replace(recommendation, before={**recommendation.before, **now}) if now else recommendation
-    )
 
 
 def in_document(recommendation: Recommendation) -> Recommendation:

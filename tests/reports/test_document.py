@@ -45,6 +45,7 @@ RECOMMENDATION = {
     "cause": "kv_pressure",
     "changes": [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}],
     "summary": "store the KV cache in 8 bits",
+    "as_of_s": None,
     "before": {"kv_capacity_tokens": 5088},
     "predicted": {"kv_capacity_tokens": 10176},
     "basis": {},
