@@ -191,6 +191,8 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
     key, predicted_numbers = BY_ID[recommendation.cause].enough, recommendation.predicted
     if not key or (recommendation.id == BUDGET and not context.server.launch_known):
         return None
+    if recommendation.id == REPLICAS and context.demand.repeats:
+        return None
     if key == "waiting" and "load_ratio" in predicted_numbers:
         return predicted_numbers["load_ratio"] <= 1
     if recommendation.id == FEWER_SEATS:

@@ -13,7 +13,7 @@ from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
-from kneewatch.rules.formatting import percent, span
+from kneewatch.rules.formatting import percent, plural, span
 
 VERIFY_S = 300.0
 """Seconds within which a change must show its effect at an unchanged load."""
@@ -249,9 +249,13 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     if own_steps is not None:
         running = min(context.demand.requests, predicted["max_concurrency"])
         if running > own_steps["most_running"]:
-            return f"not measured beyond {own_steps['most_running']:.0f} running requests"
+            return (
+                f"not measured beyond {plural(round(own_steps['most_running']), 'request')} at once"
+            )
         if running < own_steps["least_running"]:
-            return f"not measured below {own_steps['least_running']:.0f} running requests"
+            return (
+                f"not measured below {plural(round(own_steps['least_running']), 'request')} at once"
+            )
     stated, server = context.server.stated, context.server
     missing = [
         *([] if stated.model else ["model"]),

@@ -130,6 +130,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
     - `served_per_s`, `arrival_per_s`: requests/s.
+    - `repeats`: arrivals are calls, of which clients give up many and may send them again.
     """
 
     requests: float
@@ -145,6 +146,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     spread_tokens: float = 0.0
     in_flight: float = 0.0
     callers: float | None = None
+    repeats: bool = False
 
     @property
     def tokens(self) -> float | None:
@@ -202,7 +204,7 @@ def demand(
     callers = None if trend is None or waiting < 1 else trend.callers
     grows = growth_per_s if abs(growth_per_s) > GROWS_FROM_PER_S else 0.0
     arrival = max(0.0, served + grows)
-    if (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
+    if repeats := (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
         arrival = max(arrival, accepted)
     requests, requests_mean = in_flight, in_flight_mean
     # One window alone may be that of a closed loop, unless the queue grows or shrinks.
@@ -225,6 +227,7 @@ def demand(
         spread_tokens=_spread_tokens(values),
         in_flight=in_flight_mean,
         callers=callers,
+        repeats=repeats,
     )
 
 

@@ -26,7 +26,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters
-from kneewatch.rules.formatting import duration, figure, percent, span
+from kneewatch.rules.formatting import duration, figure, percent, plural, span
 
 SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change; ITL must be measured before growing further."""
@@ -324,13 +324,9 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         context,
         "max-loras",
         changes,
-        f"{held_back:.0f} request{'s wait' if round(held_back) != 1 else ' waits'} for "
+        f"{held_back:.1f} requests on average wait for "
         f"{'the only adapter slot' if slots == 1 else f'one of {slots:.0f} adapter slots'}"
-        + (
-            f"; {waiting:.0f} adapter{'s are' if waiting != 1 else ' is'} waiting"
-            if waiting
-            else ""
-        )
+        + (f", now for {plural(round(waiting), 'other adapter')}" if waiting else "")
         + f". {to} slots let {to} adapters run concurrently"
         + (": a first step, not enough alone." if short else "."),
         before={

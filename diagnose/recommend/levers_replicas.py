@@ -32,6 +32,9 @@ PEAK_OVER = SAFETY_DEFAULT
 """The safety factor leaves this much room for a peak over the mean."""
 
 MOST_TENSOR_PARALLEL = 8
+MOST_TIMES_REPEATED = 2
+"""Times the present replicas, and one more: a step where clients repeat calls that they give up."""
+
 MOST_TIMES = 100.0
 """Above this load ratio, the server has another problem than too few replicas."""
 
@@ -53,12 +56,19 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     # What is held is for the load that may return. It has not while a backlog drains.
     total = max(now + 1, needed)
     total = total if drains else context.steady(REPLICAS, total)
+    if demand.repeats:
+        total = min(total, MOST_TIMES_REPEATED * now + 1)
     if demand.callers is None:  # the backlog is served once
         running = at_once(demand)
         mean = min(demand.mean_requests, running)
         context = replace(context, demand=replace(demand, requests=running, mean_requests=mean))
     numbers = predicted(context, After(share_ratio=now / total, replicas=total))
-    numbers["load_ratio"] = ratio * now / total
+    loads = [{"load_ratio": ratio}, {"load_ratio": ratio * now / total, **_counts(now * ratio)}]
+    if demand.repeats:
+        rates = {"served_per_s": demand.served_per_s, "arrival_per_s": demand.arrival_per_s}
+        loads = [rates, {}]
+    elif demand.callers is not None and context.for_kv:
+        del loads[1]["load_ratio"]  # faster answers bring more requests
     hourly, generated_per_s = server.usd_per_hour, context.get("generation_tokens_per_s")
     if hourly is not None and generated_per_s and "usd_per_million_tokens" not in numbers:
         # Without a rate of requests, the KV demand bounds the tokens/s from above.
@@ -72,8 +82,8 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         REPLICAS,
         [(REPLICAS, now, total)],
         f"{_load_words(context, ratio, total)}{backlog_words}",
-        before={**present(context), "load_ratio": ratio},
-        predicted={**numbers, **backlog, **_counts(now * ratio)},
+        before={**present(context), **loads[0]},
+        predicted={**numbers, **backlog, **loads[1]},
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
@@ -124,6 +134,12 @@ def _counts(replicas: float) -> dict[str, int]:
 def _load_words(context: LeverContext, ratio: float, total: int) -> str:
     """The load over what the present replicas carry, and the number that it needs."""
     now, have = context.server.replicas, _have(context)
+    if context.demand.repeats:
+        served_per_s, calls_per_s = context.demand.served_per_s, context.demand.arrival_per_s
+        return (
+            f"{have} served {served_per_s:.2g} of {calls_per_s:.2g} calls/s. Clients that give up "
+            f"may call again, so the number that the load needs is unknown: {total} are a step."
+        )
     least, needed = _counts(now * ratio).values()
     bare = f"{least}, or " if now < least < needed else ""
     held = f" The {total} recommended before stay: the load may return." if total > needed else ""
@@ -175,10 +191,10 @@ def _load_ratio(context: LeverContext) -> float | None:
 def at_once(demand: Demand) -> float:
     """The requests that run at once on each present replica at the rate of arrivals."""
     ratio = demand.load_ratio
-    if ratio is None or demand.waiting < 1:
+    if ratio is None or demand.waiting < 1 or demand.repeats:
         return demand.requests
     # Requests run for as long as now. Those that wait are the backlog, or callers of a loop.
-    return demand.running * (ratio if _drains(demand) else max(1.0, ratio))
+    return max(1.0, demand.running * (ratio if _drains(demand) else max(1.0, ratio)))
 
 
 def _drains(demand: Demand) -> bool:

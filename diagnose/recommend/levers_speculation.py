@@ -179,8 +179,10 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         before = _draft_numbers(context, drafts, drafts.tokens)
         never = 1 + drafts.tokens < drafts.verify[-1] + drafts.tokens * drafts.cost_ratio
         needed = "; even a draft that is always right would not pay" if never else ""
+        lost = "more" if drafts.speedup(drafts.tokens) < 1 else "about as much"
         why = (
-            "Checking the drafts takes more time than the accepted ones save"
+            f"Checking the drafts takes {lost} time {'than' if lost == 'more' else 'as'} the "
+            "accepted ones save"
             f"{_batch_words(context, drafts)}{needed}."
         )
     return advice(

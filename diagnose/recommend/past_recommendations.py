@@ -48,19 +48,17 @@ class Incident(Struct):
     def take(self, recommendations: Sequence[Recommendation], demand: Demand, now_s: float) -> None:
         """Adopt recommendations for the present demand, and note why a size is another one.
 
-        While clearly less is asked, one with the same changes stays as it was made: its figures
-        belong to the load that the changes are for.
+        While clearly less is asked, they stay as they were made, unless a change must go further:
+        their figures belong to the load that the changes are for.
         """
         before = {each.id: each for each in self.recommendations}
         taken: list[Recommendation] = []
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
-            if held is not None and held.changes == each.changes:
-                if demand.requests * MOVED < most:
-                    taken.append(held)
-                    continue
-            else:
-                most = 0.0
+            is_less = demand.requests * MOVED < most
+            if held is not None and is_less and not _goes_further(held.changes, each.changes):
+                taken.append(held)
+                continue
             self.most[each.id] = max(most, demand.requests)
             new = self._explained(each, demand)
             is_same = held is not None and replace(new, as_of_s=held.as_of_s) == held
@@ -74,7 +72,7 @@ class Incident(Struct):
             self.made[new.id] = demand
             firsts = ", ".join(str(change.after) for change in first)
             nows = ", ".join(str(change.after) for change in new.changes)
-            why, figures = _why(before, demand)
+            why, figures = _why(before, demand, new.changes[0], values[new.id])
             firsts_by_flag = {
                 f"first_{change.flag.lstrip('-').replace('-', '_')}": change.after
                 for change in first
@@ -88,14 +86,29 @@ class Incident(Struct):
         return replace(new, summary=f"{new.summary}{words}", basis={**new.basis, **numbers})
 
 
-def _why(before: Demand, now: Demand) -> _Changed:
-    """Which figure of the demand rose or fell, from what to what."""
-    if now.callers is not None and before.callers is None:
+def _goes_further(held: Sequence[Change], now: Sequence[Change]) -> bool:
+    """Whether the first change starts at the same value and ends beyond the one held."""
+    if not held or not now or held[0].before != now[0].before:
+        return False
+    more = replace(now[0], before=held[0].after)
+    return _direction(now[0]) * _direction(more) > 0
+
+
+def _why(before: Demand, now: Demand, change: Change, held: Value) -> _Changed:
+    """Which figure of the demand rose or fell, from what to what.
+
+    Where a change raises a value, the value is higher only for a higher figure.
+    """
+    raised = _direction(change) > 0
+    higher = raised and _direction(replace(change, before=held)) > 0
+    if now.callers is not None and before.callers is None and higher >= raised:
         words = f"{now.callers:.0f} clients wait for their answers before they call again"
         return words, {"callers": now.callers}
     for key, name, form in DEMANDS:
         was, is_now = getattr(before, key), getattr(now, key)
-        if was and is_now and max(was / is_now, is_now / was) >= MOVED:
+        if not was or not is_now or (raised and (is_now > was) != higher):
+            continue
+        if max(was / is_now, is_now / was) >= MOVED:
             moved = "rose" if is_now > was else "fell"
             words = f"{name} {moved} from {was:{form}} to {is_now:{form}}"
             return words, {f"first_{key}": was, f"now_{key}": is_now}

@@ -143,10 +143,10 @@ def test_an_idle_server_runs_batches_of_one() -> None:
     ("loads", "why"),
     [
         pytest.param(
-            (5.0, 10.0, 20.0), "not measured beyond 20 running requests", id="smaller batches"
+            (5.0, 10.0, 20.0), "not measured beyond 20 requests at once", id="smaller batches"
         ),
         pytest.param(
-            (97.0, 98.0, 120.0), "not measured below 97 running requests", id="larger batches"
+            (97.0, 98.0, 120.0), "not measured below 97 requests at once", id="larger batches"
         ),
         pytest.param((60.0, 80.0), "set kneewatch's model, gpu and tensor_parallel", id="two"),
     ],

@@ -10,7 +10,7 @@ from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
 from tests.diagnose.recommend.scenes import ADVISED, changes
-from tests.recordings import CAPTURES, diagnoses
+from tests.recordings import CAPTURES, LAB, diagnoses
 from tests.reports.documents import document
 from tests.reports.schema import problems
 
@@ -97,6 +97,23 @@ def test_more_adapters_and_less_speculation() -> None:
     assert max(advice.predicted["lora_max"] for advice in slots) == 4
     off = [advice for d in diagnoses_of("spec_bad") for advice in d.recommendations]
     assert {advice.before["draft_tokens"] for advice in off if advice.before} == {4}
+
+
+def test_calls_that_clients_give_up_and_repeat_are_no_demand() -> None:
+    """16 calls/s of 38 clients that hang up after 2 s are not the load of 79 replicas."""
+    advised = [each for d in diagnoses(LAB / "hang_ups.jsonl.gz") for each in d.recommendations]
+    assert {change.after for each in advised for change in each.changes} == {3}
+    for each in advised:
+        assert "the number that the load needs is unknown" in each.summary
+        assert "load_ratio" not in each.predicted
+        assert each.suffices is None
+
+
+def test_a_size_stays_that_of_the_load_it_was_made_for() -> None:
+    """The queue of the few seats is gone, and 5 requests instead of 6 run: the advice is for 6."""
+    advised = [each for d in diagnoses(LAB / "few_seats.jsonl.gz") for each in d.recommendations]
+    changes = [each.changes[0] for each in advised if each.id == "max-num-seqs-up"]
+    assert {change.before for change in changes} == {6}
 
 
 @pytest.mark.parametrize("name", ["healthy_light", "idle", "itl_smooth_chunked", "spec_good"])
