@@ -55,6 +55,20 @@ def _loop(from_s: float, to_s: float) -> list[tuple[float, float]]:
     ]
 
 
+def all_loop(fleet: LivingFleet, name: str) -> None:
+    """All replicas die again and again, one shortly after the other."""
+    pods = fleet.pool("Deployment", name, 4).pods
+    for at, pod in enumerate(pods):
+        pod.crashes = _loop(FROM_S + 60.0 * at / len(pods), TO_S)
+
+
+def only_replica(fleet: LivingFleet, name: str) -> None:
+    """The only replica of a pool dies once, under load."""
+    pool = fleet.pool("Deployment", name, 1)
+    del pool.pods[1:]
+    pool.pods[0].crashes = [(FROM_S, FROM_S + 50.0)]
+
+
 def bad_release(fleet: LivingFleet, name: str) -> None:
     """Each replica dies once, under load."""
     pool = fleet.pool("Deployment", name, 4)
@@ -197,6 +211,8 @@ SLOW = ("bad_node", "gpu_throttled", "slow_steps")
 
 FAULTS: Sequence[Fault] = (
     Fault("crash-loop", ("engine_restarted",), crash_loop),
+    Fault("all-loop", ("engine_restarted",), all_loop, Severity.CRITICAL),
+    Fault("only-replica", ("engine_restarted",), only_replica),
     Fault("bad-release", ("engine_restarted",), bad_release),
     Fault("hung", ("engine_stalled",), hung),
     Fault("hung-idle", ("engine_stalled",), hung_idle),

@@ -47,7 +47,7 @@ LOOPS_FROM = 2
 
 CRASHED_FROM = 3
 """Replicas of a large pool that crash once within CRASH_LOOP_S, from which this is a cause. Of a
-small pool: half of them, at least two."""
+small pool: half of them, at least two; or its only one."""
 
 OUTLIVED_S, OUTLIVED_RATIO = 300.0, 3.0
 """A crash loop is over when the process has run this long, and this many times as long as any that
@@ -87,6 +87,7 @@ class _Pool(Struct, frozen=True):
     restarted: Sequence[Restarted] = ()
     renamed: str = ""
     """The pool that the same workload serves now; empty if it serves none."""
+    scrape_s: float = 0.0
 
     def gone_because(self, *reasons: Why) -> list[Gone]:
         """Replicas that are gone for one of these reasons."""
@@ -108,11 +109,12 @@ class _Pool(Struct, frozen=True):
 
         Those that were away for long were reported as down.
         """
+        down_s = max(2 * DOWN_S, (DOWN_SCRAPES + 1) * self.scrape_s)
         return [
             row
             for row in self.restarted
             if any(
-                p.broke_off and p.away_s < 2 * DOWN_S and self.now_s - p.t_s <= CRASH_LOOP_S
+                p.broke_off and p.away_s < down_s and self.now_s - p.t_s <= CRASH_LOOP_S
                 for p in row.processes
             )
         ]
@@ -168,6 +170,7 @@ def _pools(observed: Observed) -> list[_Pool]:
             size[name],
             [row for row in observed.restarted if row.pool == name],
             observed.renamed.get(name, ""),
+            observed.scrape_interval_s or 0.0,
         )
         for name in sorted(names)
     ]
@@ -201,7 +204,8 @@ def _restarts(pool: _Pool) -> FleetCause | None:
     neither."""
     loops, crashed = pool.loops, pool.crashed
     rows = loops or crashed
-    if not loops and (pool.is_settled or len(crashed) < min(CRASHED_FROM, max(2, pool.size / 2))):
+    least = min(CRASHED_FROM, max(2, pool.size / 2), max(1, pool.size))
+    if not loops and (pool.is_settled or len(crashed) < least):
         return None
     names = sorted(row.replica for row in rows)
     worst = max(rows, key=lambda row: (len(row.processes), row.replica))
@@ -221,8 +225,9 @@ def _restarts(pool: _Pool) -> FleetCause | None:
         Evidence("process_start", each.uptime_s, None, how_ended(each))
         for each in worst.processes[: -RESTARTS_SHOWN - 1 : -1]
     ]
-    severity = Severity.CRITICAL if 2 * len(loops) >= pool.size else Severity.WARNING
-    since_s = min(each.t_s for row in rows for each in row.processes)
+    most_loop = 2 * len(loops) >= pool.size
+    severity = Severity.CRITICAL if most_loop or len(crashed) >= least else Severity.WARNING
+    since_s = min(each.t_s - each.away_s for row in rows for each in row.processes)
     cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE, since_s)
     return replace(cause, id=RESTARTED, evidence=tuple(evidence))
 

@@ -14,7 +14,12 @@ from kneewatch.diagnose.causes.tensor_parallel import split_case, weigh_live
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
-from kneewatch.diagnose.fleet.absence import RESTARTED, absence_causes, absence_notes
+from kneewatch.diagnose.fleet.absence import (
+    OF_A_POOL,
+    RESTARTED,
+    absence_causes,
+    absence_notes,
+)
 from kneewatch.diagnose.fleet.engine import Engine, engines_of
 from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Past, Usual
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
@@ -556,10 +561,11 @@ def _compared(
 
 
 def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
-    """The causes, without those that another cause of the same tier explains.
+    """The causes, without those that another cause explains.
 
-    The explaining cause must cover all replicas of the explained one. It takes the worst severity
-    of the causes that it explains.
+    The explaining cause must cover all replicas of the explained one, in the same tier, or have
+    taken replicas from the pool before the explained one began. It takes the worst severity of the
+    causes that it explains.
     """
     under = {id(cause): _under(cause, causes) for cause in causes}
     explained = {id(other) for others in under.values() for other in others}
@@ -571,10 +577,25 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
     return [
         other
         for other in causes
-        if is_under(other, head)
-        and (other.pool, other.tier) == (head.pool, head.tier)
-        and replicas.issuperset(other.replicas)
+        if (
+            is_under(other, head)
+            and (other.pool, other.tier) == (head.pool, head.tier)
+            and replicas.issuperset(other.replicas)
+        )
+        or _is_of_loss(other, head)
     ]
+
+
+def _is_of_loss(queue: FleetCause, loss: FleetCause) -> bool:
+    """Whether requests queue since a pool lost replicas."""
+    return (
+        loss.id in (OF_A_POOL, RESTARTED)
+        and loss.severity is Severity.CRITICAL
+        and BY_ID[queue.id].queues
+        and queue.pool == loss.pool
+        and loss.since_s is not None
+        and (queue.since_s or 0.0) >= loss.since_s
+    )
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:

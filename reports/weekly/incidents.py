@@ -50,7 +50,8 @@ EFFECT_MARGIN_S = 180.0
 FILLING_SHOWN_S = 1800.0
 """Maximum seconds of stage 1 (filling) that are drawn before a cascade."""
 
-NOTED = frozenset({"engine_restarted"})
+DOWN, RESTARTED = "target_down", "engine_restarted"
+NOTED = frozenset({RESTARTED})
 """Causes that are reported as incidents even below warning."""
 
 CASCADE_CAUSE = "kv_pressure"
@@ -72,6 +73,21 @@ def _causes_first() -> dict[str, int]:
 
 
 RANK = _causes_first()
+
+
+def _is_loop(episode: Episode) -> bool:
+    """Whether processes ended again and again, so that the target was down in between."""
+    return episode.cause == RESTARTED and episode.severity >= Severity.WARNING
+
+
+def _rank(episode: Episode) -> float:
+    """The place in an order in which root causes precede their effects."""
+    return RANK[DOWN] - 0.5 if _is_loop(episode) else RANK.get(episode.cause, len(RANK))
+
+
+def _effects(episode: Episode) -> Sequence[str]:
+    """The causes that an incident explains."""
+    return (DOWN, *EXPLAINS[DOWN]) if _is_loop(episode) else EXPLAINS.get(episode.cause, ())
 
 
 def episodes(intervals: Sequence[Interval], *, from_s: float, to_s: float) -> list[Episode]:
@@ -122,7 +138,7 @@ def _causes(causes: Sequence[Interval]) -> list[Episode]:
 def _merge_effects(groups: Sequence[Episode]) -> list[Episode]:
     """The groups, with each downstream effect merged into the group of its root cause."""
     kept: list[Episode] = []
-    for group in sorted(groups, key=lambda candidate: RANK.get(candidate.cause, len(RANK))):
+    for group in sorted(groups, key=_rank):
         owner = next((other for other in kept if _belongs(group, other)), None)
         if owner is None:
             kept.append(group)
@@ -144,7 +160,7 @@ def _belongs(group: Episode, other: Episode) -> bool:
         return False
     if group.cause == other.cause:
         return True
-    if group.cause not in EXPLAINS.get(other.cause, ()):
+    if group.cause not in _effects(other):
         return False
     apart_s = max(0.0, other.start_s - group.start_s) + max(0.0, group.until_s - other.until_s)
     return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
@@ -181,7 +197,7 @@ def _by_start(interval: Interval) -> float:
 
 POINTS_MOST = 60
 STAGE_PREEMPTING, QUEUEING = "2", "3"
-STOPPED = frozenset({"target_down", "engine_stalled"})
+STOPPED = frozenset({DOWN, "engine_stalled"})
 """Causes during which no request is served. Requests that would have been served in that time are
 lost."""
 

@@ -239,7 +239,7 @@ class FilledHistory(History):
         )
         self._configs = Configs(self._now, process_names(self._fleet.asking.by))
         self._of_fleet = FleetIncidents(self._ranges, config, self._fleet)
-        self._of_fleet.look(self._now)
+        self._of_fleet.look(self._now, self._configs)
         self._search = IncidentSearch(
             self._ranges, self._fleet, self._now, self._configs, config.profile, request
         )
@@ -262,7 +262,7 @@ class FilledHistory(History):
             )
             self._members.append(Member(stored, engine.tier, engine.gpu, None))
             self._engines[engine_id] = engine
-        self._search.look(fill, names, self._of_fleet.slow, counter)
+        self._search.look(fill, names, self._of_fleet.known, counter)
         for pool, known in self._of_fleet.outages.items():
             engine = next(e for e in self._fleet.members if e.member.pool == pool)
             name = EngineName(pool, engine.member.model, "", "")

@@ -204,11 +204,11 @@ class IncidentSearch:
         self,
         fill: StoreFill,
         names: Mapping[Key, EngineName],
-        slow: Mapping[Key, Sequence[KnownCause]],
+        of_fleet: Mapping[Key, Sequence[KnownCause]],
         progress: QueryProgress,
     ) -> None:
-        """Replay the worst windows and write the verdicts, engine by engine. `slow` are the causes
-        that fleet mode concluded. Reports each query to `progress`."""
+        """Replay the worst windows and write the verdicts, engine by engine. `of_fleet` are the
+        causes that fleet mode concluded. Reports each query to `progress`."""
         every = [window for engine in self._fleet.members for window in self._windows(engine)]
         worst = {*worst_spans([window.span for window in every], most=REPLAYED_MOST)}
         chosen = _apart([window for at, window in enumerate(every) if at in worst])
@@ -220,9 +220,10 @@ class IncidentSearch:
             pieces = _ahead(pool, lambda window: self._samples(window, progress), chosen)
             for engine in self._fleet.members:
                 own = [window for window in chosen if window.engine is engine]
+                judged = of_fleet.get(engine.key, ())
                 known = [
-                    *slow.get(engine.key, ()),
-                    *self._restarts(engine),
+                    *judged,
+                    *(row for row in self._restarts(engine) if not row.is_among(judged)),
                     *chain.from_iterable(w.known for w in rest if w.engine is engine),
                 ]
                 if own or known:
@@ -410,21 +411,23 @@ class Timeline:
         self._fill.write(self._name, EngineCycle(verdict(t_s, causes)), any_time=True)
 
     def _with_known(self, cycle: EngineCycle) -> EngineCycle:
-        """The verdict with the causes that are known without a replay, which explain others as in
-        fleet mode. `bad_node` is left out if another cause explains slow tokens."""
+        """The verdict with the causes that are known without a replay, where they are worse than in
+        the verdict. They explain others as in fleet mode. `bad_node` is left out if another cause
+        explains slow tokens."""
         diagnosis = cycle.diagnosis
-        present = {cause.id for cause in diagnosis.causes}
+        present = {cause.id: cause.severity for cause in diagnosis.causes}
         more = [
             row.cause
             for row in self._known
             if row.holds(diagnosis.t_s)
-            and row.cause.id not in present
-            and (row.cause.id != "bad_node" or not present.intersection(SLOWS_TOKENS))
+            and row.cause.severity > present.get(row.cause.id, Severity.OK)
+            and (row.cause.id != "bad_node" or SLOWS_TOKENS.isdisjoint(present))
         ]
         if not more:
             return cycle
         under = {id(head): [c for c in diagnosis.causes if is_under(c, head)] for head in more}
         explained = {id(cause) for causes in under.values() for cause in causes}
-        causes = [cause for cause in diagnosis.causes if id(cause) not in explained]
+        worse = {cause.id for cause in more}
+        causes = [c for c in diagnosis.causes if id(c) not in explained and c.id not in worse]
         causes += [with_explained(head, under[id(head)]) for head in more]
         return replace(cycle, diagnosis=replace(diagnosis, causes=causes))

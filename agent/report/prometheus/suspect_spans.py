@@ -6,7 +6,7 @@ pool without replicas, a replica slower than its peers) are judged by fleet mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
-from kneewatch.agent.report.prometheus.period import PeriodData
+from kneewatch.agent.report.prometheus.period import Configs, PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
     GENERATED_TOKENS,
@@ -27,10 +27,12 @@ from kneewatch.agent.report.prometheus.queries import (
 )
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.fleet.absence import vanished_causes
+from kneewatch.diagnose.causes.availability import CRASH_LOOP_S
+from kneewatch.diagnose.fleet.absence import HELD_S, RESTARTED, vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, TAKES_ALL
+from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.baseline import QUEUED_MIN
@@ -180,8 +182,9 @@ def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
 
 # --- Pools without replicas, and slow replicas ----------------------------------------------------
 
-JUDGED_MOST = 10
-"""Maximum number of spans that fleet mode judges, the longest ones. Each costs about 30 queries."""
+MOMENTS_MOST = 10
+"""Maximum number of moments at which fleet mode judges spans, those with the longest spans. Each
+costs about 30 queries."""
 
 JUDGED_AFTER_S = 2700.0
 """Maximum seconds between the end of a pool's last replica and the moment at which fleet mode
@@ -194,11 +197,11 @@ SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
 
 class FleetSpan(Struct, frozen=True):
     """A time span, in Unix seconds, in which a pool lost all its replicas (`engine` is None), or in
-    which `engine` generated tokens more slowly than its peers or got all their requests. One of
-    `causes` may make it so.
+    which `engine` generated tokens more slowly than its peers, got all their requests, or started
+    anew as others did. One of `causes` may make it so.
 
-    `goes_on`: the span lasts to the end of the period. `judged_s` is the moment at which fleet mode
-    judges the span.
+    `goes_on`: the span lasts to the end of the period. `judged_s` are the first and the last moment
+    at which fleet mode can judge the span.
     """
 
     pool: str
@@ -206,7 +209,7 @@ class FleetSpan(Struct, frozen=True):
     from_s: float
     to_s: float
     goes_on: bool
-    judged_s: float
+    judged_s: tuple[float, float]
     causes: tuple[str, ...] = SLOW_CAUSES
 
 
@@ -224,7 +227,9 @@ def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) ->
         for run in runs(empty):
             from_s = float(at.begins_s[run[0]])
             to_s = float(at.begins_s[run[-1]]) + at.step_s
-            goes_on, judged_s = bool(run[-1] == at.count - 1), min(to_s, from_s + JUDGED_AFTER_S)
+            latest_s = min(to_s, from_s + JUDGED_AFTER_S)
+            judged_s = min(latest_s, from_s + 2 * HELD_S), latest_s
+            goes_on = bool(run[-1] == at.count - 1)
             spans.append(FleetSpan(pool, None, from_s, to_s, goes_on, judged_s))
     return spans
 
@@ -264,7 +269,8 @@ def slow_spans(
             to_s = float(at.begins_s[run[-1]]) + at.step_s
             if to_s - from_s >= SLOW_LASTS_S:
                 goes_on = bool(run[-1] == at.count - 1)
-                judged_s = min((from_s + to_s) / 2, from_s + SLOW_JUDGED_AFTER_S)
+                longest_s = min(to_s - from_s, 2 * SLOW_JUDGED_AFTER_S)
+                judged_s = from_s + longest_s / 2, from_s + 0.75 * longest_s
                 pool = engine.member.pool
                 spans.append(FleetSpan(pool, engine, from_s, to_s, goes_on, judged_s, causes))
     return spans
@@ -274,6 +280,38 @@ def _middle(rows: Floats) -> Floats:
     """The median of each step over all rows. NaN where no row has a value."""
     has_value = ~np.isnan(rows).all(axis=0)
     return np.where(has_value, np.nanmedian(np.where(has_value, rows, 0.0), axis=0), np.nan)
+
+
+RESTARTED_S = 60.0, 240.0
+"""The least and the most seconds between the last restart in a span and the moment at which fleet
+mode judges it."""
+
+
+def restart_spans(starts: Sequence[tuple[float, TierEngine]]) -> Iterator[FleetSpan]:
+    """Yields the spans in which engines of one pool start anew again and again or one after the
+    other, for each such engine. `starts` are sorted by time, in Unix seconds."""
+    together: list[tuple[float, TierEngine]] = []
+    for at, start in enumerate(starts, 1):
+        together.append(start)
+        last_s = start[0]
+        if at < len(starts) and starts[at][0] - last_s <= CRASH_LOOP_S:
+            continue
+        judged_s = last_s + RESTARTED_S[0], last_s + RESTARTED_S[1]
+        for engine in {engine.key: engine for _, engine in together if len(together) > 1}.values():
+            to_s = last_s + RESTARTED_S[0]
+            pool, from_s = engine.member.pool, together[0][0]
+            yield FleetSpan(pool, engine, from_s, to_s, False, judged_s, (RESTARTED,))
+        together.clear()
+
+
+def moments(spans: Iterable[FleetSpan]) -> list[tuple[float, list[FleetSpan]]]:
+    """The fewest moments at which fleet mode can judge all spans, each with its spans."""
+    rows: list[tuple[float, list[FleetSpan]]] = []
+    for span in sorted(spans, key=lambda span: span.judged_s[1]):
+        if not rows or span.judged_s[0] > rows[-1][0]:
+            rows.append((span.judged_s[1], []))
+        rows[-1][1].append(span)
+    return rows
 
 
 class KnownCause(Struct, frozen=True):
@@ -289,37 +327,47 @@ class KnownCause(Struct, frozen=True):
         """Whether the cause was present at a time."""
         return self.from_s <= t_s < self.to_s or (self.goes_on and t_s >= self.from_s)
 
+    def is_among(self, others: Iterable[KnownCause]) -> bool:
+        """Whether one of the others is this cause and was present when this one began."""
+        return any(row.cause.id == self.cause.id and row.holds(self.from_s) for row in others)
+
 
 class FleetIncidents:
     """The causes in a period that fleet mode concludes.
 
-    `outages` are those of whole pools, by pool; `slow` those of engines that are slower than their
-    peers. `left_out` is the number of suspect spans that were not judged.
+    `outages` are those of whole pools, by pool; `known` those of engines that differ from their
+    peers or restart. `left_out` is the number of suspect spans that were not judged.
     """
 
     def __init__(self, ranges: Ranges, config: FleetConfig, fleet: FleetEngines) -> None:
         self._ranges, self._config, self._fleet = ranges, config, fleet
         self.outages: dict[str, list[KnownCause]] = {}
-        self.slow: dict[Key, list[KnownCause]] = {}
+        self.known: dict[Key, list[KnownCause]] = {}
         self.left_out = 0
 
-    def look(self, now: PeriodData) -> None:
-        """Let fleet mode judge the longest spans."""
-        spans = [*self._empty(now), *self._behind(now)]
-        spans.sort(key=lambda span: span.from_s - span.to_s)
-        self.left_out = len(spans[JUDGED_MOST:])
-        for span in spans[:JUDGED_MOST]:
-            observed = self._observed(span)
-            if observed is None:
-                continue
+    def look(self, now: PeriodData, configs: Configs) -> None:
+        """Let fleet mode judge the spans, at the moments with the longest ones."""
+        rows = moments([*self._empty(now), *self._behind(now), *self._restarted(configs)])
+        rows.sort(key=lambda row: -sum(span.to_s - span.from_s for span in row[1]))
+        self.left_out = sum(len(spans) for _, spans in rows[MOMENTS_MOST:])
+        for judged_s, spans in rows[:MOMENTS_MOST]:
+            observed = self._observed(judged_s, spans[0])
+            if observed is not None:
+                self._judge(observed, spans)
+
+    def _judge(self, observed: Observed, spans: Sequence[FleetSpan]) -> None:
+        vanished = vanished_causes(observed)
+        found = diagnose(observed, self._config.profile).causes
+        for span in spans:
             if span.engine is None:
-                causes = (row for row in vanished_causes(observed) if row.pool == span.pool)
                 self.outages.setdefault(span.pool, []).extend(
-                    _known(span, cause, _last_seen_s(span, observed)) for cause in causes
+                    _known(span, cause, _last_seen_s(span, observed))
+                    for cause in vanished
+                    if cause.pool == span.pool
                 )
-            elif (cause := self._why(span.engine, span.causes, observed)) is not None:
+            elif (cause := _why(span.engine, span.causes, found)) is not None:
                 known = _known(span, cause, span.from_s)
-                self.slow.setdefault(span.engine.key, []).append(known)
+                self.known.setdefault(span.engine.key, []).append(known)
 
     def _empty(self, now: PeriodData) -> list[FleetSpan]:
         fleet_pools = {engine.member.pool for engine in self._fleet.members}
@@ -334,10 +382,17 @@ class FleetIncidents:
         for tier in self._fleet.tiers():
             yield from slow_spans(self._fleet.of(tier), itl_s, begun, now.at)
 
-    def _observed(self, span: FleetSpan) -> Observed | None:
-        """The state of the fleet at the moment at which a span is judged. None if it cannot be
-        read."""
-        config = replace(self._config, at_s=span.judged_s, past=Past())
+    def _restarted(self, configs: Configs) -> Iterator[FleetSpan]:
+        pools: dict[str, list[tuple[float, TierEngine]]] = {}
+        for engine in self._fleet.members:
+            starts = [(t_s, engine) for t_s in configs.starts(engine.member)]
+            pools.setdefault(engine.member.pool, []).extend(starts)
+        for starts in pools.values():
+            yield from restart_spans(sorted(starts, key=lambda start: start[0]))
+
+    def _observed(self, judged_s: float, span: FleetSpan) -> Observed | None:
+        """The state of the fleet at a moment, for a span. None if it cannot be read."""
+        config = replace(self._config, at_s=judged_s, past=Past())
         try:
             return observe(self._ranges.source, config)
         except CollectError as exc:
@@ -346,15 +401,12 @@ class FleetIncidents:
                 self._ranges.problems.failed[f"replicas of {name}"] = exc
             return None
 
-    def _why(self, engine: TierEngine, of: Sequence[str], observed: Observed) -> Cause | None:
-        """The first of some causes that fleet mode finds on a replica. None if it finds none."""
-        name = engine.member.name
-        causes = {
-            row.id: row
-            for row in diagnose(observed, self._config.profile).causes
-            if name in row.replicas
-        }
-        return next((causes[cause] for cause in of if cause in causes), None)
+
+def _why(engine: TierEngine, of: Sequence[str], found: Sequence[FleetCause]) -> Cause | None:
+    """The first of some causes that fleet mode found on a replica. None if it found none."""
+    names = {engine.member.name, engine.target}
+    causes = {row.id: row for row in found if not names.isdisjoint(row.replicas)}
+    return next((causes[cause] for cause in of if cause in causes), None)
 
 
 def _known(span: FleetSpan, cause: Cause, from_s: float) -> KnownCause:

@@ -71,7 +71,7 @@ def test_faults_during_operations_begin_and_end_once(
 HARD = (
     *("crash-loop", "bad-release", "hung", "hung-idle", "pd-healthy", "batch", "batch-hung"),
     *("outage-after-scaling", "never-answers", "one-takes-all", "overload", "xid"),
-    *("slow-replica", "two-at-once"),
+    *("slow-replica", "two-at-once", "all-loop", "only-replica"),
 )
 """Faults that were silent, told twice or under another name, and pools that are well."""
 

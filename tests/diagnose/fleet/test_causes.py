@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import folded
 from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
+from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuState, Histogram, XidSeen
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import WARNING, Severity
 from tests.diagnose.fleet.example_fleets import DILUTED, Row, causes, fleet, pod, verdict
 
 HOT = {"running": 40.0, "running_avg": 40.0, "waiting": 10.0, "arrival_per_s": 9.0}
@@ -33,6 +36,20 @@ def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
     running = tier.signals["running"]
     assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
     assert (running.mean or 0.0) < 9
+
+
+def test_a_queue_is_reported_under_the_loss_of_replicas_before_it() -> None:
+    loss = FleetCause(
+        id="target_down", confidence=0.95, severity=Severity.CRITICAL, summary="", since_s=100.0
+    )
+    later = replace(loss, id="admission_limit", severity=WARNING, since_s=130.0, tier="H100")
+    before, other = replace(later, since_s=50.0), replace(later, pool="q")
+    (head,) = folded([loss, later])
+    assert (head.id, head.explains) == ("target_down", ("admission_limit",))
+    assert folded([loss, before]) == [loss, before]
+    assert folded([loss, other]) == [loss, other]
+    mild = replace(loss, severity=WARNING)
+    assert folded([mild, later]) == [mild, later]
 
 
 def test_imbalance_between_two_replicas() -> None:

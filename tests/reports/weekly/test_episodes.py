@@ -103,6 +103,18 @@ def test_an_outage_is_told_with_the_restart_that_ends_it() -> None:
     assert episode.severity == CRITICAL
 
 
+def test_outages_of_a_crash_loop_are_the_loops() -> None:
+    (episode,) = told(
+        cause("target_down", 0, 50, CRITICAL),
+        cause("engine_restarted", 50, 90, INFO),
+        cause("target_down", 90, 140, CRITICAL),
+        cause("engine_restarted", 140, 600),
+    )
+    assert (episode.cause, episode.start_s, episode.last.end_s) == ("engine_restarted", 0, 600)
+    outage, loop = told(cause("target_down", 0, 9e3, CRITICAL), cause("engine_restarted", 9e3, 9e3))
+    assert (outage.cause, loop.cause) == ("target_down", "engine_restarted")
+
+
 def test_what_goes_on_has_no_end() -> None:
     (episode,) = told(cause("spec_decode_poor", 0, None))
     assert episode.last.end_s is None

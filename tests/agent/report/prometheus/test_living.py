@@ -6,16 +6,21 @@ import json
 
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
+from tests.living_faults import bad_release, crash_loop
 from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, with_faults
 from tests.programs import require
 
 END_S = 1_795_262_400
 MINUTES = 32
 NEAR_S = 90.0
+RESTARTING = {"loop": crash_loop, "release": bad_release}
 
 
 def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     fleet = with_faults(LivingFleet(scrape_s=30, epoch_s=END_S - MINUTES * MIN_S))
+    for name, plant in RESTARTING.items():
+        plant(fleet, name)
+    faults = FAULTS | dict.fromkeys(RESTARTING, "engine_restarted")
     with running(require("prometheus")) as server:
         fleet.load(server, from_s=0, to_s=MINUTES * MIN_S)
         done = main(
@@ -30,12 +35,12 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
         (row["tier"].split(" on ")[0].removeprefix("m-"), row["cause"])
         for row in report["incidents"]
     }
-    assert named == set(FAULTS.items())
-    assert len(report["incidents"]) == len(FAULTS)
+    assert named == set(faults.items())
+    assert len(report["incidents"]) == len(faults)
     late = next(row for row in report["incidents"] if row["cause"] == "admission_limit")
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
-    assert present == {"m-big": 3, **{f"m-{name}": 4 for name in FAULTS if name != "big"}}
+    assert present == {"m-big": 3, **{f"m-{name}": 4 for name in faults if name != "big"}}
     down = {
         row["target"]: row["start_s"] - fleet.epoch_s - FAULTS_S[0]
         for row in report["incidents"]

@@ -33,6 +33,8 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     FleetSpan,
     SuspectSpan,
     empty_spans,
+    moments,
+    restart_spans,
     slow_spans,
     suspect_spans,
     worst_spans,
@@ -305,8 +307,8 @@ def test_a_pool_is_empty_where_no_engine_of_it_has_series() -> None:
     }
     pools = {"a": [("a0",), ("a1",)], "b": [("b0",)], "c": [("c0",), ("c1",)], "d": [("d0",)]}
     assert empty_spans(pools, running, AT) == [
-        FleetSpan("a", None, TO_S + 120, TO_S + 240, goes_on=False, judged_s=TO_S + 240),
-        FleetSpan("b", None, TO_S + 240, TO_S + 360, goes_on=True, judged_s=TO_S + 360),
+        FleetSpan("a", None, TO_S + 120, TO_S + 240, False, (TO_S + 240, TO_S + 240)),
+        FleetSpan("b", None, TO_S + 240, TO_S + 360, True, (TO_S + 360, TO_S + 360)),
     ]
 
 
@@ -328,7 +330,7 @@ def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() 
             TO_S + 60,
             TO_S + 360,
             goes_on=True,
-            judged_s=TO_S + 210,
+            judged_s=(TO_S + 210, TO_S + 285),
         )
     ]
     assert found(slow, usual, usual, usual, busy=90.0) == []
@@ -336,6 +338,21 @@ def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() 
     assert found(slow, usual, of=2) == []
     assert found(slow, usual, usual, row(*[NAN] * 6))[0].engine is engines[0]
     assert found(slow, usual, row(*[NAN] * 6), row(*[NAN] * 6)) == []
+
+
+def test_restarts_of_a_pool_are_judged_together_and_one_alone_is_not() -> None:
+    a, b, c = (TierEngine(each, "m", "") for each in shaped([pod(n) for n in "abc"]).members)
+    starts = [(0.0, a), (300.0, b), (800.0, a), (5000.0, c)]
+    spans = list(restart_spans(starts))
+    assert [(span.engine, span.from_s, span.to_s) for span in spans] == [
+        (a, 0.0, 860.0),
+        (b, 0.0, 860.0),
+    ]
+    assert list(restart_spans([(0.0, c), (5000.0, c)])) == []
+    early = replace(spans[0], judged_s=(100.0, 300.0))
+    assert [(t_s, len(of)) for t_s, of in moments([*spans, early])] == [(300.0, 1), (1040.0, 2)]
+    early = replace(early, judged_s=(100.0, 900.0))
+    assert [(t_s, len(of)) for t_s, of in moments([*spans, early])] == [(900.0, 3)]
 
 
 @pytest.mark.parametrize(
