@@ -309,7 +309,7 @@ class HttpServer:
         if server is not None and thread is not None:
             server.end()
             thread.join(timeout_s)
-        if self._socket is not None:
+        if self._socket is not None and not self.alive:  # else its thread still needs it
             self._socket.close()
         return not self.alive
 

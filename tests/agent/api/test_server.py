@@ -290,6 +290,28 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
         assert server.stop(PATIENCE_S)
 
 
+def test_a_server_that_ends_late_ends_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer computes for longer than the server may take to stop."""
+    begun, may_end, errors = threading.Event(), threading.Event(), list[object]()
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+
+    async def computing(scope: object, receive: object, send: object) -> None:
+        del scope, receive, send
+        begun.set()
+        assert may_end.wait(PATIENCE_S)
+
+    server = HttpServer(computing, settings_of())
+    server.bind()
+    server.start()
+    with connected(server) as asking:
+        asking.sendall(GET + b"\r\n")
+        assert begun.wait(PATIENCE_S)
+        assert not server.stop(0.0)
+        may_end.set()
+        assert server.stop(PATIENCE_S)
+    assert errors == []
+
+
 def test_headers_that_are_too_large_are_refused() -> None:
     with served(service_of(WELL_STATE)) as server, connected(server) as large:
         large.sendall(GET + b"connection: close\r\nx: " + b"y" * HEADERS_BYTES + b"\r\n\r\n")
