@@ -48,7 +48,7 @@ from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
-from kneewatch.diagnose.sizing.size import Size, size
+from kneewatch.diagnose.sizing.size import Size, for_users, size
 from kneewatch.reports.size_rendering import (
     nothing_document,
     operating_point_document,
@@ -75,7 +75,10 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
         parallel, replicas = ONE_GPU, 1
     if given["search"] and given["tp"]:
         parallel = Parallel(tensor=given["tp"])
-    return Question(
+    users = given["users"]
+    if users is not None and (given["gpus"] is not None or given["concurrency"] is not None):
+        raise SizingError("set this or --gpus and --concurrency", name="users")
+    question = Question(
         setup=_setup(given, parallel, find),
         replicas=replicas,
         concurrency=given["concurrency"],
@@ -94,6 +97,8 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
         mbu_ratio=given["mbu"],
         acceptance_ratio=given["acceptance"],
     )
+    sizes = (1, 2, 4, 8) if given["tp"] is None else (given["tp"],)
+    return question if users is None else for_users(question, users, sizes)
 
 
 def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Setup:
@@ -292,7 +297,7 @@ def choices_of(given: dict[str, Any]) -> Choices:
         SizingError: a flag is set that cannot be used with `--search`.
     """
     sweeps = ("benchmark", "benchmark_by_tensor_parallel")
-    for flag in ("dp", "dcp", "concurrency", "expert_parallel", "compare", *sweeps):
+    for flag in ("dp", "dcp", "concurrency", "users", "expert_parallel", "compare", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
     allowed: str = given["gpus_allowed"] or ""

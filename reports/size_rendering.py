@@ -414,9 +414,18 @@ def _verdict(answer: Size) -> str:
     holds = f"holds {plural(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
-        return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
+        return f"{_for_users(answer)}{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
     failure = start_failure(memory, answer.fewest)
     return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
+
+
+def _for_users(answer: Size) -> str:
+    question = answer.question
+    if question.users is None:
+        return ""
+    spread = question.setup.parallel.gpus
+    gpus = f"{plural(question.users, 'user')}: {plural(question.replicas * spread, 'GPU')}"
+    return f"{gpus} ({plural(question.replicas, 'replica')} of {spread}). "
 
 
 def _run(answer: Size, better: Sequence[Lever]) -> list[str]:

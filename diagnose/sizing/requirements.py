@@ -23,6 +23,7 @@ class Question(Struct, frozen=True, kw_only=True):
     """A launch with its load, targets and price. None: not stated; results that need it are None.
 
     - `replicas`: replicas of this launch; they share `concurrency`.
+    - `users`: how many users at once the replicas were counted for. None: they were stated.
     - `usable_requests_per_s`: of one replica, measured. None: predicted for the concurrency and the
       targets.
     - `is_benchmarked`: `usable_requests_per_s` comes from a benchmark report.
@@ -33,6 +34,7 @@ class Question(Struct, frozen=True, kw_only=True):
     setup: Setup
     replicas: int = 1
     concurrency: float | None = None
+    users: int | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
     peak_requests_per_s: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
 from msgspec import Struct
@@ -461,6 +461,39 @@ def size(question: Question) -> Size:
         utilization=shared,
         notes=tuple(notes),
     )
+
+
+def for_users(question: Question, users: int, tensor_parallel: Sequence[int]) -> Question:
+    """The question with as many replicas as serve these users at once, within the targets.
+
+    The replicas have the first of the tensor-parallel sizes that serves anybody. If none does, the
+    question has one replica, whose answer says why.
+
+    Raises:
+        SizingError: an input is invalid; the error has its name.
+    """
+    one = replace(question, users=users, replicas=1, concurrency=users)
+    check_question(one)
+    for tensor in tensor_parallel:
+        parallel = replace(one.setup.parallel, tensor=tensor)
+        split = replace(one, setup=replace(one.setup, parallel=parallel))
+        served = _served(split)
+        if served >= 1:
+            return replace(split, replicas=ceil(users / served))
+    return one
+
+
+def _served(question: Question) -> int:
+    """Users that one replica surely holds, at most max_num_seqs an engine, within the targets."""
+    setup = at_lengths(question)
+    answer = memory(setup)
+    served = floor(min(answer.concurrency.low, setup.seqs))
+    loaded = load_of(replace(question, setup=setup), answer) if served >= 1 else None
+    if loaded is not None and question.targets.are_set:
+        costs, load = loaded
+        full, targets = replace(load, concurrency=served), safe_targets(question.targets, setup)
+        served = capacity(costs, full, targets, question.efficiency).concurrency
+    return served * setup.parallel.data
 
 
 def _fewest(question: Question) -> FewestGpus | None:

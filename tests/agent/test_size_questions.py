@@ -37,6 +37,14 @@ QUESTIONS = {
         (*QWEN, "--gpu", "h200", *CHAT, "--ttft-slo", "1s", "--itl-slo", "40ms"),
         [r"FITS: holds \d+ requests", r"within the targets, for one replica: \S+ at \d+ in flight"],
     ),
+    "how many GPUs for 500 users": (
+        ("--model", "Qwen/Qwen3-32B-FP8", "--gpu", "h100-sxm", *CHAT, "--users", "500"),
+        [r"^500 users: 10 GPUs \(10 replicas of 1\)\. FITS"],
+    ),
+    "how many GPUs for 50 users of a model larger than one": (
+        (*LLAMA, "--gpu", "h100-sxm", *CHAT, "--users", "50"),
+        [r"^50 users: 4 GPUs \(1 replica of 4\)\. FITS"],
+    ),
     "how many users of 32k": (
         (*QWEN, "--gpu", "h100-sxm", "--tp", "2", "--max-model-len", "32768"),
         [r"FITS: holds \d+ requests of 32,768 tokens"],
@@ -83,6 +91,16 @@ def test_a_change_is_best_if_it_holds_the_load_for_the_least() -> None:
     prices = [lever["usd_per_hour"] for lever in fitting]
     assert prices == sorted(prices)
     assert all(lever["max_concurrency"] >= 64 for lever in fitting)
+
+
+def test_targets_take_more_gpus_for_the_same_users_and_are_kept() -> None:
+    asked = ("--model", "Qwen/Qwen3-32B-FP8", "--gpu", "h100-sxm", *CHAT, "--users", "500")
+    _, free = document(*asked)
+    _, bound = document(*asked, "--itl-slo", "40ms")
+    assert bound["performance"]["itl_s"] <= 0.04 < free["performance"]["itl_s"]
+    assert bound["cost"]["usd_per_year"] > free["cost"]["usd_per_year"]
+    done = size(*asked, "--gpus", "2")
+    assert (done.returncode, "--users: set this or" in done.stderr) == (2, True)
 
 
 def test_a_launch_that_would_not_start_has_no_price() -> None:

@@ -201,6 +201,11 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
         ("nvidia/Gemma-4-26B-A4B-NVFP4", "google/gemma-4-26B-A4B", "nvfp4-experts"),
         ("XiaomiMiMo/MiMo-V2.5", "XiaomiMiMo/MiMo-V2-Flash", "fp8"),
         ("mistralai/Mistral-Medium-3.5", "mistralai/Mistral-Medium-3.5-128B", "fp8"),
+        ("llama3.3:70b", "meta-llama/Llama-3.3-70B-Instruct", "bf16"),
+        ("deepseek-r1:32b", "DeepSeek-R1-Distill-Qwen-32B", "bf16"),
+        ("inclusionAI/Ring-1T-FP8", "inclusionAI/Ling-1T", "fp8"),
+        ("NousResearch/Hermes-4-14B", "Qwen/Qwen3-14B", "bf16"),
+        ("cyankiwi/Qwen3-Next-80B-A3B-AWQ-4bit", "Qwen3-Next-80B-A3B", "int4-experts"),
     ],
 )
 def test_a_name_as_people_write_it_is_sized_with_its_architecture(
