@@ -18,6 +18,9 @@ METRICS: Mapping[str, str] = {
 KEYS: Mapping[str, str] = {PROMPTS: "input", ANSWERS: "output"}
 """The prefix of a profile's keys for each length; lengths are named by vLLM's histogram."""
 
+SHORT_PROMPT_TOKENS = 500
+"""Shorter prompts are better prefilled on the server that decodes them (guide 6.5)."""
+
 RATE_MIN = 1.2
 """From this ratio of the rate to the stated peak on, the workload differs.
 

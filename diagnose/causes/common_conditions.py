@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from kneewatch.diagnose.account_signals import SEATED
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
+from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
 from kneewatch.rules.baseline import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.rules.conditions import Condition, Number
@@ -160,3 +163,47 @@ SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
 def at_hour(t_s: float) -> str:
     """A UTC time to the minute: `Sun 22 Nov 19:00 UTC`."""
     return f"{datetime.fromtimestamp(t_s, UTC):%a %d %b %H:%M} UTC"
+
+
+# --- Separate servers for prefill and decode (P/D) ---
+
+DECODES_FROM = 0.5
+"""A server belongs to the decode pool if at least this share of prompt tokens is computed
+elsewhere."""
+
+ONE_TOKEN = 1.5
+"""A server belongs to the prefill pool up to this mean of output tokens: it generates one per
+request."""
+
+
+def pool_of(facts: Facts) -> str:
+    """`prefill` or `decode` for a server of a disaggregated (P/D) fleet; empty for other
+    servers."""
+    if facts.get("kv_external_share_ratio") >= DECODES_FROM:
+        return "decode"
+    sends_kv = facts.values.get("kv_expired_per_s") is not None
+    length = facts.values.get("output_tokens_mean")
+    return "prefill" if sends_kv and length is not None and length <= ONE_TOKEN else ""
+
+
+def why_together(facts: Facts) -> str:
+    """Why separate servers for prefill and decode (P/D) would not help; empty if they may."""
+    tokens, target_s = facts.values.get("prompt_tokens_mean"), facts.targets.ttft_p99_s
+    if pool := pool_of(facts):
+        return f"this is a {pool} server of separate pools already"
+    if tokens is None:
+        return "the length of prompts is unknown"
+    if tokens < SHORT_PROMPT_TOKENS:
+        return f"prompts have {tokens:.0f} tokens, and it pays from about {SHORT_PROMPT_TOKENS} on"
+    if target_s is not None and facts.get("prefill_mean_s") > target_s:
+        return "the prefill of a single request exceeds the target"
+    return ""
+
+
+def apart(action: str, when: str) -> Callable[[Facts], str]:
+    """The action, followed by when to separate prefill and decode or by why that does not help."""
+
+    return lambda facts: (
+        action
+        + (f". P/D disaggregation does not help: {why}." if (why := why_together(facts)) else when)
+    )

@@ -27,6 +27,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     SERVED,
     STALL_SHARE,
     TTFT_TARGET_S,
+    pool_of,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -142,6 +143,14 @@ def _evicting(facts: Facts) -> str:
     return f"KV cache full: vLLM {preempts}{more.get(stage, '')}."
 
 
+def _more_kv(facts: Facts) -> str:
+    pin = " Pin sessions to their decode server: what it evicts is prefilled again."
+    return (
+        "Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
+        f"--max-num-seqs, or add replicas.{pin * (pool_of(facts) == 'decode')}"
+    )
+
+
 KV_PRESSURE = cause(
     "kv_pressure",
     forms=(
@@ -221,8 +230,7 @@ KV_PRESSURE = cause(
             ),
             words=(("held_each", HELD_EACH),),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
-            lever="Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
-            "--max-num-seqs, or add replicas.",
+            lever=_more_kv,
             guide=("7.4", "9.3"),
         ),
     ),

@@ -14,6 +14,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_USAGE,
     TTFT_DRIFT,
     TTFT_IS_MISSED,
+    pool_of,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, Tested, cause, term
@@ -21,14 +22,6 @@ from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Exposed, Held, Signal
 from kneewatch.rules.rule import Severity
-
-DECODES_FROM = 0.5
-"""A server belongs to the decode pool if at least this share of prompt tokens is computed
-elsewhere."""
-
-ONE_TOKEN = 1.5
-"""A server belongs to the prefill pool up to this mean of output tokens: it generates one per
-request."""
 
 PATH = (
     "Check the network, RDMA or PCIe path and the peer's log: the data path is slow, not the GPU."
@@ -95,16 +88,6 @@ def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
     """Whether a transfer signal comes from LMCache; its value then equals LMCache's own signal."""
     value = facts.values.get(signal)
     return value is not None and facts.values.get(f"lmcache_{own}") == value
-
-
-def pool_of(facts: Facts) -> str:
-    """`prefill` or `decode` for a server of a disaggregated (P/D) fleet; empty for other
-    servers."""
-    if facts.get("kv_external_share_ratio") >= DECODES_FROM:
-        return "decode"
-    sends_kv = facts.values.get("kv_expired_per_s") is not None
-    length = facts.values.get("output_tokens_mean")
-    return "prefill" if sends_kv and length is not None and length <= ONE_TOKEN else ""
 
 
 _RETRIEVED, _LOST, _BY_LMCACHE = (condition.python() for condition in (RETRIEVED, LOST, BY_LMCACHE))

@@ -35,6 +35,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_P99_S,
     TTFT_TARGET_S,
     WINDOW_S,
+    apart,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
@@ -183,8 +184,10 @@ PREFILL_INTERFERENCE = cause(
             ),
             words=(("long", LONG_PREFILLS.at_least(1.0)),),
             summary="Long prefills stall decoding",
-            lever="Enable chunked prefill or lower --max-num-batched-tokens; for strict ITL "
-            "targets run prefill on its own servers (P/D disaggregation).",
+            lever=apart(
+                "Enable chunked prefill or lower --max-num-batched-tokens",
+                "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
+            ),
             guide=("6.4", "8.5", "9.3"),
         ),
     ),
@@ -212,8 +215,10 @@ SLO_CONFLICT = cause(
                 ),
             ),
             summary="TTFT and ITL P99 both exceed their targets",
-            lever="Quantize weights or add replicas to take load off; if both targets still fail, "
-            "separate prefill and decode (P/D disaggregation).",
+            lever=apart(
+                "Quantize weights or add replicas to take load off",
+                "; if both targets still fail, separate prefill and decode (P/D disaggregation).",
+            ),
             guide=("6.5", "8.5"),
         ),
     ),
@@ -224,18 +229,13 @@ def _prefill_lever(facts: Facts) -> str:
     bound = bound_of(facts)
     if bound is not None and bound.kind == "host":
         return LEVERS["host"]
-    return _ALONE_ACTION if _IS_ALONE(facts) else _PREFILL_ACTION
+    return _PREFILL_ACTION(facts)
 
 
-_PREFILL_ACTION = (
-    "Check the prefix hit ratio first; then raise the tensor-parallel degree; then separate "
-    "prefill and decode (P/D disaggregation)."
+_PREFILL_ACTION = apart(
+    "Check the prefix hit ratio first; then raise the tensor-parallel degree or shorten prompts",
+    "; then separate prefill and decode (P/D disaggregation).",
 )
-_ALONE_ACTION = (
-    "Check the prefix hit ratio first; then raise the tensor-parallel degree or shorten prompts. "
-    "P/D disaggregation does not help: the prefill of a single request exceeds the target."
-)
-_IS_ALONE = ALONE.python()
 
 
 def _prefill_delays(facts: Facts) -> str:

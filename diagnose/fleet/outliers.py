@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.causes.common_conditions import ONE_TOKEN
 from kneewatch.diagnose.causes.evidence import Case, Facts
-from kneewatch.diagnose.causes.kv_transfer import ONE_TOKEN
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle

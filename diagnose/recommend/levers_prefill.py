@@ -8,6 +8,7 @@ from math import floor, log2
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.bottleneck import bound_of
+from kneewatch.diagnose.causes.common_conditions import why_together
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -315,11 +316,11 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
 def disaggregation(context: LeverContext) -> Recommendation | None:
     """Run prefill and decode on separate servers, if chunking cannot meet both targets.
 
-    None if the prefill of a single request takes longer than the TTFT target: a prefill server
-    would also miss it.
+    None if it would not help, or if the known replicas compute prompts for less than one server.
     """
-    target_s = context.facts.targets.ttft_p99_s
-    if target_s is not None and context.get("prefill_mean_s") > target_s:
+    replicas, busy = context.server.stated.replicas, context.facts.values.get("prefill_busy_ratio")
+    idle = replicas is not None and busy is not None and busy * replicas < 1
+    if idle or why_together(context.facts):
         return None
     return advice(
         context,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH, pool_of
+from kneewatch.diagnose.causes.common_conditions import pool_of
+from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation

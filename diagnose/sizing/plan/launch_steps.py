@@ -11,6 +11,7 @@ import math
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
+from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import safety_factor
@@ -31,9 +32,6 @@ from kneewatch.diagnose.speculation import (
     speculative_speedup,
 )
 from kneewatch.rules.formatting import figure
-
-SHORT_PROMPT_TOKENS = 500
-"""Shorter prompts are better prefilled on the server that decodes them (guide 6.5)."""
 
 SAVING_RATIO = 0.2
 """Smallest saving of GPUs that justifies two pools; the roofline is not more accurate than that."""

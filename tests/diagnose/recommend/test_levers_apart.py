@@ -14,7 +14,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
-from tests.diagnose.situations import CALM, Situation
+from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
 
 UNSHARED = replace(
     CALM.but(prefix_hit_ratio=0.2, computed_prompt_tokens_per_s=8000.0),
@@ -141,7 +141,8 @@ def test_adapters_are_routed_where_there_are_replicas() -> None:
 
 
 LONG = CALM.but(
-    prompt_tokens_p99=20_000.0, prefill_p99_s=4.0, itl_p50_s=0.02, itl_stall_per_s=0.5,
+    prompt_tokens_mean=4000.0, prompt_tokens_p99=20_000.0, prefill_p99_s=4.0, itl_p50_s=0.02,
+    itl_stall_per_s=0.5,
     itl_stall_time_ratio=0.2, itl_p99_s=1.5,
 )  # fmt: skip
 
@@ -226,8 +227,39 @@ def test_weights_are_quantized_only_for_a_gpu_that_is_known() -> None:
 def test_no_servers_apart_where_one_prefill_breaks_the_target(cause: str) -> None:
     short = replace(FULL.but(prefill_mean_s=0.8), targets=Targets(1.0, 0.1))
     assert list(advised(cause, situation=short, stated=LLAMA))[-1] == "pd-disaggregation"
-    alone = replace(FULL.but(prefill_mean_s=1.2), targets=Targets(1.0, 0.1))
-    assert "pd-disaggregation" not in advised(cause, situation=alone, stated=LLAMA)
+    for values in (
+        {"prefill_mean_s": 1.2},
+        {"prompt_tokens_mean": 100.0},
+        {"prompt_tokens_mean": None},
+        {"prefill_busy_ratio": 0.4},  # of two replicas: less than one prefill server
+        {"kv_external_share_ratio": 0.9},  # a decode server already
+    ):
+        not_apart = replace(short, values={**short.values, **values})
+        assert "pd-disaggregation" not in advised(cause, situation=not_apart, stated=LLAMA), values
+
+
+@pytest.mark.parametrize("cause", ["slo_conflict", "prefill_bound", "prefill_interference"])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prompt_tokens_mean": 4000.0}, ""),
+        ({"prompt_tokens_mean": 100.0}, "prompts have 100 tokens, and it pays from about 500 on"),
+        ({"prompt_tokens_mean": 4000.0, "kv_external_share_ratio": 0.9}, "this is a decode server"),
+    ],
+)
+def test_texts_advise_servers_apart_only_where_they_may_help(
+    cause: str, values: dict[str, float], words: str
+) -> None:
+    late = {"prefill_mean_s": 0.5} if cause == "prefill_bound" else {}
+    lever = CONCLUSIVE[cause].but(**late, **values).causes()[cause].lever
+    assert ("does not help" in lever) == bool(words)
+    assert words in lever
+
+
+def test_a_decode_server_without_kv_space_pins_its_sessions() -> None:
+    full = CONCLUSIVE["kv_pressure"]
+    assert "Pin sessions" not in full.causes()["kv_pressure"].lever
+    assert "Pin sessions" in full.but(kv_external_share_ratio=0.9).causes()["kv_pressure"].lever
 
 
 SLOW_FEW = CALM.but(running_avg=3.0, itl_mean_s=0.05, gpu_engine_active_ratio=0.88)
