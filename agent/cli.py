@@ -25,6 +25,7 @@ from click.shell_completion import get_completion_class
 from kneewatch.agent.console import NO_DATA, OK, infrequent_gc, say
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.table import (
+    BENCHMARK,
     DEPLOYMENT,
     DIAGNOSIS,
     FETCH,
@@ -458,8 +459,7 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     "report.timezone",
     "report.profile",
     "docs_url",
-    "benchmark.ttft_p99_s",
-    "benchmark.gpu_ratio",
+    *BENCHMARK,
     *DIAGNOSIS,
     *DEPLOYMENT,
     *FETCH,

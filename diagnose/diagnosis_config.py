@@ -14,7 +14,7 @@ from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.library import RULES, slo_rules
+from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
 from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule, with_thresholds
 
 
@@ -28,8 +28,7 @@ class Profile(Struct, frozen=True):
     gpus: int | None = None
     peak_flop_per_s: float | None = None
     peak_bytes_per_s: float | None = None
-    benchmark_ttft_p99_s: float | None = None
-    benchmark_gpu_ratio: float | None = None
+    benchmark: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     stated: StatedServer = StatedServer()
     thresholds: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict[str, Mapping[str, float]]
@@ -76,6 +75,8 @@ class Profile(Struct, frozen=True):
             "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (peak.bytes_per_s)"),
         }
         lacking = {key: why for key, (stated, why) in reasons.items() if stated is None}
+        if self.benchmark.get(BENCHMARK_LOAD) is None and any(self.benchmark.values()):
+            lacking["benchmark"] = f"its load is not stated ({BENCHMARK_LOAD})"
         split = self.split()
         if split is not None and split.why:
             lacking["tp_overhead"] = split.why
@@ -92,8 +93,7 @@ class Profile(Struct, frozen=True):
             *slo_rules(
                 ttft_p99_s=self.targets.ttft_p99_s,
                 itl_p99_s=self.targets.itl_p99_s,
-                benchmark_ttft_p99_s=self.benchmark_ttft_p99_s,
-                benchmark_gpu_ratio=self.benchmark_gpu_ratio,
+                benchmark=self.benchmark,
             ),
         )
         return with_thresholds(rules, self.thresholds, self.thresholds_origin)

@@ -3,44 +3,55 @@ targets. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.rules.rule import BY_WORD, Bound, Finding, Rule
+from kneewatch.rules.rule import BY_WORD, Bound, Finding, Guard, Rule
 
 _ALL = [
     msgspec.convert({"id": rule_id, **table}, Rule)
     for rule_id, table in packaged_tables("rules", "rules.toml").items()
 ]
-RULES = tuple(rule for rule in _ALL if not rule.stated)
-RULES_BY_ID = {rule.id: replace(rule, bounds=()) if rule.stated else rule for rule in _ALL}
+RULES = tuple(rule for rule in _ALL if not rule.setting)
+RULES_BY_ID = {rule.id: replace(rule, bounds=()) if rule.setting else rule for rule in _ALL}
 """Rules by id. Rules for SLO targets have no bounds here: a finding contains the user's bounds."""
+
+
+BENCHMARK, BENCHMARK_LOAD = "benchmark.", "benchmark.requests_per_s"
+AT_LOAD = 0.8, 1.2
+"""A benchmark is compared while the load is within these shares of its requests/s."""
 
 
 def slo_rules(
     *,
     ttft_p99_s: float | None,
     itl_p99_s: float | None,
-    benchmark_ttft_p99_s: float | None = None,
-    benchmark_gpu_ratio: float | None = None,
+    benchmark: Mapping[str, float | None] | None = None,
 ) -> tuple[Rule, ...]:
-    """Rules for the targets that the user sets; no rule for a target that is not set.
+    """Rules for the targets and the benchmark's figures (by setting) that the user sets; none for
+    the benchmark without its load.
 
-    Source: guide 9.3 (TTFT, ITL within SLO), 9.1 step 13 (30% and 20 points off the benchmark).
+    Source: guide 9.3 (TTFT, ITL within SLO), 9.1 step 13 (30% and 20 points off the benchmark, at
+    equivalent RPS).
     """
-    thresholds = {
-        "TTFT-P99": ttft_p99_s,
-        "TTFT-P50": ttft_p99_s,
-        "ITL-P99": itl_p99_s,
-        "ITL-P50": itl_p99_s,
-        "BENCH-TTFT": benchmark_ttft_p99_s and 1.3 * benchmark_ttft_p99_s,
-        "BENCH-GPU": benchmark_gpu_ratio and benchmark_gpu_ratio - 0.2,
-    }
+    measured = benchmark or {}
+    load_per_s = measured.get(BENCHMARK_LOAD)
+    if load_per_s is None:
+        measured, load_per_s = {}, 0.0
+    stated = {"slo.ttft_p99_s": ttft_p99_s, "slo.itl_p99_s": itl_p99_s, **measured}
+    guards = tuple(Guard("arrival_per_s", load_per_s * share, below=share > 1) for share in AT_LOAD)
     return tuple(
-        replace(rule, bounds=(replace(rule.bounds[0], threshold=threshold),))
+        replace(
+            rule,
+            bounds=(replace(rule.bounds[0], threshold=rule.times * value + rule.plus),),
+            guards=rule.guards + guards * rule.setting.startswith(BENCHMARK),
+            stated=True,
+        )
         for rule in _ALL
-        if (threshold := thresholds.get(rule.id)) is not None
+        if (value := stated.get(rule.setting)) is not None
     )
 
 

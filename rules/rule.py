@@ -115,7 +115,8 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     A state begins after its bound has been crossed for `for_s`. It ends after the value has been
     inside the bound for `clear_s`, by a margin of `clear_ratio` of the bound. Both times are scaled
     with the short window. While the rule is at warning or worse, the signals of the families
-    `moves` (rules/baseline) are not normal. `stated`: its bounds are the user's.
+    `moves` (rules/baseline) are not normal. `stated`: its bounds are the user's. `setting` gives
+    the threshold, times `times` plus `plus`.
     """
 
     id: str
@@ -131,6 +132,9 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     guards: tuple[Guard, ...] = ()
     moves: tuple[str, ...] = ()
     stated: bool = False
+    setting: str = ""
+    times: float = 1.0
+    plus: float = 0.0
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
         """The worst severity whose bound the value crosses.

@@ -68,6 +68,7 @@ SYMPTOM_LIST = (
 
 VALIDATION = (
     Row("9.1 step 13", "TTFT P99 more than 30% above the benchmark", ("BENCH-TTFT",)),
+    Row("9.1 step 13", "ITL P99 more than 30% above the benchmark", ("BENCH-ITL",)),
     Row("9.1 step 13", "GPU utilization more than 20 points below", ("BENCH-GPU",)),
 )
 

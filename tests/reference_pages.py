@@ -8,6 +8,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import cast
 
+from kneewatch.agent.settings.table import BENCHMARK
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
@@ -49,7 +50,7 @@ from kneewatch.rules.conditions import (
     nodes,
 )
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.library import RULES, slo_rules
+from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
@@ -80,19 +81,8 @@ CAUSE_SECTIONS = (
 )
 RULE_SECTIONS = ("Meaning", "How it is detected", "What to do", "Related causes")
 
-SETTING_RULES = slo_rules(
-    ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7
-)
+SETTING_RULES = slo_rules(ttft_p99_s=1.0, itl_p99_s=1.0, benchmark=dict.fromkeys(BENCHMARK, 1.0))
 """Rules that exist only with a latency target or a benchmark in the settings."""
-
-SETTING_BOUNDS = {
-    "TTFT-P99": "`slo.ttft_p99_s`",
-    "TTFT-P50": "`slo.ttft_p99_s`",
-    "ITL-P99": "`slo.itl_p99_s`",
-    "ITL-P50": "`slo.itl_p99_s`",
-    "BENCH-TTFT": "1.3x `benchmark.ttft_p99_s`",
-    "BENCH-GPU": "`benchmark.gpu_ratio` less 0.2",
-}
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "routing_dilution": routing.routing_dilution,
@@ -484,7 +474,10 @@ def rule_block(rule: Rule) -> str:
     side = "below" if rule.below else "above"
     lines = [f"- Signal: `{rule.signal}`, {signal_help(rule.signal)}"]
     for bound in rule.bounds:
-        value = SETTING_BOUNDS.get(rule.id, f"{bound.threshold:g}")
+        times, plus = ("" if rule.times == 1 else f"{rule.times:g}x "), rule.plus
+        value = f"{bound.threshold:g}"
+        if rule.setting:
+            value = f"{times}`{rule.setting}`{f' less {-plus:g}' if plus else ''}"
         lines.append(f"- `{bound.severity.word}` {side} {value}.")
     held = f"for {rule.for_s:g} s" if rule.for_s else "at the first scrape"
     back = f"{rule.clear_ratio:.0%} inside the bound" if rule.clear_ratio else "inside the bound"
@@ -492,15 +485,18 @@ def rule_block(rule: Rule) -> str:
         f"- Starts if the bound is crossed {held}. Ends if the value was {back} for "
         f"{rule.clear_s:g} s. Times are for a window of 60 s and scale with it."
     )
-    if rule.guards:
-        guards = "; ".join(guard_words(guard) for guard in rule.guards)
-        lines.append(f"- Judged only while {guards}.")
+    guards = [guard_words(guard) for guard in rule.guards if guard.signal != "arrival_per_s"]
+    if len(guards) < len(rule.guards):
+        guards.append(f"`arrival_per_s` is within 20% of `{BENCHMARK_LOAD}`")
+    if guards:
+        lines.append(f"- Judged only while {'; '.join(guards)}.")
     covering = [record.id for record in CAUSES if rule.id in record.covers]
     if covering:
         links = ", ".join(f"[{cause}](../causes/{cause}.md)" for cause in covering)
         lines.append(f"- Not reported by itself beside the causes that cover it: {links}.")
-    if rule.id in SETTING_BOUNDS:
-        lines.append("- Exists only if the setting is stated.")
+    if rule.setting:
+        load = f" with `{BENCHMARK_LOAD}`" if rule.setting in BENCHMARK else ""
+        lines.append(f"- Exists only if the setting is stated{load}.")
     lines += [f"- {exported('rule', rule.id)}", "", "## What to do", "", f"- {rule.advice}"]
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from msgspec import Struct
 
-from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, duration_s, pair
+from kneewatch.agent.settings.table import BENCHMARK, BY_KEY, SETTINGS, Setting, duration_s, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.files import read_file
@@ -118,8 +118,7 @@ class Settings:
             peak_bytes_per_s=self["peak.bytes_per_s"]
             or (gpu.memory_bandwidth_bytes_per_s if gpu else None),
             stated=stated,
-            benchmark_ttft_p99_s=self["benchmark.ttft_p99_s"],
-            benchmark_gpu_ratio=self["benchmark.gpu_ratio"],
+            benchmark={key: self[key] for key in BENCHMARK},
             thresholds=self.thresholds,
             thresholds_origin=self.thresholds_origin,
             kv_horizon_s=self["kv_horizon_s"],

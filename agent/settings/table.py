@@ -193,6 +193,7 @@ ALIASES = {"tensor_parallel": ("--tp",)}
 """Additional names of flags; `size` uses the same ones."""
 
 SWEEPS = "benchmark.by_tensor_parallel"
+BENCHMARK = tuple(key for key in BY_KEY if key.startswith("benchmark.") and key != SWEEPS)
 DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "expect.prefix_hit_ratio", "gpus")
 FETCH = tuple(setting.key for setting in SETTINGS if setting.key.startswith("fetch."))
 FLEET = tuple(setting.key for setting in SETTINGS if setting.key.startswith("fleet."))

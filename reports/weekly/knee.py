@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from kneewatch.reports.weekly.measures import TierPeriod
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
 from kneewatch.reports.weekly.report import Incident
 from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
+from kneewatch.rules.library import AT_LOAD, BENCHMARK_LOAD
 from kneewatch.rules.rule import WINDOW_S
 
 TTFT_OFF, GPU_OFF = 0.3, -0.2
@@ -31,7 +32,9 @@ SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
 """Causes whose incidents show that the fleet was too small for its load."""
 
 Item = TypeVar("Item")
-NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
+NO_BENCHMARK = (
+    "no benchmark set (benchmark.requests_per_s with benchmark.ttft_p99_s or benchmark.gpu_ratio)"
+)
 
 
 class Curve(Struct, frozen=True):
@@ -132,23 +135,33 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierK
         position_ratio=m.over(in_flight.p99 if in_flight else None, c_max),
         little_requests_per_s=little,
         little_gap_ratio=m.over(little, usable),
-        benchmark=benchmark_checks(tier.stated, now),
+        benchmark=benchmark_checks(tier.stated, now, points),
         windows=len(points),
         missing="" if learned else TOO_FEW,
     )
 
 
-def benchmark_checks(stated: TierStated, now: TierPeriod) -> tuple[BenchmarkCheck, ...]:
-    """TTFT P99 and GPU activity in production, compared with the benchmark."""
-    ttft_s, was_s = now.value(m.TTFT_P99), stated.benchmark_ttft_p99_s
-    busy, was_busy = m.level(m.GPU_BUSY, serving=True)(now.whole), stated.benchmark_gpu_ratio
+def benchmark_checks(
+    stated: TierStated, now: TierPeriod, points: Sequence[Point]
+) -> tuple[BenchmarkCheck, ...]:
+    """TTFT P99 and GPU activity in production, compared with the benchmark at its load: GPU
+    activity only if most windows are at it."""
+    load_per_s = stated.benchmark.get(BENCHMARK_LOAD) or 0.0
+    was: Mapping[str, float | None] = stated.benchmark if load_per_s else {}
+    low, high = (load_per_s * share for share in AT_LOAD)
+    near = [point for point in points if low <= point.requests_per_s <= high]
+    late = _middle_of_present([point.ttft_p99_s for point in near])
+    ttft_s, was_s = late.expected if late else None, was.get("benchmark.ttft_p99_s")
+    most = 2 * len(near) > len(points)
+    busy = m.level(m.GPU_BUSY, serving=True)(now.whole) if most else None
+    was_busy = was.get("benchmark.gpu_ratio")
     ttft_off = None if ttft_s is None or was_s is None else ttft_s / was_s - 1
     busy_off = None if busy is None or was_busy is None else busy - was_busy
-    no_requests = "no requests in this period"
+    off_load = f"few windows are within 20% of {load_per_s:g} requests/s, the benchmark's load"
     return (
-        _check("TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF, no_requests),
+        _check("TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF, off_load),
         _check("GPU activity while serving", "ratio", was_busy, busy, busy_off, GPU_OFF,
-               m.GPU_MISSING),
+               m.GPU_MISSING if most else off_load),
     )  # fmt: skip
 
 

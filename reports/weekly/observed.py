@@ -394,8 +394,7 @@ class TierStated(Struct, frozen=True):
     gpus: int | None = None
     usd_per_gpu_hour: float | None = None
     price_source: str = ""
-    benchmark_ttft_p99_s: float | None = None
-    benchmark_gpu_ratio: float | None = None
+    benchmark: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     stated: Stated = NOTHING
     workload: WorkloadStated | None = None
     rules: tuple[Rule, ...] = RULES

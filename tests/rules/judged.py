@@ -11,7 +11,16 @@ from kneewatch.rules.rule import Bound, Finding, Judged, Rule, RuleState, Severi
 
 ALL = (
     *RULES,
-    *slo_rules(ttft_p99_s=2.0, itl_p99_s=0.2, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7),
+    *slo_rules(
+        ttft_p99_s=2.0,
+        itl_p99_s=0.2,
+        benchmark={
+            "benchmark.requests_per_s": 2.0,
+            "benchmark.ttft_p99_s": 1.0,
+            "benchmark.itl_p99_s": 0.1,
+            "benchmark.gpu_ratio": 0.7,
+        },
+    ),
 )
 BY_ID = pytest.mark.parametrize("rule", ALL, ids=[rule.id for rule in ALL])
 BOUNDS = [(rule, bound) for rule in ALL for bound in rule.bounds]

@@ -17,7 +17,7 @@ from kneewatch.rules.cascade import (
     PREEMPTIONS_MIN,
 )
 from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules
-from kneewatch.rules.rule import Bound, Rule, Severity, with_thresholds
+from kneewatch.rules.rule import Bound, Rule, RuleBook, Severity, with_thresholds
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 
 SIGNALS = {
@@ -45,9 +45,22 @@ def test_what_the_user_does_not_state_makes_no_rule() -> None:
     assert [rule.id for rule in slo_rules(ttft_p99_s=1.0, itl_p99_s=None)] == [
         *("TTFT-P99", "TTFT-P50")
     ]
-    (bench,) = slo_rules(ttft_p99_s=None, itl_p99_s=None, benchmark_ttft_p99_s=2.0)
+    late = {"benchmark.ttft_p99_s": 2.0}
+    assert slo_rules(ttft_p99_s=None, itl_p99_s=None, benchmark=late) == ()
+
+
+@pytest.mark.parametrize(
+    ("arrival_per_s", "state"), [(7.9, "ok"), (8.1, "info"), (11.9, "info"), (12.1, "ok")]
+)
+def test_a_benchmark_is_compared_at_its_load(arrival_per_s: float, state: str) -> None:
+    stated = {"benchmark.ttft_p99_s": 2.0, "benchmark.requests_per_s": 10.0}
+    (bench,) = slo_rules(ttft_p99_s=None, itl_p99_s=None, benchmark=stated)
     assert bench.id == "BENCH-TTFT"
     assert bench.bounds[0].threshold == pytest.approx(2.6)
+    book = RuleBook((bench,), scale=1.0)
+    values = {"ttft_p99_s": 2.7, "arrival_per_s": arrival_per_s}
+    findings = [book.judge(at_s, values, {}, {}, idle=False) for at_s in (0.0, 301.0)]
+    assert findings[-1]["BENCH-TTFT"].state == state
 
 
 def test_rules_and_cascade_agree_on_full_and_evicting() -> None:

@@ -57,7 +57,7 @@ STATED = TierStated(
     gpus=2,
     usd_per_gpu_hour=3.0,
     price_source="stated",
-    benchmark_ttft_p99_s=0.2,
+    benchmark={"benchmark.ttft_p99_s": 0.05, "benchmark.requests_per_s": 7.0},
 )
 SCHEMA: dict[str, Any] = schema_of("report")
 
@@ -547,11 +547,14 @@ def test_the_workload_against_the_one_that_was_sized_for() -> None:
 
 
 def test_the_benchmark_is_held_against_production() -> None:
-    slow = engine("a", late_ratio=0.05)
-    ttft, gpu = made(observed(tier("t", [slow], stated=STATED))).knees[0].benchmark
+    ttft, gpu = made(observed(tier("t", [engine("a")], stated=STATED))).knees[0].benchmark
     assert ttft.state == "warning"
     assert gpu.state == "unknown"
     assert "benchmark.gpu_ratio" in gpu.missing
+    rare = replace(STATED, benchmark={**STATED.benchmark, "benchmark.requests_per_s": 1.0})
+    ttft, _ = made(observed(tier("t", [engine("a")], stated=rare))).knees[0].benchmark
+    assert (ttft.state, ttft.off) == ("unknown", None)
+    assert "within 20% of 1 requests/s" in ttft.missing
 
 
 def test_buckets_that_changed_with_a_version_are_said() -> None:
