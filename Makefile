@@ -7,7 +7,7 @@ TARGET ?=
 FOR ?=
 LISTEN ?=
 
-.PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release image lock metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release chart image lock metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -89,6 +89,9 @@ $(VENV)/.release: pyproject.toml
 
 release: $(VENV)/.release  ## wheel and sdist of the last commit (built twice, alike), checksums, SBOM, notes in dist
 	build/release-venv/bin/python packaging/release.py
+
+chart: $(VENV)/.dev  ## the Helm chart, in dist
+	$(BIN)/python packaging/release.py chart
 
 image:  ## build the container on a Debian made here and try it as Kubernetes runs it (root, mmdebstrap, buildah)
 	sh packaging/image.sh

@@ -1,6 +1,6 @@
 """`make release`: builds wheel and sdist, checks that a second build gives the same bytes, and
-writes checksums, an SBOM, release notes, the Kubernetes files, and what the wheel generates: rules
-and JSON schemas.
+writes checksums, an SBOM, release notes, the Kubernetes files, the Helm chart, and what the wheel
+generates: rules and JSON schemas.
 
 Needs the tools of the dependency group `release`. All files in the archives have the time of the
 last commit, so that everyone who builds from this commit gets the same bytes.
@@ -29,6 +29,15 @@ NOTES = "RELEASE_NOTES.md"
 KUBERNETES = ("packaging/kubernetes", "dashboards/generated/grafana")
 """The Kustomize files and what they refer to."""
 
+BASE = "packaging/kubernetes/"
+CHART = {
+    "packaging/helm": "",
+    "dashboards/generated/grafana": "grafana",
+    **{f"{BASE}{part}": part for part in ("fleet", "service-monitor", "pod-monitor", "rules")},
+}
+"""The Helm chart: folders of the repository, and where the chart has them. Its template reads the
+objects of the Kustomize base."""
+
 
 def main() -> None:
     """Write the files of a release to dist/."""
@@ -54,6 +63,7 @@ def main() -> None:
         (OUT / f"kneewatch-{version}-generated.tar.gz").write_bytes(generated)
     kubernetes = tarred(checked_in(*KUBERNETES), epoch_s)
     (OUT / f"kneewatch-{version}-kubernetes.tar.gz").write_bytes(kubernetes)
+    chart()
     (OUT / NOTES).write_text(notes)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files()]
     (OUT / "SHA256SUMS").write_text("".join(sums))
@@ -68,6 +78,16 @@ def checked_in(*folders: str) -> dict[str, bytes]:
     """The files of folders in the repository, by path."""
     paths = output("git", "ls-files", *folders).splitlines()
     return {path: (ROOT / path).read_bytes() for path in paths}
+
+
+def chart_files() -> dict[str, bytes]:
+    """The files of the Helm chart, by path."""
+    return {
+        f"kneewatch/{place}{path.removeprefix(folder)}".replace("//", "/"): content
+        for folder, place in CHART.items()
+        for path, content in checked_in(folder).items()
+        if not path.endswith("/kustomization.yaml")
+    }
 
 
 def files() -> list[Path]:
@@ -197,5 +217,13 @@ def release_notes(changelog: str, version: str) -> str:
     return f"# kneewatch {version}, not released\n\n{by_heading['Unreleased']}\n"
 
 
+def chart() -> None:
+    """Write the Helm chart to dist/."""
+    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    packed = tarred(chart_files(), int(output("git", "log", "-1", "--format=%ct")))
+    OUT.mkdir(exist_ok=True)
+    (OUT / f"kneewatch-chart-{version}.tgz").write_bytes(packed)
+
+
 if __name__ == "__main__":
-    main()
+    chart() if sys.argv[1:] == ["chart"] else main()
