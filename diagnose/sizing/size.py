@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from math import ceil, floor
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
@@ -466,21 +468,23 @@ def size(question: Question) -> Size:
 def for_users(question: Question, users: int, tensor_parallel: Sequence[int]) -> Question:
     """The question with as many replicas as serve these users at once, within the targets.
 
-    The replicas have the first of the tensor-parallel sizes that serves anybody. If none does, the
-    question has one replica, whose answer says why.
+    Of the tensor-parallel sizes, the one that takes the fewest GPUs, the smaller first. If none
+    serves anybody, the question has one replica, whose answer says why.
 
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
     one = replace(question, users=users, replicas=1, concurrency=users)
     check_question(one)
+    splits: list[Question] = []
     for tensor in tensor_parallel:
         parallel = replace(one.setup.parallel, tensor=tensor)
         split = replace(one, setup=replace(one.setup, parallel=parallel))
-        served = _served(split)
-        if served >= 1:
-            return replace(split, replicas=ceil(users / served))
-    return one
+        # A size that does not divide the attention heads is no choice.
+        with suppress(SizingError):
+            if served := _served(split):
+                splits.append(replace(split, replicas=ceil(users / served)))
+    return min(splits, key=lambda split: split.replicas * split.setup.parallel.gpus, default=one)
 
 
 def _served(question: Question) -> int:

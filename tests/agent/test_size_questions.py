@@ -39,7 +39,7 @@ QUESTIONS = {
     ),
     "how many GPUs for 500 users": (
         ("--model", "Qwen/Qwen3-32B-FP8", "--gpu", "h100-sxm", *CHAT, "--users", "500"),
-        [r"^500 users: 10 GPUs \(10 replicas of 1\)\. FITS"],
+        [r"^500 users: 8 GPUs \(4 replicas of 2\)\. FITS"],
     ),
     "how many GPUs for 50 users of a model larger than one": (
         (*LLAMA, "--gpu", "h100-sxm", *CHAT, "--users", "50"),
