@@ -116,7 +116,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     inside the bound for `clear_s`, by a margin of `clear_ratio` of the bound. Both times are scaled
     with the short window. While the rule is at warning or worse, the signals of the families
     `moves` (rules/baseline) are not normal. `stated`: its bounds are the user's. `setting` gives
-    the threshold, times `times` plus `plus`.
+    the threshold, times `times` plus `plus`. `fine`: the state inside the bounds in words.
     """
 
     id: str
@@ -135,6 +135,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     setting: str = ""
     times: float = 1.0
     plus: float = 0.0
+    fine: str = ""
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
         """The worst severity whose bound the value crosses.

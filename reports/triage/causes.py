@@ -154,6 +154,16 @@ class EnginePart(Struct, frozen=True):
             for finding in notable(self.diagnosis, *states)
         ]
 
+    def fine(self) -> list[tuple[str, str]]:
+        """What was checked and is fine: the words of each rule whose value is inside its bounds,
+        and the value."""
+        return [
+            (rule.fine, quantity(finding.signal, finding.value))
+            for finding in self.diagnosis.findings
+            if (rule := rule_of(finding)).fine and finding.state == "ok"
+            if finding.value is not None and rule.level(finding.value) is Severity.OK
+        ]
+
     def evidence(self, cause: Cause) -> list[tuple[bool, Evidence, str, Chart | None]]:
         """A cause's evidence: whether it is for the cause, the evidence, the value, and the chart.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +25,10 @@ from kneewatch.rules.rule import BY_WORD, Severity
 
 SIZED = ("right", "too small", "too large")
 NOT_WATCHED = "not watched in this period"
+HEALTHY = "no incidents, nothing at warning or worse"
+WATCHED_LEAST = 0.1
+"""Share of the period that must have been watched before a tier is called healthy: 17 h of a week.
+A tier that is scaled to zero outside of office hours is watched for a quarter of it."""
 MUCH_IDLE_RATIO = 0.3
 """Share of idle hours from which the verdict mentions them (guide 9.2)."""
 
@@ -42,19 +47,24 @@ class TierSections(Struct, frozen=True):
     money: TierMoney
 
     @property
-    def watched(self) -> bool:
-        """Whether the tier was watched at any time in the period."""
-        return any(engine.watched_ratio > 0 for engine in self.tier.engines)
+    def watched_ratio(self) -> float:
+        """The share of the period in which the tier was watched."""
+        return fsum(hour.watched_ratio for hour in self.slo.hours) / max(1, len(self.slo.hours))
+
+    @property
+    def doubt(self) -> str:
+        """Why a tier without problems is not called healthy; empty if it is."""
+        if self.partial or self.watched_ratio >= WATCHED_LEAST:
+            return "the data is partial" if self.partial else ""
+        return f"only {percent(self.watched_ratio)} of the period was watched"
 
 
 def verdict(of: TierSections) -> Verdict:
     """The verdict on a tier."""
     worst = severity(of)
     # Partial data can prove problems, not health.
-    is_judged = of.watched and not (of.partial and worst < Severity.WARNING)
-    serious = [
-        incident for incident in of.incidents if BY_WORD[incident.severity] >= Severity.WARNING
-    ]
+    is_judged = of.watched_ratio > 0 and not (of.doubt and worst < Severity.WARNING)
+    serious = [each for each in of.incidents if BY_WORD[each.severity] >= Severity.WARNING]
     return Verdict(
         tier=of.tier.id,
         health=worst.word if serious or is_judged else "unknown",
@@ -71,8 +81,7 @@ def verdict(of: TierSections) -> Verdict:
 
 def severity(of: TierSections) -> Severity:
     """The worst severity of the tier's incidents and table rows."""
-    incidents = (incident.severity for incident in of.incidents)
-    words = (*incidents, *(row.state for row in _rows(of)))
+    words = (*(each.severity for each in of.incidents), *(row.state for row in _rows(of)))
     return max((BY_WORD.get(word, Severity.OK) for word in words), default=Severity.OK)
 
 
@@ -86,21 +95,17 @@ def _lasted_s(incidents: Sequence[Incident]) -> float:
 
 
 def _health(of: TierSections, serious: Sequence[Incident]) -> str:
-    if not of.watched and not serious:
+    if not of.watched_ratio and not serious:
         return NOT_WATCHED
     if serious:
         first = max(serious, key=_rank)
         more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
         where = first.where if len(first.replicas) > 1 else first.target
         return f"{first.title} on {where} for {duration(_lasted_s([first]))}{more}"
-    bad = [row for row in _rows(of) if row.state in ("warning", "critical")]
-    if bad:
-        return "no incidents, but " + ", ".join(
-            dict.fromkeys(f"{row.subject} is {row.state}" for row in bad)
-        )
-    if of.partial:
-        return "nothing at warning or worse, but the data is partial"
-    return "no incidents, nothing at warning or worse"
+    rows = (row for row in _rows(of) if row.state in ("warning", "critical"))
+    if bad := dict.fromkeys(f"{row.subject} is {row.state}" for row in rows):
+        return "no incidents, but " + ", ".join(bad)
+    return f"nothing at warning or worse, but {of.doubt}" if of.doubt else HEALTHY
 
 
 def _rank(incident: Incident) -> tuple[Severity, float, float]:

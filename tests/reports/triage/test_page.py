@@ -334,6 +334,18 @@ def test_what_keeps_a_rule_quiet_stands_by_its_vital_sign() -> None:
     assert "preempted/s" in said.text
 
 
+def test_what_was_checked_and_is_fine_is_a_list() -> None:
+    findings = [
+        finding("KV-FULL", "ok", 0.4),
+        finding("ERRORS", "unknown", None),
+        finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3"),
+        finding("REJECTED", "ok", 0.0),
+    ]
+    root = page(alone(EngineView(changed(HEALTHY, findings=findings))))
+    fine = [item.text for item in root.one("section", css="fine").every("li")]
+    assert fine == ["The KV cache has room (40%)", "No request is rejected (0/s)"]
+
+
 def test_evidence_that_weighs_something_else_has_no_bound_in_the_signals_chart() -> None:
     """A cause may weigh the growth of a signal: its bound is none of the signal's."""
     recorded = list(views.until("kv_pressure_cascade", 100))

@@ -602,6 +602,17 @@ def test_of_partial_answers_nothing_is_called_healthy_and_trouble_is_still_told(
     assert made(replace(sick, partial=True)).verdicts == made(sick).verdicts
 
 
+@pytest.mark.parametrize(("hours", "health"), [(1, "unknown"), (16, "unknown"), (18, "ok")])
+def test_a_tier_that_was_watched_for_an_hour_of_the_week_is_not_called_healthy(
+    hours: int, health: str
+) -> None:
+    whole = engine("a")
+    spans = [span if place < hours else Span() for place, span in enumerate(whole.spans)]
+    line = made(observed(tier("t", [replace(whole, spans=spans)]))).verdicts[0]
+    assert line.health.replace("info", "ok") == health
+    assert ("of the period was watched" in line.health_text) == (health == "unknown")
+
+
 def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
     busy = engine("a", busy=lambda _slot: 3.0)
     targets = dataclasses.replace(STATED.targets, itl_p99_s=0.01)
