@@ -6,9 +6,10 @@ The samples are rebuilt to the pages that were scraped, and judged as the sideca
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 
 import msgspec
 
@@ -54,6 +55,9 @@ OVERLAP_S = 0.5
 """Ranges of Prometheus 3 leave out their first moment."""
 
 INSTANCE = TARGET_LABELS.index("instance")
+
+Judge = Callable[[], list[Verdict]]
+"""Judges a page that was read."""
 
 
 class FleetEngines:
@@ -101,10 +105,16 @@ class FleetEngines:
             for target, of in by_target.items()
         }
         for targets in self._read(source, log, scope, by_target, at_s, interval_s):
+            followed: list[Iterator[Judge]] = []
             for target in targets:
                 member = by_target[target][0]
-                reading = gpus.get(member.key, NO_GPUS)
-                self._judge(target, reading, usual.get(member.group, {}), at_s)
+                self._monitors[target].set_usual(usual.get(member.group, {}))
+                followed.append(self._pages_read(target, gpus.get(member.key, NO_GPUS), at_s))
+            # Each target's next page is read, then all of these are judged.
+            for judges in zip_longest(*followed):
+                for judge in judges:
+                    if judge is not None:
+                        judge()
         return {member.key: engine for member, engine in self._found(members)}
 
     def restarted(self, members: Sequence[Member], at_s: float) -> list[Restarted]:
@@ -146,11 +156,9 @@ class FleetEngines:
             self._catalogues[goal] = profile, Catalogue.of(profile)
         return target_monitor(members[0].replica, *self._catalogues[goal])
 
-    def _judge(
-        self, target: Target, gpus: GpuReading, usual: Mapping[str, float], at_s: float
-    ) -> None:
+    def _pages_read(self, target: Target, gpus: GpuReading, at_s: float) -> Iterator[Judge]:
+        """Reads the target's new pages, and yields the function that judges each."""
         monitor = self._monitors[target]
-        monitor.set_usual(usual)
         is_new, due_s = not monitor.engines, float("-inf")
         dense_from_s = at_s - LONG_WINDOWS * self._profile.window_s
         for t_s, page in self._pages.pages(target):
@@ -162,7 +170,7 @@ class FleetEngines:
                 if t_s < due_s:
                     continue
                 due_s = t_s + THINNED_S
-            monitor.page(t_s, page, gpus)
+            yield monitor.read(t_s, page, gpus)
 
     def _read(
         self,

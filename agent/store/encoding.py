@@ -51,6 +51,7 @@ def fingerprint(diagnosis: Verdict) -> Hashable:
         tuple(
             [
                 (
+                    finding.rule,
                     finding.state,
                     finding.since_s,
                     finding.missing,
@@ -60,6 +61,7 @@ def fingerprint(diagnosis: Verdict) -> Hashable:
                     finding.held,
                 )
                 for finding in diagnosis.findings
+                if finding.state != "ok" or finding.note  # the others have no more to tell
             ]
         ),
         tuple([_recommended(advice) for advice in diagnosis.recommendations]),

@@ -13,7 +13,7 @@ from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue, Judge, NewAdviser
 from kneewatch.diagnose.engine.reader import EngineReader
-from kneewatch.diagnose.values import GpuReading
+from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
 from kneewatch.rules.rule import LONG_WINDOWS
 
@@ -55,15 +55,15 @@ class EngineMonitor:
         self.generated_s = float("-inf")
         """Time of the newest page that showed more generated tokens than the one before."""
 
-    def page(
+    def read(
         self,
         t_s: float,
         page: Page,
         binding: EngineBinding,
         process_start: int | None,
         gpus: GpuReading,
-    ) -> Verdict | None:
-        """The diagnosis after one scrape; None if the scrape is not newer than the last one."""
+    ) -> Values | None:
+        """The values of one scrape; None if the scrape is not newer than the last one."""
         is_first = self.last_s == float("-inf")
         values = self.reader.read(
             t_s, page, binding, process_start, gpus=gpus, host=self.host, canary=self.canary
@@ -75,8 +75,13 @@ class EngineMonitor:
         if self._vanished or is_first:
             self._appeared_s = t_s
         self._vanished = 0
-        self.newest, self.restart = self.judge.step(t_s, values), self.reader.restart
-        return self.newest
+        self.restart = self.reader.restart
+        return values
+
+    def judged(self, t_s: float, values: Values) -> Verdict:
+        """The diagnosis by the values that were read at `t_s`."""
+        self.newest = diagnosis = self.judge.step(t_s, values)
+        return diagnosis
 
     @property
     def last_s(self) -> float:

@@ -360,11 +360,12 @@ class Judge:
         """
         learned = self.learned
         learned.set_launch(values.config)
-        compared, notes = derive(values, learned.baseline, self._profile.targets)
-        if is_queued(compared.get("waiting_by_capacity"), compared.get("running") or 0.0):
+        signals, notes = derive(values, learned.baseline, self._profile.targets)
+        if is_queued(signals.get("waiting_by_capacity"), signals.get("running") or 0.0):
             notes["kv_demand_ahead_ratio"] = "requests queue already"
         workload = learned.workload.update(t_s, values.request_counts)
-        signals = {**compared, **learned.forecasts(t_s, values), **values.gpus.values}
+        signals |= learned.forecasts(t_s, values)
+        signals |= values.gpus.values
         signals |= workload.values() if workload else {}
         if values.canary is not None:
             signals["canary_s"] = values.canary.latency_s

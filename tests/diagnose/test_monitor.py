@@ -9,12 +9,14 @@ from random import Random
 import pytest
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
+from kneewatch.diagnose.values import NO_GPUS
 from kneewatch.rules.rule import LONG_WINDOWS, Severity
 from tests.collector.name_pages import labelled, prefixed, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids
@@ -45,6 +47,25 @@ def test_a_counter_that_ray_does_not_show_yet_is_zero_and_its_first_event_counts
     assert quiet.health == "ok"
     assert quiet.values["preemption_per_s"] == 0
     assert (target.one(last).values["preemption_per_s"] or 0) > 0
+
+
+# Read first, judged afterwards
+
+
+def test_pages_of_targets_that_are_read_before_any_is_judged_get_the_same_verdicts() -> None:
+    parser = PageParser()
+    overload, steady = (
+        [parser.parse(body) for body in bodies(name)[:20]]
+        for name in ("queue_overload", "prefix_good")
+    )
+    each, together = ([TargetMonitor("tiny", Profile()) for _ in range(2)] for _ in range(2))
+    for at, pages in enumerate(zip(overload, steady, strict=False)):
+        t_s = START_S + 2.0 * at
+        alone = [monitor.page(t_s, page) for monitor, page in zip(each, pages, strict=True)]
+        judges = [
+            monitor.read(t_s, page, NO_GPUS) for monitor, page in zip(together, pages, strict=True)
+        ]
+        assert [judge() for judge in judges] == alone
 
 
 # Several engines
