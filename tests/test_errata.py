@@ -29,6 +29,8 @@ from kneewatch.diagnose.speculation import (
     speculative_speedup,
     tokens_per_pass,
 )
+from kneewatch.rules.library import RULES_BY_ID
+from kneewatch.rules.rule import Severity
 from tests.diagnose.sizing.guide_formulas import lora_adapter_bytes
 from tests.kvtruth import weights_misses
 
@@ -420,6 +422,9 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 9.2: A 30% shorter prompt is 30% more throughput": lambda: [0, (1 / 0.7 - 1) * 100],
     "guide 9.2: From 40 to 70% utilization cuts cost per token nearly in half": lambda: [
         (1 - 40 / 70) * 100
+    ],
+    "guide 9.3: GPU memory is 80-90% used": lambda: [
+        100 * (RULES_BY_ID["GPU-MEMORY-HIGH"].threshold(Severity.INFO) or 0)
     ],
     "guide 9.4: Maximum safe queue depth = wait x arrival rate; 2 s x 50/s = ": lambda: [
         40 * 2,

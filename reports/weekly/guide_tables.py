@@ -80,8 +80,8 @@ def monitoring(gpus: int | None, rules: Mapping[str, Rule]) -> tuple[Row, ...]:
     return (
         Row(
             "9.3", "GPU memory utilization", ("GPU-MEMORY-LOW", "GPU-MEMORY-HIGH"), (),
-            (memory,), "80-90%", "used GPU memory divided by total, mean over time and GPUs",
-            0.8, 0.9, {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
+            (memory,), "80-95%", "used GPU memory divided by total, mean over time and GPUs",
+            0.8, 0.95, {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
         Row(
             "9.3", "GPU compute utilization", ("GPU-BUSY-LOW", "GPU-BUSY-FULL", "GPU-SATURATED"),

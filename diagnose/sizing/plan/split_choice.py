@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import (
@@ -199,7 +200,9 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     decode = at(replica, 1).decode_step
     bubble_ratio = (stages - 1) / (stages * DEFAULT.microbatches_per_stage + stages - 1)
     nodes = math.ceil(parallel.gpus / node)
-    where = f"over {link}" if nodes == 1 else f"over {link} within {nodes} nodes and the network"
+    network = pool.profile.hosting.network or NETWORKS[0]
+    between = f" in each of {nodes} nodes, {network} between them" if nodes > 1 else ""
+    where = f"over {link}{between}"
     step = PlanStep(
         number=6,
         title="Select the parallelism",
@@ -208,7 +211,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "tensor_parallel": parallel.tensor,
             "pipeline_parallel": stages,
             "gpus_per_instance": parallel.gpus,
-            "instances_per_node": node // parallel.gpus,
+            **({"instances_per_node": node // parallel.gpus} if nodes == 1 else {}),
             "nodes_per_instance": nodes,
             "link": link,
             "allreduce_ratio_planned": planned,
@@ -226,7 +229,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     if parallel.experts:
         step.add(_experts(pool, replica))
     if nodes > 1:
-        step.to_measure.append("bandwidth and latency between the nodes of one replica")
+        step.to_measure.append(f"bandwidth and latency of {network} between a replica's nodes")
     if parallel.gpus < after.gpus:
         step.notes.append(
             f"vLLM's own accounting fits in fewer GPUs than the memory floor of {after.gpus}"

@@ -116,6 +116,18 @@ def test_the_guides_memory_example_before_and_after_quantization() -> None:
     assert any("fewer GPUs than the memory floor" in note for note in fleet_plan.step(6).notes)
 
 
+def test_a_replica_of_two_nodes_names_the_network_between_them() -> None:
+    split = planned(
+        profile_text(
+            deployment="tensor_parallel = 8\npipeline_parallel = 2",
+            more='[hosting]\nnetwork = "roce-400"',
+        )
+    ).step(6)
+    assert split.decision.endswith("over nvlink in each of 2 nodes, roce-400 between them")
+    assert "instances_per_node" not in split.output
+    assert any("roce-400 between a replica's nodes" in each for each in split.to_measure)
+
+
 def test_quantization_is_decided_before_parallelism() -> None:
     tight = planned(profile_text(deployment='concurrency = 8\nquantization = "bf16"'))
     freed = planned(profile_text(deployment="concurrency = 8"))
