@@ -252,9 +252,10 @@ def test_every_key_is_documented_and_in_its_own_table() -> None:
     }
     tables["tiers"] = {field.name for field in fields(TierProfile)} - shared - {"lengths"}
     for table, keys in tables.items():
-        part = re.search(rf"^## `\[+{table}\]+`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        head = rf"^(?:# )?\[+{table}\]+"
+        part = re.search(rf"{head}(.*?)(?=^(?:# )?\[+[a-z_]+\]|\Z)", text, re.DOTALL | re.MULTILINE)
         assert part is not None, table
-        missing = [key for key in keys if f"`{key}`" not in part[1]]
+        missing = [key for key in keys if not re.search(rf"(?m)^(?:# )?{key} = ", part[1])]
         assert not missing, f"{table}: {missing}"
 
 
