@@ -227,7 +227,9 @@ def _restarts(pool: _Pool) -> FleetCause | None:
     ]
     most_loop = 2 * len(loops) >= pool.size
     severity = Severity.CRITICAL if most_loop or len(crashed) >= least else Severity.WARNING
-    since_s = min(each.t_s - each.away_s for row in rows for each in row.processes)
+    since_s = min(
+        each.t_s - max(0.0, each.away_s - pool.scrape_s) for row in rows for each in row.processes
+    )
     cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE, since_s)
     return replace(cause, id=RESTARTED, evidence=tuple(evidence))
 

@@ -165,11 +165,13 @@ def sized(
     launched = deployment(newest.config if newest else {}, stated.stated)
     answer, problem = _answer(tier, work, launched, replicas)
     need = need_of(work, knee, answer, stated.safety)
-    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas)
+    verdict, doubts = verdict_of(need, replicas, roots)
+    # From the least that an engine can serve follows only the most that is needed.
+    is_known = verdict != "unknown" or not need.least
+    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas) if is_known else None
     kv_peak = now.value(m.KV_PEAK)
     exported = m.level("kv_capacity_tokens")(now.whole)
     capacity = launched.capacity_tokens or exported
-    verdict, doubts = verdict_of(need, replicas, roots)
     return TierSize(
         tier=tier.id,
         verdict=verdict,
@@ -182,7 +184,7 @@ def sized(
         usable_requests_per_s=need.usable_per_s,
         usable_source=need.source,
         safety=stated.safety,
-        headroom_ratio=headroom(need, replicas),
+        headroom_ratio=headroom(need, replicas) if is_known else None,
         memory=_memory(answer),
         gpu_memory_bytes=stated.stated.gpu.memory_bytes if stated.stated.gpu else None,
         kv_capacity_tokens=capacity,

@@ -121,12 +121,12 @@ def _size(size: TierSize) -> str:
     present, needed = size.replicas_present, size.replicas_needed
     if not present:
         return f"unknown: {NOT_WATCHED}"
+    doubt = size.doubts[0] if size.doubts else ""
     if needed is None:
-        why = size.missing or "no request was served"
+        why = doubt or size.missing or "no request was served"
         if size.verdict == "too small":
             return f"too small: incidents of too little capacity; replicas needed unknown: {why}"
         return f"unknown: {why}"
-    doubt = size.doubts[0] if size.doubts else ""
     if size.verdict not in SIZED:
         return f"unknown: {doubt or 'too little data'}"
     text = f"{size.verdict}: {plural(present, 'replica')} present, the peak needs {needed}"
