@@ -27,6 +27,8 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
+    KV_USAGE,
+    MEAN_TTFT_GROWTH,
     NOT_EVICTING,
     PREFILLS_REACH,
     SERVED,
@@ -34,6 +36,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_IS_MISSED,
     TTFT_P99_S,
     TTFT_TARGET_S,
+    USUAL_TTFT_MEAN_S,
     WINDOW_S,
     apart,
 )
@@ -109,6 +112,21 @@ PROMPTS_WERE_COMPUTED = (
 
 Otherwise something else delays decoding.
 """
+
+LATE_FROM = Number(5.0)
+LATE_BEHIND_PREFILLS = (
+    (MEAN_TTFT_GROWTH >= LATE_FROM)
+    & (Signal("ttft_p99_drift_ratio") >= LATE_FROM)
+    & (TTFT_P99_S >= 1.0)
+    & (TTFT_P99_S >= TTFT_TARGET_S).assume(unknown=True)
+    & (QUEUE_S >= 4.0 * USUAL_TTFT_MEAN_S)
+    & LONG_WERE_SEEN
+    & (Signal("prefill_p99_s") >= QUEUE_S)
+    & ~(SAME_PROMPTS | PREFILLS_ARE_SLOW)
+    & (KV_USAGE < 0.8)
+).assume(unknown=False)
+"""First tokens are far later than usual, because requests queue for several times their usual TTFT
+while prompts that are longer than usual are under prefill. The median request may not meet one."""
 
 PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + QUEUE_S).at_least(1e-9)
 MOST_OF_WAIT, NEARLY_ALL = 0.5, 0.75
@@ -190,10 +208,47 @@ PREFILL_INTERFERENCE = cause(
             ),
             guide=("6.4", "8.5", "9.3"),
         ),
+        Form(
+            gate=LATE_BEHIND_PREFILLS & WARMED_UP & NOT_EVICTING,
+            start=Number(0.0),
+            terms=(
+                term(
+                    MEAN_TTFT_GROWTH,
+                    LATE_FROM,
+                    1.2,
+                    "mean TTFT is {ttft_mean_s:s}, {value:.1f}x its usual value",
+                    signal="ttft_mean_s",
+                ),
+                term(
+                    QUEUE_S,
+                    None,
+                    0.8,
+                    "requests queue for {value:s} on average while prompts of up to "
+                    "{prefill_p99_s:s} are under prefill",
+                    signal="queue_mean_s",
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
+                    "{growth:.1f}x as long as usual; streams do not stall.",
+                ),
+            ),
+            words=(("growth", MEAN_TTFT_GROWTH),),
+            summary="Requests queue behind long prefills",
+            lever="Let short prompts pass long ones (--long-prefill-token-threshold), or route "
+            "long prompts to replicas of their own.",
+            guide=("6.4", "8.5"),
+        ),
     ),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
-    unusual=STALLS,
-    over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True) | ALL_STEPS_SLOW,
+    unusual=STALLS | LATE_BEHIND_PREFILLS,
+    over=(STALLS_PER_S <= 0.0)
+    & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True)
+    & (MEAN_TTFT_GROWTH < LATE_FROM).assume(unknown=True)
+    | ALL_STEPS_SLOW,
 )
 
 SLO_CONFLICT = cause(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
+    BATCH_MOST,
     FIRST_TOKENS_VERY_LATE,
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
+    SERVED,
     TTFT_DRIFT,
     WINDOW_S,
     queued_for,
@@ -107,9 +109,16 @@ NEVER_HIT = (
 """Caching is on and prefill is heavy, but there are almost no hits."""
 
 BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
+LOOKED_UP = Signal("prefix_query_per_s")
 MEAN_PROMPT_TOKENS = Signal("prompt_tokens_mean")
+NEW_PROMPT_TOKENS = MEAN_PROMPT_TOKENS.otherwise(0.0).at_least(
+    LOOKED_UP.otherwise(0.0) / (SERVED.otherwise(0.0) + BATCH_MOST.at_least(1e-9) / WINDOW_S)
+)
+"""Mean prompt of the requests that ended, or of those that were admitted: if that is more, long
+prompts are under way. Each admitted request has ended or is running."""
+
 LOSS_MATTERS = (
-    (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.1 * MEAN_PROMPT_TOKENS)
+    (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.1 * NEW_PROMPT_TOKENS)
 ).assume(unknown=True)
 """The lost hits are a noticeable part of a request's prompt.
 
@@ -118,7 +127,6 @@ a hit ratio is stated and none was measured, the number of lost tokens is unknow
 """
 
 LOST = QUIET_HIT_RATIO - HITS
-LOOKED_UP = Signal("prefix_query_per_s")
 QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
 PROMPTS_PER_S = FirstOf((LOOKED_UP * QUIET_HIT_RATIO / QUIET_HIT_TOKENS, ARRIVALS))
 """Prompts/s at their quiet length. They are looked up at their admission, before a first token."""

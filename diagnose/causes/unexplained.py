@@ -22,13 +22,14 @@ from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
+    MEAN_TTFT_GROWTH,
     PREFILLS_REACH,
     STALL_SHARE,
     TTFT_DRIFT,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
-from kneewatch.rules.baseline import ITL, TTFT
+from kneewatch.rules.baseline import ITL, QUIET_WAITING, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
@@ -39,22 +40,23 @@ FAR = 2.0
 """Latency is far off its usual value from this ratio on."""
 
 UNMOVED = 1.3
-PROMPTS_AS_USUAL = (
-    (Signal(DEMAND) <= UNMOVED)
-    & (Signal(COMPUTED) <= UNMOVED)
-    & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
-).assume(unknown=False)
+EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
+PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
 SAME_LOAD = PROMPTS_AS_USUAL & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
+
+NO_CROWD = EQUAL_PROMPTS & (
+    (Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING)
+    & (ITL_DRIFT <= UNMOVED)
+)
+"""More requests delay first tokens only by a queue for capacity, or by slower steps."""
 
 FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
     Signal("ttft_p99_drift_ratio") >= 1.3
 )
 """First tokens are far later than the growth of prompts explains."""
 
-MEAN_IS_LATE = FIRST_TOKENS_LATE & (
-    Signal("ttft_mean_s") / BaselineValue("ttft_mean_s") >= FAR
-).assume(unknown=True)
+MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True)
 """The mean is as far off as the median, which jumps from bucket to bucket."""
 
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
@@ -72,7 +74,9 @@ batch at an equal load: slow steps bring it about, and it may hide their loss fr
 PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
-FAR_OFF = ((FIRST_TOKENS_LATE | TOKENS_LATE) & SAME_LOAD | PAUSES).assume(unknown=False)
+FAR_OFF = (FIRST_TOKENS_LATE & (SAME_LOAD | NO_CROWD) | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+    unknown=False
+)
 
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
@@ -101,7 +105,9 @@ UNEXPLAINED_LATENCY = cause(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & Held(FAR_OFF_HELD, FAR_OFF, Number(FAR_OFF_S), stretch=False)
-            & ((MEAN_IS_LATE | TOKENS_LATE) & SAME_LOAD | PAUSES).assume(unknown=False),
+            & (MEAN_IS_LATE & (SAME_LOAD | NO_CROWD) | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+                unknown=False
+            ),
             start=Number(0.2),
             terms=(
                 term(

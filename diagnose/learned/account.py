@@ -162,7 +162,8 @@ class Account:
         self._works: deque[Work] = deque()
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
-        self._prefills_s = self._evicted_s = -inf
+        self._prefills_s = -inf
+        self._gap_s: float | None = None
         self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._off_s: dict[str, float] = {}
         self.slow_since_s = inf
@@ -208,6 +209,7 @@ class Account:
             self.restarted()
             return
         self._usages.append(values.signals.get("kv_usage_ratio") or 0.0)
+        self._gap_s = values.signals.get("itl_p50_s")
         if begun is None:
             self._begin(now_s, totals)
             return
@@ -302,13 +304,10 @@ class Account:
             for _, work, step, limits_s in self._recent
             if limits_s is not None
         ]
-        if not weighted or self._evicts():
+        if not weighted or any(sample.work.hides_recomputed for sample in self._recent):
             return None
         took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
         return least_s / took_s, most_s / took_s, len(weighted)
-
-    def _evicts(self) -> bool:
-        return any(sample.work.preemptions for sample in self._recent)
 
     def _speed(self) -> Speed | None:
         """The speed over the recent samples."""
@@ -323,11 +322,9 @@ class Account:
     def _prefill_speed(self, total: Work, quiet: bool, now_s: float) -> Speed | None:
         """The speed of the prefills of the recent samples. It is learned in quiet times."""
         step = total.step
-        prefill = total.prefill(step)
-        if self._evicts():
-            self._evicted_s = now_s
-        if prefill is None or now_s - self._evicted_s < SETTLED_S:
-            return None  # an evicted request's prefill lasts until it is admitted again
+        prefill = total.prefill(step, self._gap_s)
+        if prefill is None:
+            return None
         limits_s = self._prefills.limits(prefill, self._prefills.token_s)
         speed = None
         if limits_s is not None:

@@ -23,6 +23,12 @@ COUNT_MIN = 4.0
 UNDER_WAY_MIN = 0.2
 """From this share of uncounted prompt tokens on, a prefill is under way whose size is unknown."""
 
+RECOUNTED_MIN = 0.5
+"""From this share on, the prompts of evicted requests are counted again: cached parts are not."""
+
+MOST_OF_TIME, GAPS_A_STEP = 0.6, 2.0
+"""A step without prompts takes at most so many median gaps: their median is known to a bucket."""
+
 USAGE_MIN = 0.005
 """A smaller KV usage counts as this one: a few blocks more or less are no work."""
 
@@ -92,17 +98,42 @@ class Work(Struct, frozen=True):
         """Prompt tokens in steps whose prefill has not ended: only then vLLM counts the prompt."""
         return max(0.0, self.step_tokens - self.tokens - self.prompt_tokens)
 
-    def prefill(self, step: Step) -> Step | None:
-        """The mean prefill beside such decode steps; None if too few ended."""
+    @property
+    def hides_recomputed(self) -> bool:
+        """Whether steps compute the prompts of evicted requests again, and no counter shows it."""
+        again = self.preemptions * self.prompt_tokens / max(1.0, self.first_tokens)
+        return self.preemptions > 0.0 and self.uncounted_tokens < RECOUNTED_MIN * again
+
+    def prefill(self, step: Step, gap_s: float | None) -> Step | None:
+        """The mean prefill beside such decode steps, of which the median takes `gap_s`; None if too
+        few ended, or if it is unknown how long they wait for blocks."""
         if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
             return None
-        # Prefills that are under way at once wait for one another, partly in the queue. Alone each
-        # takes between `1 / (1 + under_way)` and all of its time, and no longer than one ends.
-        under_way = self.prefills_s / self.seconds
-        took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
-        alone_s = min(each_s, took_s / sqrt(1 + under_way))
+        least_s = self._least_prefill_s(gap_s)
+        if self.preemptions:  # an evicted request's prefill lasts until it is admitted again
+            alone_s = least_s
+        else:
+            # Prefills that are under way at once wait for one another, partly in the queue. Alone
+            # each takes between `1 / (1 + under_way)` and all of its time, and no longer than one
+            # ends.
+            under_way = self.prefills_s / self.seconds
+            took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
+            alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)))
         tokens = self.prefilled / self.prefills
-        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens)
+        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens) if alone_s else None
+
+    def _least_prefill_s(self, gap_s: float | None) -> float:
+        """The least time of a mean prefill, while prompts take most of the engine's time; 0
+        otherwise. It does not depend on how long requests wait."""
+        tokens = max(self.computed_tokens, self.step_tokens - self.tokens)
+        if gap_s is None or not self.steps or not tokens or self.hides_recomputed:
+            return 0.0
+        prompts_s = self.seconds - GAPS_A_STEP * gap_s * self.steps
+        if not self.preemptions:  # otherwise requests run at any time
+            prompts_s = min(prompts_s, self.prefills_s)
+        if prompts_s < MOST_OF_TIME * self.seconds:
+            return 0.0
+        return prompts_s * self.prefilled / self.prefills / tokens
 
     @property
     def factors(self) -> dict[str, float | None]:

@@ -125,6 +125,13 @@ def end_ratio(context: LeverContext, tokens: float) -> float:
     return last / mean
 
 
+def tokens_are_late(context: LeverContext) -> bool:
+    """Whether streams stall, or miss their target. Otherwise smaller steps only delay prompts."""
+    target_s = context.facts.targets.itl_p99_s
+    missed = target_s is not None and context.get("itl_p99_s") > target_s
+    return missed or context.get("itl_stall_per_s") > 0.0
+
+
 # --- The levers (guide 6.4, 6.5, 7.2, 8.5) --------------------------------------------------------
 
 
@@ -216,7 +223,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
     """A smaller --max-num-batched-tokens: each step prefills a smaller chunk of a prompt."""
     server, budget = context.server, budget_tokens(context)
     now = server.max_num_batched_tokens
-    if server.chunked_prefill is False or budget is None:
+    if server.chunked_prefill is False or budget is None or not tokens_are_late(context):
         return None
     budget = context.steady("max-num-batched-tokens", safe_budget(context, budget), lowers=True)
     most = now or defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens

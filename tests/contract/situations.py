@@ -219,6 +219,9 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:by the mean too": replace(
         UNEXPLAINED.but(ttft_mean_s=0.3), quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1}
     ),
+    "unexplained_latency:more requests, and none queues": UNEXPLAINED.but(
+        demand_moved_ratio=1.8, waiting_avg=2.5, waiting_deferred_avg=2.0, itl_mean_drift_ratio=1.1
+    ),
     "unexplained_latency:very late": UNEXPLAINED.but(
         ttft_p50_drift_ratio=14.0, ttft_p99_drift_ratio=14.0, ttft_p99_s=14.0
     ),
@@ -623,6 +626,13 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "prefill_interference:slow steps": replace(
         STALLS.but(itl_p50_s=0.09, large_step_per_s=0.04, itl_stall_per_s=0.7), quiet={}
+    ),
+    "prefill_interference:requests queue": replace(
+        CALM.but(
+            ttft_mean_s=0.9, ttft_p99_s=4.0, ttft_p99_drift_ratio=20.0, queue_mean_s=0.45,
+            prefill_long_per_s=0.1, prefill_p99_s=3.0, computed_moved_ratio=3.0,
+        ),
+        quiet={**CALM.quiet, "ttft_mean_s": 0.05},
     ),
     "prefill_interference:behind others": replace(
         CALM.but(itl_p99_s=0.3, ttft_p99_s=3.0, prefill_mean_s=0.6, queue_mean_s=0.3),

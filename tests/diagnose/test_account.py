@@ -18,7 +18,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.pace import Pace
-from kneewatch.diagnose.learned.work import Step
+from kneewatch.diagnose.learned.work import Step, Work
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
 from tests.incidents.shares import above_whole
@@ -428,3 +428,19 @@ def test_a_rebuilt_incident_is_told_right(name: str, window_s: float) -> None:
     assert [text for each in said.judged for text in above_whole(each)] == []
     if window_s == Profile().window_s:
         assert said.wrong_message == ""
+
+
+FULL = Work(
+    seconds=30.0, usage=0.97, tokens=600.0, gaps_s=300.0, gaps=590.0, first_tokens=10.0, steps=60.0,
+    prompt_tokens=50_000.0, computed=50_000.0, hits=0.0, prefills_s=400.0, prefills=10.0,
+    prefilled=50_000.0, answers=10.0, answer_tokens=600.0, preemptions=20.0, step_tokens=150_600.0,
+)  # fmt: skip
+"""Each of 20 evicted requests is computed again: 150,000 tokens for 10 prompts of 5,000."""
+
+
+def test_prefills_beside_evictions_are_timed_by_their_tokens() -> None:
+    prefill = FULL.prefill(FULL.step, 0.02)
+    assert prefill is not None
+    assert prefill.took_s == pytest.approx((30.0 - 60 * 2 * 0.02) / 30)
+    assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02) is None, "not counted again"
+    assert FULL.prefill(FULL.step, 0.2) is None, "steps without prompts may take all of the time"

@@ -136,6 +136,11 @@ NEAR_MISSES = [
         CHURN.but(prefix_hit_tokens_mean=118.0),
         "longer prompts with the prefix that they had, and a cache that turns over",
     ),
+    (
+        "prefix_reuse_lost",
+        LOST.but(prefix_query_per_s=1_700.0, completed_per_s=0.0, running_max=4.0),
+        "a prompt of 100,000 tokens is looked up, and no other",
+    ),
     ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=None), "no lookup in the window"),
     ("prefix_reuse_lost", replace(LOST, config={"enable_prefix_caching": "False"}), "off"),
     ("prefix_reuse_lost", CHURN, "some hits are left and the cache turns over quickly"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.scenarios.engine import Knobs
 from tests.scenarios.load import Scenario
+from tests.scenarios.threads import THREADS
 
 SLOW = ("slow_steps", "host_contention", "gpu_throttled", "unexplained_latency")
 LONG = ("prefill_interference", "prefill_bound", "workload_drift")
@@ -213,4 +214,4 @@ HEALTHY = (
         turns={BEGIN: {"prompt": (2000.0, 20_000.0, 400.0)}},
     ),
 )
-SCENARIOS = (*FAULTS, *HEALTHY)
+SCENARIOS = (*FAULTS, *HEALTHY, *THREADS)

@@ -66,8 +66,8 @@ def test_a_restart_forgets_the_peak() -> None:
 
 def test_a_budget_does_not_swing_back() -> None:
     adviser = Adviser(Stated(launch=parse_launch("vllm serve m --max-num-seqs 64", origin="f")))
-    slow = CALM.but(prefill_p99_s=4.0, prompt_tokens_p99=6000.0)
-    quick = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0)
+    slow = CALM.but(prefill_p99_s=4.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
+    quick = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
     advised_sizes = [
         sizes(
             adviser.advise(
@@ -172,7 +172,7 @@ def test_seats_stay_within_the_budget() -> None:
 
 
 def test_an_unknown_launch_gets_no_small_budget() -> None:
-    long = CALM.but(prefill_p99_s=20.0, prompt_tokens_p99=6000.0)
+    long = CALM.but(prefill_p99_s=20.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
     levers = advised("prefill_interference", situation=long, stated=Stated(version=(0, 32, 0)))
     assert next(iter(levers)) != "max-num-batched-tokens"
     budget = levers["max-num-batched-tokens"].changes[0].after
@@ -182,7 +182,7 @@ def test_an_unknown_launch_gets_no_small_budget() -> None:
 
 
 def test_nothing_to_split_no_budget() -> None:
-    short = CALM.but(prefill_p99_s=0.3, prompt_tokens_p99=200.0)
+    short = CALM.but(prefill_p99_s=0.3, prompt_tokens_p99=200.0, itl_stall_per_s=1.0)
     levers = advised("prefill_interference", situation=short, stated=Stated(version=(0, 32, 0)))
     assert not {"max-num-batched-tokens", "long-prefill-threshold"} & levers.keys()
 
