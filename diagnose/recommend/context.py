@@ -175,7 +175,7 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         return (
             " Speed predicted from this server's own step times: "
             f"{own_steps['windows']:.0f} windows with {own_steps['least_running']:.0f} to "
-            f"{own_steps['most_running']:.0f} running requests, the oldest from {_about(age_s)} "
+            f"{own_steps['most_running']:.0f} running requests, the oldest from {span(age_s)} "
             f"ago, median error {percent(own_steps['error_ratio'])}.{changed}"
         )
     if factors is None:
@@ -191,13 +191,6 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         f" Speed predicted{measured} from {times}: decode takes {factors['decode_factor']:.2f}x "
         f"the roofline's time, prefill {factors['prefill_factor']:.2f}x."
     )
-
-
-def _about(age_s: float) -> str:
-    """An age in at most two digits, so that the text seldom changes."""
-    if age_s < 100:
-        return f"{age_s:.0f} s"
-    return f"{age_s / 60:.0f} min" if age_s < 600 else f"{age_s / 600:.0f}0 min"
 
 
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:

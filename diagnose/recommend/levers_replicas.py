@@ -18,6 +18,7 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
     resized_tokens,
+    settled,
 )
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
@@ -62,13 +63,14 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         running = at_once(demand)
         mean = min(demand.mean_requests, running)
         context = replace(context, demand=replace(demand, requests=running, mean_requests=mean))
-    numbers = predicted(context, After(share_ratio=now / total, replicas=total))
+    after = settled(context, After(share_ratio=now / total, replicas=total))
+    numbers = predicted(context, after)
     loads = [{"load_ratio": ratio}, {"load_ratio": ratio * now / total, **_counts(now * ratio)}]
     if demand.repeats:
         rates = {"served_per_s": demand.served_per_s, "arrival_per_s": demand.arrival_per_s}
         loads = [rates, {}]
-    elif demand.callers is not None and context.for_kv:
-        del loads[1]["load_ratio"]  # faster answers bring more requests
+    elif context.for_kv:
+        del loads[1]["load_ratio"]  # the predicted KV usage says it
     hourly, generated_per_s = server.usd_per_hour, context.get("generation_tokens_per_s")
     if hourly is not None and generated_per_s and "usd_per_million_tokens" not in numbers:
         # Without a rate of requests, the KV demand bounds the tokens/s from above.

@@ -34,6 +34,7 @@ _LEAST_RATIO, _MOST_RATIO = 0.02, 1.0
 _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
 _CALIBRATION_ROUNDS = 12
+_SETTLE_ROUNDS = 12
 _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
 
@@ -244,6 +245,28 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
                     numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )
     return numbers
+
+
+def settled(context: LeverContext, change: After) -> After:
+    """A smaller share of the load with the requests that then run at once (Little's law).
+
+    Smaller batches take shorter steps, so requests also stay for a shorter time: fewer run than the
+    share of those that run now. Unchanged where that is unknown, and in a closed loop.
+    """
+    demand = context.demand
+    now = latencies(context, After(share_ratio=demand.running / max(demand.requests, 1.0)))
+    if demand.callers is not None or now is None or not demand.output_tokens:
+        return change
+    share = change.share_ratio
+    for _ in range(_SETTLE_ROUNDS):
+        then = latencies(context, replace(change, share_ratio=share))
+        if then is None:
+            return change
+        stays_s, stayed_s = (
+            each.ttft_s + demand.output_tokens * each.itl_s for each in (then, now)
+        )
+        share = (share + change.share_ratio * min(1.0, stays_s / stayed_s)) / 2
+    return replace(change, share_ratio=share)
 
 
 def asked_tokens_per_s(context: LeverContext) -> float | None:

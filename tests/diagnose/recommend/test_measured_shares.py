@@ -72,11 +72,15 @@ def test_the_share_of_the_bandwidth_is_found_where_reading_binds() -> None:
 
     assert "Speed predicted with the measured MBU of 60% from the step times of" in advice.summary
     assert not any("MBU" in words for words in advice.unknown)
-    # Half of the requests on each of twice the replicas.
+    # Half of the requests on each of twice the replicas, or fewer, as they are answered sooner.
     replicas = advice.changes[0].after
     assert isinstance(replicas, int)
-    half = replace(DECODES, values={**DECODES.values, "running_avg": 100.0 * 2 / replicas})
-    assert advice.predicted["itl_s"] == pytest.approx(at(half, mbu_ratio=0.6).itl_s, rel=0.02)
+    half, third = (
+        replace(DECODES, values={**DECODES.values, "running_avg": 100.0 * part / replicas})
+        for part in (2.0, 4 / 3)
+    )
+    least_s, most_s = at(third, mbu_ratio=0.6).itl_s, at(half, mbu_ratio=0.6).itl_s
+    assert least_s < advice.predicted["itl_s"] < most_s
 
 
 def test_with_the_default_the_same_server_would_be_told_otherwise() -> None:

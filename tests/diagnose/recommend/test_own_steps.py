@@ -93,7 +93,7 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
         "Speed predicted from this server's own step times: 12 windows with 20 to 120 running "
-        "requests, the oldest from 10 min ago, median error 0%." in advice.summary
+        "requests, the oldest from 12 min ago, median error 0%." in advice.summary
     )
     assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
