@@ -14,8 +14,8 @@ from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
-from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule, with_thresholds
+from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules, with_thresholds
+from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule
 
 
 class Profile(Struct, frozen=True):

@@ -6,6 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kneewatch.rules.conditions import Condition
+from kneewatch.rules.quantities import Signal
+
 LEVELS = 7
 STEPS = LEVELS - 1
 HALF_HOUR_S, HOUR_S = 1800.0, 3600.0
@@ -67,3 +70,31 @@ SPEC_ACCEPTED = SlowQuantity(
 )
 SLOW = (HOST_MEMORY, KV_FLOOR, WORK, SPEC_ACCEPTED)
 """The quantities whose trends over hours are followed."""
+
+
+# --- A trend goes on ------------------------------------------------------------------------------
+
+
+STRAIGHT_FROM = 0.9
+"""Seven levels count as a line if a line explains at least this share of their variance.
+
+Noise or a single step explains less.
+"""
+
+LATE_FROM = 2 / 3
+"""If the newest step is below this share of the line's mean step, the growth is a warm-up that
+ends."""
+
+EQUAL_LOAD = 0.1
+"""If work has grown by more than this share, it may explain the growth."""
+
+
+def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
+    """The condition that a quantity has moved along a line for hours and is still moving."""
+    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
+
+
+WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
+"""Growth of the work over the last hours, as a share; negative if there is less work."""
+
+SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)

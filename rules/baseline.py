@@ -11,60 +11,13 @@ from statistics import median
 from msgspec import Struct
 
 from kneewatch.rules.facts import NO_TARGETS, Baselines, Targets
+from kneewatch.rules.rule import FAMILIES, MORE_IS_BETTER, TRACKED, TRACKED_SIGNALS, TTFT
 
 SAMPLES_MAX = 240
 """Most samples kept: with one per half window, two hours of quiet at the default window of 60 s."""
 
 SAMPLES_MIN = 2
 """Fewest quiet samples for a baseline: one window's worth."""
-
-TTFT, ITL, PREFIX, LENGTHS, LOAD, TRANSFER = "ttft", "itl", "prefix", "lengths", "load", "transfer"
-TRACKED: Mapping[str, tuple[str, ...]] = {
-    TTFT: ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "ttft_p99_p50_ratio"),
-    ITL: ("itl_p50_s", "itl_p99_s", "itl_mean_s"),
-    PREFIX: ("prefix_hit_ratio", "prefix_hit_tokens_mean", "prefix_query_per_s"),
-    LENGTHS: (
-        "finished_length_ratio",
-        "output_tokens_p99",
-        "output_tokens_mean",
-        "spec_accepted_per_draft_tokens",
-    ),
-    LOAD: (
-        "generation_tokens_per_s",
-        "running_avg",
-        "kv_usage_avg_ratio",
-        "computed_prompt_tokens_per_s",
-    ),
-    TRANSFER: ("kv_transfer_mean_s",),
-}
-"""Signals with a baseline, by family.
-
-Rules and causes name the families that they disturb in `moves`: a queue disturbs TTFT, but not the
-hit ratio of the prefix cache. So a server with a small, constant problem still gets baselines for
-its other families.
-"""
-
-FAMILIES = tuple(TRACKED)
-TRACKED_SIGNALS = tuple(key for keys in TRACKED.values() for key in keys)
-STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
-"""The families that stages 2 and above of the cascade disturb: preempted requests lose their
-blocks."""
-
-SLOW_MOVES = (TTFT, ITL, LOAD)
-"""The families that slow steps disturb, whatever else is concluded."""
-
-QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
-"""From this mean of queued requests on, a scrape is not quiet for these families."""
-
-QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
-"""From this share of the running requests on, and from this many, requests queue."""
-
-MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
-
-
-def is_queued(waiting: float | None, running: float) -> bool:
-    """Whether requests queue: throughput then shows an engine's capacity, not its load."""
-    return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
 
 
 class Samples:

@@ -1,100 +1,18 @@
-"""The KV memory-pressure cascade: an engine's stage, since when, and the forecast. Pure."""
+"""The stages of the KV memory-pressure cascade: their evidence, severity and forecast. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from statistics import median
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
-from kneewatch.rules.facts import Moment, Targets
-from kneewatch.rules.formatting import span
+from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import Held, Signal, Target
-from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
+from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity
 from kneewatch.rules.wire import Figure, UnixTime, to_ms
-
-FALLS_TO = 0.7
-"""Throughput has fallen if tokens/s are below this share of the reference."""
-
-GPU_IDLE_BELOW = 0.5
-"""Throughput has also fallen if GPU activity is below this share of the reference."""
-
-LOAD_HOLDS_AT = 0.8
-"""The load has not dropped while it is at least this share of the reference's load."""
-
-SAMPLES_MIN = 3
-SAMPLES_KEPT = 10
-"""Number of samples kept, one per half window."""
-
-
-class Sample(Struct, frozen=True):
-    """Tokens/s, requests in flight and GPU activity (None: unknown) over one window."""
-
-    t_s: float
-    tokens_per_s: float
-    in_flight: float
-    gpu_active: float | None
-
-
-class UsefulWork:
-    """An engine's recent tokens/s, used to detect a fall in throughput. `window_s` is the short
-    window."""
-
-    def __init__(self, *, window_s: float) -> None:
-        self._window_s = window_s
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
-        self._fallen_since_s: float | None = None
-
-    def forget(self) -> None:
-        """Reset after a restart."""
-        self._samples.clear()
-        self._fallen_since_s = None
-
-    def judge(self, now_s: float, values: Mapping[str, float | None]) -> str | None:
-        """A text that says why throughput counts as fallen; None if it has not fallen.
-
-        It has not fallen if it is lower only because the load is lower.
-        """
-        tokens_per_s = values.get("generation_tokens_per_s")
-        if tokens_per_s is None:
-            return None
-        in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
-        now = Sample(now_s, tokens_per_s, in_flight, values.get("gpu_engine_active_ratio"))
-        reason = self._reason(now)
-        if reason is None:
-            self._fallen_since_s = None
-        elif self._fallen_since_s is None:
-            self._fallen_since_s = now_s
-        due = not self._samples or now_s - self._samples[-1].t_s >= self._window_s / 2
-        if due and reason is None:
-            # A fall is not learned: it would become the reference, and the fall would seem to be
-            # over.
-            self._samples.append(now)
-        since_s = self._fallen_since_s
-        return reason if since_s is not None and now_s - since_s >= self._window_s / 2 else None
-
-    def _reason(self, now: Sample) -> str | None:
-        then = [
-            sample
-            for sample in self._samples
-            if sample.t_s <= now.t_s - self._window_s
-            and 0 < LOAD_HOLDS_AT * sample.in_flight <= now.in_flight
-        ]
-        if len(then) < SAMPLES_MIN:
-            return None
-        if now.tokens_per_s < FALLS_TO * median(sample.tokens_per_s for sample in then):
-            return "generation throughput falls while the load holds"
-        active = [sample.gpu_active for sample in then if sample.gpu_active is not None]
-        if now.gpu_active is None or len(active) < SAMPLES_MIN:
-            return None
-        if now.gpu_active < GPU_IDLE_BELOW * median(active):
-            return "the GPU goes idle while the load holds"
-        return None
-
 
 # --- Stages ---------------------------------------------------------------------------------------
 #
@@ -255,98 +173,6 @@ def staged(
     """A known stage; `left_s` is its forecast."""
     forecast = None if left_s is None else round(left_s, 1)
     return Stage(number, NAMES[number], to_ms(since_s), forecast, severity, reasons)
-
-
-class Cascade:
-    """The stage of one engine over time.
-
-    `scale` is the short window divided by its default; `evicting` is the rule KV-EVICT. With
-    `may_queue` requests queue by design: a queue behind a full cache is no stage of its own.
-    """
-
-    def __init__(
-        self, *, scale: float, targets: Targets, evicting: Rule, may_queue: bool = False
-    ) -> None:
-        self._may_queue = may_queue
-        self._severity = compiled_severities(evicting)
-        self._scale, self._hold_s = scale, EXIT_HOLD_S * scale
-        self._targets = targets
-        self._number, self._since_s = 0, float("nan")
-        self._seen_s = dict.fromkeys(range(1, len(NAMES)), float("-inf"))
-        self._full_since_s: float | None = None
-        self._grave_s: dict[Severity, float] = {}
-        self._work = UsefulWork(window_s=WINDOW_S * scale)
-
-    def forget(self) -> None:
-        """Reset after a restart: an empty cache has no stage."""
-        self._number, self._since_s = 0, float("nan")
-        self._full_since_s = None
-        self._grave_s.clear()
-        self._work.forget()
-        self._seen_s = dict.fromkeys(self._seen_s, float("-inf"))
-
-    def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
-        """The stage at `now_s`. `preempted`: number of preemptions since the previous scrape."""
-        seen = dict(values)
-        moment, fallen = self._moment(now_s, seen, preempted)
-        evidence, reasons = evidence_of(moment)
-        if evidence == len(NAMES) - 1 and fallen is not None:
-            reasons.append(fallen)
-        if evidence == EVICTS + 1 and self._may_queue:
-            evidence = EVICTS
-        for number in range(1, evidence + 1):
-            self._seen_s[number] = now_s
-        number = evidence
-        in_flight = (values.get("running") or 0) + (values.get("waiting") or 0)
-        hold_s = self._hold_s if in_flight else self._hold_s / 2
-        usage = values.get("kv_usage_ratio")
-        emptied = usage is not None and usage < EMPTIED_BELOW_RATIO
-        for held in range(self._number, max(evidence, int(emptied)), -1):
-            if now_s - self._seen_s[held] < hold_s:
-                number = held
-                ago_s = now_s - self._seen_s[held]
-                reasons.append(f"stage {held} held: its evidence was last seen {span(ago_s)} ago")
-                break
-        if number != self._number or self._since_s != self._since_s:
-            self._number, self._since_s = number, now_s
-        seen["cascade_stage"] = float(number)
-        return staged(
-            number,
-            self._since_s,
-            self._held_severity(now_s, self._severity(moment)),
-            forecast_s(values) if number < EVICTS else None,
-            tuple(reasons),
-        )
-
-    def _moment(
-        self, now_s: float, values: dict[str, float | None], preempted: float
-    ) -> tuple[Moment, str | None]:
-        """The values that the evidence reads, and why throughput has fallen (None: it has not).
-
-        Adds the cascade's own values to `values`.
-        """
-        fallen = self._work.judge(now_s, values)
-        usage = values.get("kv_usage_ratio")
-        if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:
-            self._full_since_s = None
-        elif self._full_since_s is None:
-            self._full_since_s = now_s
-        streaks_s = {} if self._full_since_s is None else {"filling": now_s - self._full_since_s}
-        values["preempted_since_scrape"] = preempted
-        values["work_fallen"] = float(fallen is not None)
-        values["cascade_stage"] = float(self._number)
-        return Moment(values, self._targets, streaks_s, scale=self._scale), fallen
-
-    def _held_severity(self, now_s: float, severity: Severity) -> Severity:
-        """The severity with hysteresis: it rises immediately and falls only after the hold time.
-
-        Rates fluctuate around their bounds.
-        """
-        if severity < INFO or self._number < EVICTS:
-            self._grave_s.clear()
-            return severity
-        self._grave_s[severity] = now_s
-        return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
 
 
 _STAGE_OF = first_of([*EVIDENCE, (0, ALWAYS)])

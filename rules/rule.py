@@ -1,20 +1,14 @@
-"""A rule (signal, bounds, durations, advice, section of the guide) and its state over time.
-Pure."""
+"""Severities, rules (signal, bounds, durations, advice, guide section) and findings. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 
-from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.spelling import did_you_mean
-from kneewatch.rules.formatting import span
-from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written
+from kneewatch.rules.wire import Figure, UnixTime, written
 
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another window scales them."""
@@ -77,6 +71,58 @@ WORDS = {severity: severity.word for severity in SEVERITIES}
 BY_WORD: Mapping[str, Severity] = {severity.word: severity for severity in SEVERITIES}
 
 
+TTFT, ITL, PREFIX, LENGTHS, LOAD, TRANSFER = "ttft", "itl", "prefix", "lengths", "load", "transfer"
+
+TRACKED: Mapping[str, tuple[str, ...]] = {
+    TTFT: ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "ttft_p99_p50_ratio"),
+    ITL: ("itl_p50_s", "itl_p99_s", "itl_mean_s"),
+    PREFIX: ("prefix_hit_ratio", "prefix_hit_tokens_mean", "prefix_query_per_s"),
+    LENGTHS: (
+        "finished_length_ratio",
+        "output_tokens_p99",
+        "output_tokens_mean",
+        "spec_accepted_per_draft_tokens",
+    ),
+    LOAD: (
+        "generation_tokens_per_s",
+        "running_avg",
+        "kv_usage_avg_ratio",
+        "computed_prompt_tokens_per_s",
+    ),
+    TRANSFER: ("kv_transfer_mean_s",),
+}
+"""Signals with a baseline, by family.
+
+Rules and causes name the families that they disturb in `moves`: a queue disturbs TTFT, but not the
+hit ratio of the prefix cache. So a server with a small, constant problem still gets baselines for
+its other families.
+"""
+
+FAMILIES = tuple(TRACKED)
+
+TRACKED_SIGNALS = tuple(key for keys in TRACKED.values() for key in keys)
+
+STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
+"""The families that stages 2 and above of the cascade disturb: preempted requests lose their
+blocks."""
+
+SLOW_MOVES = (TTFT, ITL, LOAD)
+"""The families that slow steps disturb, whatever else is concluded."""
+
+QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
+"""From this mean of queued requests on, a scrape is not quiet for these families."""
+
+QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
+"""From this share of the running requests on, and from this many, requests queue."""
+
+MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
+
+
+def is_queued(waiting: float | None, running: float) -> bool:
+    """Whether requests queue: throughput then shows an engine's capacity, not its load."""
+    return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
+
+
 class Bound(Struct, frozen=True, forbid_unknown_fields=True):
     """From this value upwards (downwards with Rule.below) the state is `severity`.
 
@@ -115,7 +161,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     A state begins after its bound has been crossed for `for_s`. It ends after the value has been
     inside the bound for `clear_s`, by a margin of `clear_ratio` of the bound. Both times are scaled
     with the short window. While the rule is at warning or worse, the signals of the families
-    `moves` (rules/baseline) are not normal. `stated`: its bounds are the user's. `setting` gives
+    `moves` are not normal. `stated`: its bounds are the user's. `setting` gives
     the threshold, times `times` plus `plus`. `fine`: the state inside the bounds in words.
     """
 
@@ -165,49 +211,10 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
         return self.bounds[0].threshold if self.bounds else None
 
 
-def with_thresholds(
-    rules: tuple[Rule, ...], thresholds: Mapping[str, Mapping[str, float]], origin: str
-) -> tuple[Rule, ...]:
-    """The rules with the user's thresholds in place of the defaults.
-
-    `thresholds` is {rule id: {severity word: threshold}}; `origin` says where they were set.
-
-    Raises:
-        SettingsError: a rule or severity does not exist; each message lists the valid ones.
-    """
-    ids = [rule.id for rule in rules]
-    mistakes = [
-        f"{origin}: no rule {rule_id!r}; {did_you_mean(rule_id, ids)}"
-        for rule_id in thresholds
-        if rule_id not in ids
-    ]
-    words = [word for severity, word in WORDS.items() if severity]
-    mistakes += [
-        f"{origin}: rule {rule_id} has no severity {word!r}; use {', '.join(words)}"
-        for rule_id, bounds in thresholds.items()
-        if rule_id in ids
-        for word in bounds
-        if word not in words
-    ]
-    if mistakes:
-        raise SettingsError(*mistakes)
-    return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
-
-
-def _with_bounds(rule: Rule, thresholds: Mapping[str, float], origin: str) -> Rule:
-    if not thresholds:
-        return rule
-    bounds = {bound.severity: bound for bound in rule.bounds}
-    for word, threshold in thresholds.items():
-        bounds[BY_WORD[word]] = Bound(BY_WORD[word], threshold, origin)
-    return replace(rule, bounds=tuple(bounds[severity] for severity in sorted(bounds)), stated=True)
-
-
-# --- A rule's state over time ---------------------------------------------------------------------
+# --- What a rule finds ----------------------------------------------------------------------------
 
 
 UNKNOWN: Literal["unknown"] = "unknown"
-NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
 IN_BOUNDS: tuple[State, ...] = ("ok", UNKNOWN)
@@ -258,210 +265,3 @@ class Finding(Struct, frozen=True, omit_defaults=True):
         An alert with the same hysteresis would show this severity.
         """
         return self.severity if self.was_severity is None else self.was_severity
-
-
-def _nearest_threshold(rule: Rule) -> float:
-    """The threshold that a value crosses first.
-
-    Without bounds it is infinite, so that no value crosses it.
-    """
-    thresholds = [bound.threshold for bound in rule.bounds]
-    if rule.below:
-        return max(thresholds, default=-math.inf)
-    return max(0.0, min(thresholds, default=math.inf))
-
-
-class Judged(Struct, frozen=True):
-    """The values by which rules are judged at one moment.
-
-    `missing` are the metrics that signals lack; `notes` say why signals have no value. `idle`: no
-    request is in flight, so a rule whose signal has no observation is ok.
-    """
-
-    now_s: float
-    values: Mapping[str, float | None]
-    missing: Mapping[str, tuple[str, ...]]
-    notes: Mapping[str, str]
-    idle: bool
-
-
-class RuleState:
-    """One rule over time."""
-
-    def __init__(self, rule: Rule, *, scale: float) -> None:
-        self.rule, self._signal = rule, rule.signal
-        self._for_s, self._clear_s = rule.for_s * scale, rule.clear_s * scale
-        self._nearest = _nearest_threshold(rule)
-        self._active = OK
-        self._since_s: float | None = None
-        self._crossed_s: dict[Severity, float] = {}
-        self._calm_s: float | None = None
-        self._outside: float | None = None
-        self._inside_s: float | None = None
-        self._id = rule.id
-        self._bounds: Mapping[str, float | None] | None = None
-        if rule.stated:
-            self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
-        self._last_unknown: Finding | None = None
-        self._last_ok: Finding | None = None
-        self._ok_value: float | None = None
-
-    def forget(self) -> None:
-        """Drop the state: the process was replaced or the clock was set back."""
-        self._active, self._since_s, self._calm_s = OK, None, None
-        self._outside, self._inside_s = None, None
-        self._crossed_s.clear()
-
-    def judge(self, now: Judged) -> Finding:
-        """The finding at this moment."""
-        values, signal, rule = now.values, self._signal, self.rule
-        lacking, value = now.missing.get(signal), values.get(signal)
-        if lacking is not None or (value is None and signal not in values):
-            return self._unknown(lacking or (signal,), "")
-        if value is not None and self._active is OK and not self._crossed_s:
-            inside = value >= self._nearest if rule.below else value <= self._nearest
-            if inside:  # most rules at most scrapes; the guards would change nothing
-                return self._ok(value)
-        for guard in rule.guards:
-            if not guard.holds(values):
-                if guard.ends:
-                    self.forget()
-                return self._settle(now.now_s, OK, OK, value, note=self._kept_quiet(guard, value))
-        if value is None:
-            if not now.idle or signal in now.notes:
-                return self._unknown((), now.notes.get(signal, NO_OBSERVATION))
-            return self._settle(now.now_s, OK, OK, value)
-        level = rule.level(value)
-        # The relaxed bounds apply only to an active state.
-        relaxed = level if self._active is OK else rule.level(value, relax=rule.clear_ratio)
-        return self._settle(now.now_s, level, relaxed, value)
-
-    def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
-        # The missing metrics rarely change between scrapes: reuse the finding.
-        finding = self._last_unknown
-        if finding is None or finding.missing != lacking or finding.note != note:
-            finding = replace(self._finding(UNKNOWN, None, note=note), missing=lacking)
-            self._last_unknown = finding
-        return finding
-
-    def _kept_quiet(self, guard: Guard, value: float | None) -> str:
-        """A note that the guard suppresses the rule.
-
-        Empty if the value is below the rule's warning threshold anyway.
-        """
-        if value is None or self.rule.level(value) < WARNING:
-            return ""
-        side = "above" if guard.below else "below"
-        return f"not judged: {guard.signal} is {side} {guard.value:g}"
-
-    def _settle(
-        self,
-        now_s: float,
-        level: Severity,
-        relaxed: Severity,
-        value: float | None,
-        *,
-        note: str = "",
-    ) -> Finding:
-        if level is OK and self._active is OK and not self._crossed_s:
-            return self._ok(value, note)
-        for severity in (INFO, WARNING, CRITICAL):
-            if level >= severity:
-                self._crossed_s.setdefault(severity, now_s)
-            else:
-                self._crossed_s.pop(severity, None)
-        held = max(
-            (s for s, since_s in self._crossed_s.items() if now_s - since_s >= self._for_s),
-            default=OK,
-        )
-        if held > self._active:
-            if self._active == OK:
-                self._since_s = self._crossed_s[held]
-            self._active, self._calm_s = held, None
-        elif relaxed < self._active:
-            self._calm_s = now_s if self._calm_s is None else self._calm_s
-            if now_s - self._calm_s >= self._clear_s:
-                self._active, self._calm_s = max(held, relaxed), None
-                self._since_s = self._since_s if self._active else None
-        else:
-            self._calm_s = None
-        return self._reported(now_s, level, relaxed, value, note)
-
-    def _reported(
-        self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
-    ) -> Finding:
-        active = self._active
-        if active is OK:
-            self._outside, self._inside_s = None, None
-            if level >= WARNING:
-                note = f"reported after {span(self._for_s)} out of bounds"
-            return self._finding("ok", value, note=note)
-        if relaxed:
-            self._outside, self._inside_s = value, None
-            return self._finding(active.word, value, since_s=self._since_s)
-        if self._inside_s is None:
-            self._inside_s = now_s
-        return self._finding(
-            "info",
-            value,
-            note=note,
-            since_s=self._since_s,
-            clearing_since_s=self._inside_s,
-            was=rounded(self._outside),
-            was_severity=active,
-        )
-
-    def _ok(self, value: float | None, note: str = "") -> Finding:
-        if self._last_ok is None or value != self._ok_value or note != self._last_ok.note:
-            self._last_ok, self._ok_value = self._finding("ok", value, note=note), value
-        return self._last_ok
-
-    def _finding(
-        self,
-        state: State,
-        value: float | None,
-        *,
-        note: str = "",
-        since_s: float | None = None,
-        clearing_since_s: float | None = None,
-        was: float | None = None,
-        was_severity: Severity | None = None,
-    ) -> Finding:
-        return Finding(
-            self._id,
-            state,
-            self._signal,
-            rounded(value),
-            (),
-            None if since_s is None else to_ms(since_s),
-            note,
-            None if clearing_since_s is None else to_ms(clearing_since_s),
-            was,
-            was_severity,
-            self._bounds,
-        )
-
-
-class RuleBook:
-    """All rules of one engine over time."""
-
-    def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
-        self._states = {rule.id: RuleState(rule, scale=scale) for rule in rules}
-
-    def forget(self) -> None:
-        """Drop all states: the process was replaced, or the clock was set back."""
-        for state in self._states.values():
-            state.forget()
-
-    def judge(
-        self,
-        now_s: float,
-        values: Mapping[str, float | None],
-        missing: Mapping[str, tuple[str, ...]],
-        notes: Mapping[str, str],
-        *,
-        idle: bool,
-    ) -> dict[str, Finding]:
-        """Each rule's finding by id, in the rules' order; the arguments are those of `Judged`."""
-        now = Judged(now_s, values, missing, notes, idle)
-        return {rule: state.judge(now) for rule, state in self._states.items()}

@@ -35,14 +35,8 @@ from kneewatch.diagnose.learned.knee import (
     same_launch,
     step_of,
 )
-from kneewatch.rules.baseline import (
-    HOUR_S,
-    TRACKED_SIGNALS,
-    earlier_hours,
-    hour_start_s,
-    hourly,
-    usual,
-)
+from kneewatch.rules.baseline import HOUR_S, earlier_hours, hour_start_s, hourly, usual
+from kneewatch.rules.rule import TRACKED_SIGNALS
 
 log = logging.getLogger(__name__)
 

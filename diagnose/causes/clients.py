@@ -7,7 +7,7 @@ ones, so they are computed from the other counts.
 from __future__ import annotations
 
 from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, CALLERS_WAIT_FOR_SLOW_STEPS
-from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
+from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, cause, term
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
@@ -37,11 +37,7 @@ WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
 
 MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
-SOME_GIVEN_UP = 0.1
-"""Shares of accepted calls that are given up: for critical, for warning, and to conclude the cause.
-
-Below the last share, users may simply stop answers that they have read.
-"""
+"""Shares of accepted calls that are given up: for critical and for warning."""
 
 WRONG_SHARE_FROM = 0.1
 

@@ -9,10 +9,9 @@ from kneewatch.diagnose.account_signals import SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
-from kneewatch.rules.baseline import QUEUED_MIN, QUEUED_SHARE
-from kneewatch.rules.conditions import Condition, Number
+from kneewatch.rules.conditions import Number
 from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal, Target, WindowSeconds
+from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE
 
 WINDOW_S = WindowSeconds()
 STAGE = Signal("cascade_stage")
@@ -137,34 +136,15 @@ False while no tokens are generated: running requests are then still under prefi
 wait for their steps.
 """
 
-STRAIGHT_FROM = 0.9
-"""Seven levels count as a line if a line explains at least this share of their variance.
-
-Noise or a single step explains less.
-"""
-
-LATE_FROM = 2 / 3
-"""If the newest step is below this share of the line's mean step, the growth is a warm-up that
-ends."""
-
-EQUAL_LOAD = 0.1
-"""If work has grown by more than this share, it may explain the growth."""
-
-
-def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
-    """The condition that a quantity has moved along a line for hours and is still moving."""
-    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
-
-
-WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
-"""Growth of the work over the last hours, as a share; negative if there is less work."""
-
-SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
-
 
 def at_hour(t_s: float) -> str:
     """A UTC time to the minute: `Sun 22 Nov 19:00 UTC`."""
     return f"{datetime.fromtimestamp(t_s, UTC):%a %d %b %H:%M} UTC"
+
+
+SOME_GIVEN_UP = 0.1
+"""From this share of accepted calls on, clients give up. Below it, users may just stop answers that
+they have read."""
 
 
 # --- Separate servers for prefill and decode (P/D) ---

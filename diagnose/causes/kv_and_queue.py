@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import CHANGED_FROM, DEMAND
 from kneewatch.diagnose.causes.bottleneck import is_bound
-from kneewatch.diagnose.causes.clients import SOME_GIVEN_UP
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH_MOST,
     EVICTING,
@@ -25,6 +24,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUE,
     QUEUED,
     SERVED,
+    SOME_GIVEN_UP,
     STALL_SHARE,
     TTFT_TARGET_S,
     pool_of,

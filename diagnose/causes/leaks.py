@@ -5,23 +5,29 @@ from __future__ import annotations
 from kneewatch.diagnose.account_signals import PROMPTS
 from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_GROWS,
-    EQUAL_LOAD,
     EXPIRED_PER_MIN,
     FIRST_TOKENS_VERY_LATE,
     KV_EXPIRES,
     KV_USAGE,
     RUNNING,
-    SAME_WORK,
-    STRAIGHT_FROM,
     WAITING,
-    WORK_GROWTH,
     at_hour,
-    goes_on,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, cause, term
-from kneewatch.diagnose.slow_quantities import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
+from kneewatch.diagnose.slow_quantities import (
+    EQUAL_LOAD,
+    HOST_MEMORY,
+    HOUR_S,
+    KV_FLOOR,
+    SAME_WORK,
+    STRAIGHT_FROM,
+    TREND_S,
+    WORK,
+    WORK_GROWTH,
+    goes_on,
+)
 from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent

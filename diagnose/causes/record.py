@@ -18,7 +18,6 @@ from msgspec import Struct, field
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Facts, chance, strength
-from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import (
     ALWAYS,
     Condition,
@@ -31,7 +30,7 @@ from kneewatch.rules.conditions import (
 from kneewatch.rules.facts import Holds, Read
 from kneewatch.rules.formatting import duration, percent, rate
 from kneewatch.rules.quantities import Signal
-from kneewatch.rules.rule import QUEUE_RULES, Severity
+from kneewatch.rules.rule import FAMILIES, QUEUE_RULES, Severity
 
 ONSET_S = 5.0
 """A cause is reported after it has been concluded for this long."""

@@ -7,9 +7,8 @@ from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
-from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import duration, figure, percent
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import Severity, is_queued
 
 SWEEPS = "benchmark.by_tensor_parallel"
 """Names the setting that the sweeps come from; it stands for a signal in the evidence."""

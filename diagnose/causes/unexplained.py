@@ -29,11 +29,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
-from kneewatch.rules.baseline import ITL, QUIET_WAITING, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 FAR = 2.0

@@ -11,15 +11,7 @@ from math import copysign
 from msgspec.structs import replace
 
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import (
-    BATCH,
-    SERVED,
-    STRAIGHT_FROM,
-    WINDOW_S,
-    WORK_GROWTH,
-    at_hour,
-    goes_on,
-)
+from kneewatch.diagnose.causes.common_conditions import BATCH, SERVED, WINDOW_S, at_hour
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import (
     Computed,
@@ -42,7 +34,13 @@ from kneewatch.diagnose.lengths import (
     LiveWorkload,
     more_than_chance,
 )
-from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED, STEPS
+from kneewatch.diagnose.slow_quantities import (
+    SPEC_ACCEPTED,
+    STEPS,
+    STRAIGHT_FROM,
+    WORK_GROWTH,
+    goes_on,
+)
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import BaselineValue, Signal

@@ -76,9 +76,9 @@ from kneewatch.diagnose.verdict import (
     Verdict,
     worst_of,
 )
-from kneewatch.rules.baseline import is_queued
-from kneewatch.rules.cascade import Cascade, lacking
-from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, RuleBook
+from kneewatch.rules.cascade import lacking
+from kneewatch.rules.lifecycle import Cascade, RuleBook
+from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
 from kneewatch.rules.wire import to_ms
 
 

@@ -19,18 +19,19 @@ from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift
 from kneewatch.diagnose.ranking import moved_families
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.baseline import (
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import EVICTS
+from kneewatch.rules.library import rule_of
+from kneewatch.rules.rule import (
     FAMILIES,
     LENGTHS,
     QUEUE_MOVES,
     QUIET_WAITING,
     SLOW_MOVES,
     STAGE_MOVES,
-    Baseline,
+    WARNING,
+    Finding,
 )
-from kneewatch.rules.cascade import EVICTS
-from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import WARNING, Finding
 
 
 class Learned:

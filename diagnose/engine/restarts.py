@@ -11,9 +11,8 @@ from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.changed import Changed
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.verdict import Cause, Evidence, Server, Value, Verdict
-from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.formatting import quantity
-from kneewatch.rules.rule import WARNING
+from kneewatch.rules.rule import ITL, TTFT, WARNING
 
 RESTARTS_KEPT = 16
 LAST_PAGE = (

@@ -60,9 +60,8 @@ from kneewatch.diagnose.recommend.recommendation import (
     in_document,
     order,
 )
-from kneewatch.rules.baseline import is_queued
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.rule import OK, WARNING, Severity
+from kneewatch.rules.rule import OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
 
 # --- What tensor parallelism costs: guide 5.1, 8.2 ------------------------------------------------

@@ -22,9 +22,9 @@ from kneewatch.diagnose.account_signals import (
 from kneewatch.diagnose.learned.account import Account, AccountState
 from kneewatch.diagnose.values import Signals
 from kneewatch.diagnose.verdict import Cause, Evidence
-from kneewatch.rules.baseline import FAMILIES, TRACKED, Baseline
+from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.formatting import clock, date, quantity, span
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import FAMILIES, TRACKED, Severity
 from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written_as
 
 ENGINE_SPEED = "speed"

@@ -18,7 +18,7 @@ from math import exp, inf, isfinite, sqrt
 
 from msgspec import Struct
 
-from kneewatch.rules.baseline import is_queued
+from kneewatch.rules.rule import is_queued
 
 DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
 """Bin lengths for demand, in windows: 5 s to 5 min at a window of 60 s.

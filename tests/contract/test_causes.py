@@ -7,8 +7,8 @@ import pytest
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED
 from kneewatch.diagnose.recommend.adviser import LEVERS
-from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS
+from kneewatch.rules.rule import FAMILIES
 from tests.contract import golden
 from tests.contract.mutations import survivors
 from tests.contract.situations import SITUATIONS

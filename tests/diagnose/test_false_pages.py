@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.rules.cascade import Cascade
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.lifecycle import Cascade
 from kneewatch.rules.rule import Bound, Severity
 from tests.diagnose.situations import CALM, NOW_S
 from tests.rules.cascade_run import KV_EVICT

@@ -11,7 +11,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.learning import Learned
-from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
+from kneewatch.rules.rule import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
 from tests.diagnose.test_knee import values_at_load
 from tests.recordings import WINDOW_S, Phase, phases
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kneewatch.rules.cascade import Cascade, Stage
+from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
+from kneewatch.rules.lifecycle import Cascade
 
 KV_EVICT = next(rule for rule in RULES if rule.id == "KV-EVICT")
 START_S = 1_795_000_000.0

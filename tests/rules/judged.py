@@ -7,7 +7,8 @@ import math
 import pytest
 
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import Bound, Finding, Judged, Rule, RuleState, Severity
+from kneewatch.rules.lifecycle import Judged, RuleState
+from kneewatch.rules.rule import Bound, Finding, Rule, Severity
 
 ALL = (
     *RULES,

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.rules.baseline import (
-    ITL,
-    PREFIX,
-    SAMPLES_MAX,
-    SAMPLES_MIN,
-    Baseline,
-)
+from kneewatch.rules.baseline import SAMPLES_MAX, SAMPLES_MIN, Baseline
+from kneewatch.rules.rule import ITL, PREFIX
 from tests.examples import examples
 
 WINDOW_S = 60.0

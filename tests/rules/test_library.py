@@ -16,8 +16,9 @@ from kneewatch.rules.cascade import (
     FILLING_FROM_RATIO,
     PREEMPTIONS_MIN,
 )
-from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules
-from kneewatch.rules.rule import Bound, Rule, RuleBook, Severity, with_thresholds
+from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules, with_thresholds
+from kneewatch.rules.lifecycle import RuleBook
+from kneewatch.rules.rule import Bound, Rule, Severity
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 
 SIGNALS = {

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.rules.rule import Bound, Finding, Guard, Rule, RuleBook, Severity
+from kneewatch.rules.lifecycle import RuleBook
+from kneewatch.rules.rule import Bound, Finding, Guard, Rule, Severity
 from kneewatch.rules.wire import rounded
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
 

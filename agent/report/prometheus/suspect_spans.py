@@ -35,8 +35,8 @@ from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, 
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
-from kneewatch.rules.baseline import QUEUED_MIN
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
+from kneewatch.rules.rule import QUEUED_MIN
 
 DOWN, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
     "scrapes fail",

@@ -27,9 +27,9 @@ from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.ranking import conclude, ranked
 from kneewatch.diagnose.values import GpuState, Histogram
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict, worst_of
-from kneewatch.rules.cascade import Cascade
 from kneewatch.rules.cascade import lacking as lacking_for
 from kneewatch.rules.facts import Baselines
+from kneewatch.rules.lifecycle import Cascade
 from kneewatch.rules.rule import Severity
 
 T = TypeVar("T")
