@@ -90,7 +90,7 @@ def _soon(usual_s: Quantity, ahead_s: float) -> Condition:
     )
 
 
-GROWS_HARMFUL = GROWING & (
+GROWS_HARMFUL = (GROWING & (Signal("waiting") >= Signal("waiting_avg")).assume(unknown=True)) & (
     _soon(TTFT_TARGET_S, 0.0)
     | (
         ~TTFT_TARGET_S.known
@@ -100,7 +100,8 @@ GROWS_HARMFUL = GROWING & (
         )
     )
 )
-"""More requests arrive than are served, and the wait is leaving what callers are used to.
+"""More requests arrive than are served, and the wait is leaving what callers are used to. A queue
+that is shorter than its mean over the window drains, though its slope is still positive.
 
 If that is unknown, a wait of 10 s that grows to 20 s within two minutes counts.
 """

@@ -44,7 +44,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
+from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
@@ -209,7 +209,11 @@ PREFILL_INTERFERENCE = cause(
             guide=("6.4", "8.5", "9.3"),
         ),
         Form(
-            gate=LATE_BEHIND_PREFILLS & WARMED_UP & NOT_EVICTING,
+            # A burst of long prompts is over sooner, and is no fault.
+            gate=Held("late_behind_prefills", LATE_BEHIND_PREFILLS, Number(120.0), stretch=False)
+            & LATE_BEHIND_PREFILLS
+            & WARMED_UP
+            & NOT_EVICTING,
             start=Number(0.0),
             terms=(
                 term(

@@ -633,6 +633,7 @@ OTHERS: Mapping[str, Situation] = {
             prefill_long_per_s=0.1, prefill_p99_s=3.0, computed_moved_ratio=3.0,
         ),
         quiet={**CALM.quiet, "ttft_mean_s": 0.05},
+        streaks_s={**CALM.streaks_s, "late_behind_prefills": 120.0},
     ),
     "prefill_interference:behind others": replace(
         CALM.but(itl_p99_s=0.3, ttft_p99_s=3.0, prefill_mean_s=0.6, queue_mean_s=0.3),
