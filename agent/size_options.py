@@ -56,7 +56,7 @@ def size_options(command: Command) -> Command:
             is_eager=True,
             expose_value=False,
             callback=_print_ids,
-            help=f"print the catalogue's ids for {of} and exit",
+            help=f"print the ids for {of} and exit",
         )(command)
     for flag in reversed(FLAGS):
         other = "vLLM's flags" if flag.launch else "Other hardware, measurements and assumptions"
