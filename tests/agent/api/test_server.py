@@ -375,6 +375,24 @@ def test_connections_that_send_nothing_keep_no_probe_out() -> None:
                 connection.close()
 
 
+def test_idle_connections_leave_descriptors_for_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `ulimit -n 64` a quarter is for clients, however many connect."""
+
+    def few(_kind: int) -> tuple[int, int]:
+        return 64, 64
+
+    monkeypatch.setattr("kneewatch.agent.api.server.resource.getrlimit", few)
+    with served(service_of(WELL_STATE), Bounds(request_s=3600)) as server:
+        place = ("127.0.0.1", urlsplit(server.url).port or 0)
+        opened = [socket.create_connection(place) for _ in range(40)]
+        try:
+            assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
+            until(lambda: sum(map(is_served, opened)) <= 16)
+        finally:
+            for connection in opened:
+                connection.close()
+
+
 def test_one_address_gets_its_share_of_an_open_server(tmp_path: Path) -> None:
     file = token_file(tmp_path / "t", READER)
     settings: Settings = settings_of(listen="0.0.0.0:0", http__token_file=str(file))
