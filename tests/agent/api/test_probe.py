@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from kneewatch.agent.api.probe import probe
+from kneewatch.agent.fleet.moment import FleetMoment
+from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.agent.api.serving import asking, service_of, settings_of, state_of
+from tests.agent.api.serving import asking, served, service_of, settings_of, state_of
+from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.incidents import rebuilt, without_progress
 from tests.incidents.incident import NOTHING, Incident, said
+from tests.programs import require
 from tests.reports.diagnoses import HEALTHY, NOW_S
 
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "kubernetes.md"
 URL = "http://gpu-7:8000"
 STALLED = Cause(
     id="engine_stalled", confidence=0.9, severity=Severity.CRITICAL, summary="", lever=""
@@ -57,6 +66,43 @@ def test_a_hung_engine_fails_its_probe_and_that_of_all_targets() -> None:
 )  # fmt: skip
 def test_all_else_passes(diagnosis: Verdict, age_s: float, path: str) -> None:
     assert probed(diagnosis, age_s=age_s, path=path) == 200
+
+
+def test_a_server_that_starts_passes() -> None:
+    starting = state_of(URL, t_s=NOW_S, cycles=0, failures=9, failing=9)
+    for service in (service_of(names=[URL]), service_of(starting)):
+        with asking(service) as client:
+            assert client.get(f"/probe/{URL}").status_code == 200
+            assert client.get("/probe").status_code == 200
+
+
+def test_the_documented_probe_restarts_only_a_hung_engine() -> None:
+    """Its command exits with 0 where kneewatch is down too."""
+    require("curl")
+    (command,) = re.findall(r'command: \[sh, -c, "(.+)"\]', GUIDE.read_text())
+
+    def exits(url: str) -> int:
+        line = command.replace("http://127.0.0.1:9877", url)
+        return subprocess.run(["sh", "-c", line], check=False, timeout=20).returncode
+
+    with served(service_of(state_of(URL, HUNG))) as server:
+        assert exits(server.url) == 1
+        down = server.url
+    with served(service_of(state_of(URL, HEALTHY))) as server:
+        assert exits(server.url) == 0
+    assert exits(down) == 0
+
+
+def test_a_replica_of_a_fleet_has_a_probe_until_prometheus_is_away() -> None:
+    watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    engines = {("prod/m", "r0"): [HEALTHY], ("prod/m", "r1"): [HUNG]}
+    now = FleetMoment.of(replace(verdict(*fleet(2)), t_s=NOW_S), engines, Targets(), 30.0)
+    watch.state = replace(watch.state, moment=now, seen_s=NOW_S)
+    for away_s, status in ((0.0, 503), (600.0, 200)):
+        service = replace(service_of(fleet=watch), clock=lambda t_s=NOW_S + away_s: t_s)
+        with asking(service) as client:
+            assert client.get("/probe/fleet/prod/m/r1").status_code == status
+            assert client.get("/probe/fleet/prod/m/r0").status_code == 200
 
 
 def test_no_token_and_no_rate_limit_make_a_probe_fail() -> None:
