@@ -80,8 +80,8 @@ def ignored_flags(launch: Launch) -> tuple[str, ...]:
         is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
         if is_read or is_plain or WITHOUT_EFFECT.fullmatch(name):
             continue
-        known = VLLM.get(name)
-        listed.append(f"{name} ({(known and known.may_change) or 'unknown to kneewatch'})")
+        row = VLLM.get(name)
+        listed.append(f"{name} ({(row and row.may_change) or 'unknown to kneewatch'})")
     if not listed:
         return ()
     return (f"flags of the command line that are not counted: {', '.join(dict.fromkeys(listed))}",)

@@ -19,6 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
+    PREFILL_S,
     SERVED,
     SLOWER,
     TTFT_IS_MISSED,
@@ -342,7 +343,6 @@ PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
 
-PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
 QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
 SLOW_STEPS_ALONE = (
     TTFT_IS_MISSED

@@ -34,6 +34,10 @@ SLOWER = 1.3
 STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
+PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+ALONE = PREFILL_S > TTFT_TARGET_S
+"""The prefill of a single request takes longer than the TTFT target."""
+_ALONE = ALONE.python()
 
 PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)
 """Prefills took at least half as long as each stream paused: shorter ones do not explain pauses."""
@@ -170,14 +174,14 @@ def pool_of(facts: Facts) -> str:
 
 def why_together(facts: Facts) -> str:
     """Why separate servers for prefill and decode (P/D) would not help; empty if they may."""
-    tokens, target_s = facts.values.get("prompt_tokens_mean"), facts.targets.ttft_p99_s
+    tokens = facts.values.get("prompt_tokens_mean")
     if pool := pool_of(facts):
         return f"this is a {pool} server of separate pools already"
     if tokens is None:
         return "the length of prompts is unknown"
     if tokens < SHORT_PROMPT_TOKENS:
         return f"prompts have {tokens:.0f} tokens, and it pays from about {SHORT_PROMPT_TOKENS} on"
-    if target_s is not None and facts.get("prefill_mean_s") > target_s:
+    if _ALONE(facts):
         return "the prefill of a single request exceeds the target"
     return ""
 

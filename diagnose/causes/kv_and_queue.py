@@ -90,7 +90,10 @@ def _soon(usual_s: Quantity, ahead_s: float) -> Condition:
     )
 
 
-GROWS_HARMFUL = (GROWING & (Signal("waiting") >= Signal("waiting_avg")).assume(unknown=True)) & (
+STILL_GROWS = (Signal("waiting") >= Signal("waiting_avg")).assume(unknown=True)
+"""A queue that is shorter than its mean drains, though its slope is still positive."""
+
+GROWS_HARMFUL = (GROWING & STILL_GROWS) & (
     _soon(TTFT_TARGET_S, 0.0)
     | (
         ~TTFT_TARGET_S.known
@@ -100,8 +103,7 @@ GROWS_HARMFUL = (GROWING & (Signal("waiting") >= Signal("waiting_avg")).assume(u
         )
     )
 )
-"""More requests arrive than are served, and the wait is leaving what callers are used to. A queue
-that is shorter than its mean over the window drains, though its slope is still positive.
+"""More requests arrive than are served, and the wait is leaving what callers are used to.
 
 If that is unknown, a wait of 10 s that grows to 20 s within two minutes counts.
 """

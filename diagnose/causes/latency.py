@@ -9,7 +9,6 @@ from kneewatch.diagnose.causes.bottleneck import (
     GPUS_WAIT_FOR_THE_HOST,
     LEVERS,
     MEDIAN_IS_MISSED,
-    PREFILL_S,
     PREFILL_SPEED_RATIO,
     PREFILLS_SLOW_FROM,
     QUEUE_S,
@@ -20,6 +19,7 @@ from kneewatch.diagnose.causes.bottleneck import (
     bound_terms,
 )
 from kneewatch.diagnose.causes.common_conditions import (
+    ALONE,
     ARRIVALS,
     BATCH,
     FIRST_TOKENS_VERY_LATE,
@@ -30,6 +30,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_USAGE,
     MEAN_TTFT_GROWTH,
     NOT_EVICTING,
+    PREFILL_S,
     PREFILLS_REACH,
     SERVED,
     STALL_SHARE,
@@ -130,7 +131,6 @@ while prompts that are longer than usual are under prefill. The median request m
 
 PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + QUEUE_S).at_least(1e-9)
 MOST_OF_WAIT, NEARLY_ALL = 0.5, 0.75
-ALONE = PREFILL_S > TTFT_TARGET_S
 PREFILL_BREAKS_TTFT = TTFT_IS_MISSED & ((PREFILL_OF_WAIT > NEARLY_ALL) | ALONE)
 TAIL_ONLY = (
     ITL_IS_MISSED

@@ -50,6 +50,8 @@ NO_CROWD = EQUAL_PROMPTS & (
 )
 """More requests delay first tokens only by a queue for capacity, or by slower steps."""
 
+LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
+
 FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
     Signal("ttft_p99_drift_ratio") >= 1.3
 )
@@ -73,7 +75,7 @@ batch at an equal load: slow steps bring it about, and it may hide their loss fr
 PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
-FAR_OFF = (FIRST_TOKENS_LATE & (SAME_LOAD | NO_CROWD) | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+FAR_OFF = (FIRST_TOKENS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
     unknown=False
 )
 
@@ -104,7 +106,7 @@ UNEXPLAINED_LATENCY = cause(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & Held(FAR_OFF_HELD, FAR_OFF, Number(FAR_OFF_S), stretch=False)
-            & (MEAN_IS_LATE & (SAME_LOAD | NO_CROWD) | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+            & (MEAN_IS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
                 unknown=False
             ),
             start=Number(0.2),

@@ -163,7 +163,6 @@ class Account:
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
-        self._gap_s: float | None = None
         self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._off_s: dict[str, float] = {}
         self.slow_since_s = inf
@@ -209,7 +208,6 @@ class Account:
             self.restarted()
             return
         self._usages.append(values.signals.get("kv_usage_ratio") or 0.0)
-        self._gap_s = values.signals.get("itl_p50_s")
         if begun is None:
             self._begin(now_s, totals)
             return
@@ -222,7 +220,7 @@ class Account:
             usage = sum(self._usages) / len(self._usages)
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
-            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values.served_s)
+            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values)
         elif seconds > SILENT_S:
             if self._recent and now_s - self._recent[-1].t_s > SILENT_S:
                 self._pause()
@@ -250,7 +248,7 @@ class Account:
         """Begin a sample."""
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
 
-    def _add(self, work: Work, now_s: float, served_s: float) -> None:
+    def _add(self, work: Work, now_s: float, values: Values) -> None:
         step = work.step
         limits_s = self._steps.limits(step, self._prefills.token_s)
         if limits_s is not None:
@@ -265,14 +263,14 @@ class Account:
                 self._steps.forget()  # what was learned was not this engine's best
             speed = None
         slow = speed is not None and speed.ratio < LEARNED_FROM
-        quiet = not slow and served_s >= WARM_UP_S and not work.preemptions
+        quiet = not slow and values.served_s >= WARM_UP_S and not work.preemptions
         is_usual = self._steps.may_learn(step.took_s, limits_s)
         is_strange = speed is None and not is_usual
         quiet = quiet and is_usual
         if quiet:
             self._steps.learn(step, now_s)
         total = self._total(work)
-        prefill = self._prefill_speed(total, quiet, now_s)
+        prefill = self._prefill_speed(total, quiet, now_s, values.signals.get("itl_p50_s"))
         for pace in (self._steps, self._prefills):
             if slow or is_strange or (prefill is not None and prefill.ratio < LEARNED_FROM):
                 pace.doubt()
@@ -319,10 +317,13 @@ class Account:
         covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
         return covered_s >= KEPT_S - HALF_MS_S and all(each.limits_s for each in self._recent)
 
-    def _prefill_speed(self, total: Work, quiet: bool, now_s: float) -> Speed | None:
-        """The speed of the prefills of the recent samples. It is learned in quiet times."""
+    def _prefill_speed(
+        self, total: Work, quiet: bool, now_s: float, gap_s: float | None
+    ) -> Speed | None:
+        """The speed of the prefills of the recent samples, beside decode steps of which the median
+        takes `gap_s`. It is learned in quiet times."""
         step = total.step
-        prefill = total.prefill(step, self._gap_s)
+        prefill = total.prefill(step, gap_s)
         if prefill is None:
             return None
         limits_s = self._prefills.limits(prefill, self._prefills.token_s)

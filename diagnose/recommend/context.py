@@ -241,14 +241,10 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     own_steps = context.memo.get(OWN_STEPS)
     if own_steps is not None:
         running = min(context.demand.requests, predicted["max_concurrency"])
-        if running > own_steps["most_running"]:
-            return (
-                f"not measured beyond {plural(round(own_steps['most_running']), 'request')} at once"
-            )
-        if running < own_steps["least_running"]:
-            return (
-                f"not measured below {plural(round(own_steps['least_running']), 'request')} at once"
-            )
+        least, most = own_steps["least_running"], own_steps["most_running"]
+        if not least <= running <= most:
+            side, edge = ("beyond", most) if running > most else ("below", least)
+            return f"not measured {side} {plural(round(edge), 'request')} at once"
     stated, server = context.server.stated, context.server
     missing = [
         *([] if stated.model else ["model"]),

@@ -65,12 +65,12 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         context = replace(context, demand=replace(demand, requests=running, mean_requests=mean))
     after = settled(context, After(share_ratio=now / total, replicas=total))
     numbers = predicted(context, after)
-    loads = [{"load_ratio": ratio}, {"load_ratio": ratio * now / total, **_counts(now * ratio)}]
+    load_now, load_then = {"load_ratio": ratio}, {"load_ratio": ratio * now / total}
     if demand.repeats:
-        rates = {"served_per_s": demand.served_per_s, "arrival_per_s": demand.arrival_per_s}
-        loads = [rates, {}]
-    elif context.for_kv:
-        del loads[1]["load_ratio"]  # the predicted KV usage says it
+        load_now = {"served_per_s": demand.served_per_s, "arrival_per_s": demand.arrival_per_s}
+    if demand.repeats or context.for_kv:  # unknown, or said by the predicted KV usage
+        load_then = {}
+    counts = {} if demand.repeats else _counts(now * ratio)
     hourly, generated_per_s = server.usd_per_hour, context.get("generation_tokens_per_s")
     if hourly is not None and generated_per_s and "usd_per_million_tokens" not in numbers:
         # Without a rate of requests, the KV demand bounds the tokens/s from above.
@@ -84,8 +84,8 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         REPLICAS,
         [(REPLICAS, now, total)],
         f"{_load_words(context, ratio, total)}{backlog_words}",
-        before={**present(context), **loads[0]},
-        predicted={**numbers, **backlog, **loads[1]},
+        before={**present(context), **load_now},
+        predicted={**numbers, **backlog, **load_then, **counts},
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "

@@ -179,10 +179,10 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         before = _draft_numbers(context, drafts, drafts.tokens)
         never = 1 + drafts.tokens < drafts.verify[-1] + drafts.tokens * drafts.cost_ratio
         needed = "; even a draft that is always right would not pay" if never else ""
-        lost = "more" if drafts.speedup(drafts.tokens) < 1 else "about as much"
+        is_slower = drafts.speedup(drafts.tokens) < 1
+        lost = "more time than" if is_slower else "about as much time as"
         why = (
-            f"Checking the drafts takes {lost} time {'than' if lost == 'more' else 'as'} the "
-            "accepted ones save"
+            f"Checking the drafts takes {lost} the accepted ones save"
             f"{_batch_words(context, drafts)}{needed}."
         )
     return advice(

@@ -474,17 +474,17 @@ def for_users(question: Question, users: int, tensor_parallel: Sequence[int]) ->
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
-    one = replace(question, users=users, replicas=1, concurrency=users)
-    check_question(one)
+    base = replace(question, users=users, replicas=1, concurrency=users)
+    check_question(base)
     splits: list[Question] = []
     for tensor in tensor_parallel:
-        parallel = replace(one.setup.parallel, tensor=tensor)
-        split = replace(one, setup=replace(one.setup, parallel=parallel))
+        parallel = replace(base.setup.parallel, tensor=tensor)
+        split = replace(base, setup=replace(base.setup, parallel=parallel))
         # A size that does not divide the attention heads is no choice.
         with suppress(SizingError):
             if served := _served(split):
                 splits.append(replace(split, replicas=ceil(users / served)))
-    return min(splits, key=lambda split: split.replicas * split.setup.parallel.gpus, default=one)
+    return min(splits, key=lambda split: split.replicas * split.setup.parallel.gpus, default=base)
 
 
 def _served(question: Question) -> int:

@@ -14,7 +14,6 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import Line
 from kneewatch.reports.weekly.observed import (
-    PREEMPTING,
     EngineObserved,
     Episode,
     EpisodeObserved,
@@ -23,7 +22,7 @@ from kneewatch.reports.weekly.observed import (
     ends_last,
 )
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
-from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.cascade import EVICTS, NAMES
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Severity
 
@@ -111,7 +110,7 @@ def _cascades(stages: Sequence[Interval]) -> list[Episode]:
     """Preemption cascades. A pause of up to CASCADE_BRIDGED_S seconds does not end a cascade."""
     groups: list[Episode] = []
     for stage in stages:
-        if int(stage.id) < PREEMPTING:
+        if int(stage.id) < EVICTS:
             continue
         if groups and stage.start_s - groups[-1].until_s <= CASCADE_BRIDGED_S:
             groups[-1].stages.append(stage)
@@ -196,7 +195,7 @@ def _by_start(interval: Interval) -> float:
 
 
 POINTS_MOST = 60
-STAGE_PREEMPTING, QUEUEING = "2", "3"
+STAGE_PREEMPTING, QUEUEING = str(EVICTS), str(EVICTS + 1)
 STOPPED = frozenset({DOWN, "engine_stalled"})
 """Causes during which no request is served. Requests that would have been served in that time are
 lost."""

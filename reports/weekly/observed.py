@@ -19,6 +19,7 @@ from kneewatch.diagnose.learned.knee import Point
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Gap, Method
+from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Rule, Severity
@@ -26,8 +27,6 @@ from kneewatch.rules.rule import Rule, Severity
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 LEAST_S = 1e-3
-PREEMPTING = 2
-"""Number of the first stage in which vLLM preempts requests."""
 
 
 class Slot(Struct, frozen=True):
@@ -242,7 +241,7 @@ class Episode(Struct):
     @property
     def harm(self) -> list[Interval]:
         """Its causes, and the stages in which requests are preempted."""
-        return [*self.causes, *(stage for stage in self.stages if int(stage.id) >= PREEMPTING)]
+        return [*self.causes, *(stage for stage in self.stages if int(stage.id) >= EVICTS)]
 
     @property
     def severity(self) -> Severity:

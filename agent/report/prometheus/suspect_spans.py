@@ -357,7 +357,7 @@ class FleetIncidents:
 
     def _judge(self, observed: Observed, spans: Sequence[FleetSpan]) -> None:
         vanished = vanished_causes(observed)
-        found = diagnose(observed, self._config.profile).causes
+        of_fleet = diagnose(observed, self._config.profile).causes
         for span in spans:
             if span.engine is None:
                 self.outages.setdefault(span.pool, []).extend(
@@ -365,7 +365,7 @@ class FleetIncidents:
                     for cause in vanished
                     if cause.pool == span.pool
                 )
-            elif (cause := _why(span.engine, span.causes, found)) is not None:
+            elif (cause := _why(span.engine, span.causes, of_fleet)) is not None:
                 known = _known(span, cause, span.from_s)
                 self.known.setdefault(span.engine.key, []).append(known)
 
@@ -402,11 +402,11 @@ class FleetIncidents:
             return None
 
 
-def _why(engine: TierEngine, of: Sequence[str], found: Sequence[FleetCause]) -> Cause | None:
+def _why(engine: TierEngine, ids: Sequence[str], causes: Sequence[FleetCause]) -> Cause | None:
     """The first of some causes that fleet mode found on a replica. None if it found none."""
     names = {engine.member.name, engine.target}
-    causes = {row.id: row for row in found if not names.isdisjoint(row.replicas)}
-    return next((causes[cause] for cause in of if cause in causes), None)
+    own = {row.id: row for row in causes if not names.isdisjoint(row.replicas)}
+    return next((own[cause_id] for cause_id in ids if cause_id in own), None)
 
 
 def _known(span: FleetSpan, cause: Cause, from_s: float) -> KnownCause:
