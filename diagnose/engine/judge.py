@@ -77,6 +77,7 @@ from kneewatch.diagnose.verdict import (
     worst_of,
 )
 from kneewatch.rules.cascade import lacking
+from kneewatch.rules.facts import Moment
 from kneewatch.rules.lifecycle import Cascade, RuleBook
 from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
 from kneewatch.rules.wire import to_ms
@@ -148,7 +149,7 @@ class Judge:
             may_queue=profile.throughput_only,
         )
         self.learned = Learned(profile)
-        self._streaks = Streaks(STREAKS, profile.targets)
+        self._streaks = Streaks(STREAKS)
         self._kv_balance = KvBalance()
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained, self._aftermath = Explained(), Aftermath()
@@ -385,7 +386,17 @@ class Judge:
         signals["cascade_stage"] = None if missing else float(stage.level)
         signals["cascade_severity"] = None if missing else float(stage.severity or OK)
         signals[KV_UNACCOUNTED] = self._kv_balance.unaccounted(values, signals)
-        streaks_s = self._streaks.update(t_s, values, signals)
+        moment = Moment(
+            values=signals,
+            targets=profile.targets,
+            config=values.config,
+            recent=values.recent,
+            baseline=learned.baseline,
+            window_s=values.window_s,
+            observed_s=values.observed_s,
+            scale=profile.scale,
+        )
+        streaks_s = self._streaks.update(t_s, values, moment)
         signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)
         signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)

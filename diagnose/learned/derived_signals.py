@@ -269,8 +269,8 @@ class Streaks:
     scrape to scrape instead.
     """
 
-    def __init__(self, conditions: Callable[[Moment], dict[str, bool]], targets: Targets) -> None:
-        self._conditions, self._targets = conditions, targets
+    def __init__(self, conditions: Callable[[Moment], dict[str, bool]]) -> None:
+        self._conditions = conditions
         self._progress = Progress()
         self._since_s: dict[str, float] = {}
         self._doubted: set[str] = set()
@@ -281,10 +281,13 @@ class Streaks:
         self._since_s.clear()
         self._doubted.clear()
 
-    def update(self, now_s: float, values: Values, signals: Signals) -> dict[str, float]:
-        """Seconds for which each condition has held; conditions that do not hold are left out."""
-        holds = self._conditions(Moment(signals, self._targets))
-        holds["stalled"] = not self._progress.update(now_s, values, signals)
+    def update(self, now_s: float, values: Values, moment: Moment) -> dict[str, float]:
+        """Seconds for which each condition has held; conditions that do not hold are left out.
+
+        `moment` has all but the streaks.
+        """
+        holds = self._conditions(moment)
+        holds["stalled"] = not self._progress.update(now_s, values, moment.values)
         for name, holding in holds.items():
             if holding:
                 self._since_s.setdefault(name, now_s)

@@ -12,7 +12,9 @@ from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
+from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import ITL, LOAD, TTFT, Severity
 from tests.collector.name_pages import recorded
 from tests.diagnose.situations import (
@@ -53,6 +55,15 @@ SWAPS = {"lora_change_per_s": 6 / 15}
 RUNAWAY, KNEE, OFF = (
     CONCLUSIVE[c] for c in ("runaway_generation", "past_knee", "prefix_cache_off")
 )
+
+
+def test_what_must_last_is_one_condition_by_name_and_waits_for_no_other() -> None:
+    lasting: dict[str, object] = {}
+    for held in (node for record in CAUSES for node in nodes(record.forms)):
+        if isinstance(held, Held):
+            assert lasting.setdefault(held.name, held.of) == held.of
+            assert not any(isinstance(node, Held) for node in nodes(held.of))
+    assert len(lasting) > 5
 
 
 def test_nothing_is_concluded_of_a_healthy_engine() -> None:

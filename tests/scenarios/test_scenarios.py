@@ -7,9 +7,11 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.rules.rule import Severity
+from tests.incidents.rebuilt import worded
 from tests.scenarios.cases import SCENARIOS
 from tests.scenarios.engine import Engine, Knobs
-from tests.scenarios.load import Scenario, said
+from tests.scenarios.load import BEGINS_S, Scenario, said
 
 UNTIL_S = 360.0
 QUICK = (
@@ -25,6 +27,18 @@ QUICK = (
 def test_scenario_is_told_right(scenario: Scenario) -> None:
     row = said(replace(scenario, until_s=UNTIL_S, lasts_s=UNTIL_S))
     assert row.right, f"{row.share:.2f} of the scrapes are right; needless: {row.needless}"
+
+
+def test_late_first_tokens_behind_long_prompts_are_told_after_two_minutes() -> None:
+    scenario = next(each for each in SCENARIOS if each.name == "router sends giants")
+    told = [
+        (at_s, worded(verdict))
+        for at_s, verdict in replace(scenario, lasts_s=400.0).verdicts()
+        if verdict.severity >= Severity.WARNING
+    ]
+    first_s, said_first = told[0]
+    assert said_first.startswith("prefill_interference")
+    assert BEGINS_S + 120.0 <= first_s <= BEGINS_S + 150.0
 
 
 def test_engine_counts_each_token_and_frees_each_block() -> None:
