@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, compress
-from math import ceil, floor, inf, log2, nan
+from math import ceil, floor, inf, log2, nan, sqrt
 from operator import mul
 from statistics import median
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
 from kneewatch.diagnose.changed import alike
@@ -46,6 +46,9 @@ STEPS_MIN = 3
 SPAN_MIN = 4.0
 """Smallest ratio of the highest to the lowest observed load; below, there is no curve."""
 
+QUEUE_RATIO = 0.05
+"""From this ratio of waiting to running requests on, TTFT is that of a queue."""
+
 IN_FLIGHT_MIN = 0.5
 REQUESTS_MIN = 4.0
 """Fewest finished requests for a window's latency to count."""
@@ -62,7 +65,8 @@ class Point(Struct, frozen=True):
 
     - `context_tokens`: tokens that a running request attends to.
     - `computed_tokens`: tokens of a prompt that no cache saved.
-    - `outside_s`: the part of TTFT that is neither queue nor prefill: API server and network.
+    - `outside_s`: the part of TTFT that is not prefill: API server, network, and the wait for the
+      next step. None for a window with a queue.
     - `prefill_s` and `outside_s` are None for a window with preemptions, because these delay
       prompts, and requests then start and end in bursts.
     """
@@ -101,7 +105,7 @@ POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
 WINDOW_SIGNALS = (
     *POINT_SIGNALS,
     *("itl_mean_s", "prefill_mean_s", "prompt_tokens_mean", "prefix_saved_ratio"),
-    *("preemption_per_s", "ttft_mean_s", "queue_mean_s"),
+    *("preemption_per_s", "ttft_mean_s"),
 )
 """Signals that `point_of` reads, for the curve and for the step times."""
 
@@ -254,10 +258,12 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
 
 
 def _outside_s(values: Mapping[str, float | None], prefill_s: float | None) -> float | None:
-    ttft_s, queue_s = values.get("ttft_mean_s"), values.get("queue_mean_s")
-    if ttft_s is None or queue_s is None or prefill_s is None:
+    # vLLM counts TTFT at the first token and the queue at the end: where a queue grows or drains,
+    # they are of different requests.
+    ttft_s, waiting = values.get("ttft_mean_s"), values.get("waiting_avg") or 0.0
+    if ttft_s is None or prefill_s is None or waiting > QUEUE_RATIO * (values["running_avg"] or 0):
         return None
-    return max(0.0, ttft_s - queue_s - prefill_s)
+    return max(0.0, ttft_s - prefill_s)
 
 
 def token_gap_s(values: Mapping[str, float | None]) -> float | None:
@@ -370,13 +376,43 @@ def _quartile(ordered: Sequence[float], quarter: int) -> float:
 
 STEP_FIELDS = (
     *("t_s", "running", "itl_s", "context_tokens"),
-    *("prefill_s", "computed_tokens", "outside_s"),
+    *("prefill_s", "computed_tokens", "outside_s", "requests_per_s"),
 )
 """The fields of a point that are `StepTimes`' columns, in their order."""
 
 STEP_WINDOWS_MIN = 3
+BUSY_MOST_RATIO = 0.95
+"""Prompts keep an engine busy for at most this share of the time, as far as a wait is computed."""
+
 ERROR_WINDOWS_MAX = 32
 """Most windows for which an error is computed. The error is only shown; nothing depends on it."""
+
+
+class Prompts(Struct, frozen=True):
+    """The seconds that prompts take of the engine's steps.
+
+    Their mean, and the squared coefficient of variation.
+    """
+
+    mean_s: float
+    varies: float
+
+    def wait_s(self, per_s: float) -> float:
+        """Mean wait for prompts ahead, by Pollaczek and Khinchine, where `per_s` arrive."""
+        busy = min(BUSY_MOST_RATIO, per_s * self.mean_s)
+        return busy * self._alone_s / (1 - busy)
+
+    def per_s(self, requests: float, request_s: float) -> float:
+        """Requests/s where so many are in flight, each for `request_s` and the wait (Little)."""
+        # requests = per_s (request_s + wait_s(per_s)), solved for per_s.
+        mean_s = self.mean_s
+        linear = request_s + requests * mean_s
+        square = mean_s * (self._alone_s - request_s)
+        return 2 * requests / (linear + sqrt(max(0.0, linear**2 + 4 * requests * square)))
+
+    @property
+    def _alone_s(self) -> float:
+        return self.mean_s * (1 + self.varies) / 2
 
 
 class StepTimes(Struct, frozen=True, dict=True):
@@ -386,8 +422,8 @@ class StepTimes(Struct, frozen=True, dict=True):
     coefficients are fitted by least squares. Step times are not linear from one request to
     hundreds, so a window counts more the nearer its batch is to the requested batch.
 
-    There are at least two windows; each has a value in every column. In the last three columns the
-    value may be NaN.
+    There are at least two windows; each has a value in every column, which may be NaN for prefills,
+    computed tokens and times outside.
     """
 
     times_s: Sequence[float]
@@ -397,6 +433,7 @@ class StepTimes(Struct, frozen=True, dict=True):
     prefills_s: Sequence[float]
     computed: Sequence[float]
     outsides_s: Sequence[float]
+    requests_per_s: Sequence[float]
 
     @classmethod
     def of(cls, curve: CurveLearner, now_s: float) -> StepTimes | None:
@@ -459,8 +496,11 @@ class StepTimes(Struct, frozen=True, dict=True):
         It is one step, plus the time that each computed token adds. In a larger batch more prompts
         share a step.
         """
-        step_s = self.itl_s(running, context_tokens)
-        return step_s + computed_tokens * self._added_s(running)
+        return self.itl_s(running, context_tokens) + self.prompt_s(running, computed_tokens)
+
+    def prompt_s(self, running: float, computed_tokens: float) -> float:
+        """Seconds that a prompt adds to steps."""
+        return computed_tokens * self._added_s(running)
 
     def _added_s(self, running: float) -> float:
         """Seconds that one computed prompt token adds to a step at this batch; 0 if unknown."""
@@ -479,18 +519,27 @@ class StepTimes(Struct, frozen=True, dict=True):
         ]
         return _near_line(rows, running) if rows else 0.0
 
-    def outside_s(self, running: float) -> float:
-        """Seconds of TTFT in the API server and the network; 0 if not measured.
+    def outside_s(self, running: float, prompts: Prompts, per_s: float) -> float:
+        """Seconds of TTFT before the engine computes the prompt; 0 if not measured.
 
-        Both also serve the running streams, so the time depends on the batch. The result is the
-        median of the windows with the nearest batches.
+        The API server also serves the running streams, so it is the median of the windows with the
+        nearest batches. If more prompts arrive than then, they wait longer for each other, as far
+        as the windows show such waits at all.
         """
+        prompts = replace(prompts, mean_s=min(prompts.mean_s, 1 / max(self.requests_per_s)))
         measured = sorted(
-            (abs(log2(batch / running)), outside_s)
-            for batch, outside_s in zip(self.batches, self.outsides_s, strict=True)
+            (abs(log2(batch / running)), outside_s, prompts.wait_s(then_per_s))
+            for batch, outside_s, then_per_s in zip(
+                self.batches, self.outsides_s, self.requests_per_s, strict=True
+            )
             if outside_s >= 0  # false for NaN
         )
-        nearest = [outside_s for _, outside_s in measured[:STEP_WINDOWS_MIN]]
+        expected_s, wait_s = sum(each[2] for each in measured), prompts.wait_s(per_s)
+        shown = min(1.0, sum(each[1] for each in measured) / expected_s) if expected_s else 0.0
+        nearest = [
+            outside_s + shown * max(0.0, wait_s - then_s)
+            for _, outside_s, then_s in measured[:STEP_WINDOWS_MIN]
+        ]
         return median(nearest) if nearest else 0.0
 
     @property

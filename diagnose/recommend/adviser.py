@@ -33,6 +33,7 @@ from kneewatch.diagnose.recommend.past_recommendations import Incident, Recommen
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import (
     BUDGET,
+    BUDGET_UP,
     QUEUE_LIMIT,
     REPLICAS,
     Recommendation,
@@ -41,6 +42,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     subject,
 )
 from kneewatch.diagnose.recommend.serve_command import with_command
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, percent
 
@@ -194,7 +196,9 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
     if recommendation.id == REPLICAS and context.demand.repeats:
         return None
     if key == "waiting" and "load_ratio" in predicted_numbers:
-        return predicted_numbers["load_ratio"] <= 1
+        # A new replica comes with room for a peak, a larger budget does not.
+        room = SAFETY_DEFAULT if recommendation.id == BUDGET_UP else 1.0
+        return room * predicted_numbers["load_ratio"] <= 1
     if recommendation.id == FEWER_SEATS:
         # It moves the shortage into the queue: enough only where the wait stays within the target.
         target_s = context.facts.targets.ttft_p99_s

@@ -129,6 +129,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     - `callers`: the clients of a closed loop; None otherwise.
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
+    - `prompts_vary`: the squared coefficient of variation of prompt lengths.
     - `served_per_s`, `arrival_per_s`: requests/s.
     - `repeats`: arrivals are calls, of which clients give up many and may send them again.
     """
@@ -144,6 +145,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     output_tokens: float | None
     saved_ratio: float
     spread_tokens: float = 0.0
+    prompts_vary: float = 0.0
     in_flight: float = 0.0
     callers: float | None = None
     repeats: bool = False
@@ -225,6 +227,9 @@ def demand(
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
         spread_tokens=_spread_tokens(values),
+        prompts_vary=(_deviation_tokens(prompt, values.get("prompt_tokens_p95")) / prompt) ** 2
+        if (prompt := values.get("prompt_tokens_mean"))
+        else 0.0,
         in_flight=in_flight_mean,
         callers=callers,
         repeats=repeats,
@@ -270,9 +275,12 @@ def _spread_tokens(values: Mapping[str, float | None]) -> float:
         (values.get("prompt_tokens_mean"), values.get("prompt_tokens_p95")),
         (output / 2, (values.get("output_tokens_p95") or 0.0) / 2),
     ):
-        if mean and tail and tail > mean:
-            variance += ((tail - mean) / Z_95) ** 2
+        variance += _deviation_tokens(mean or 0.0, tail) ** 2
     return sqrt(variance)
+
+
+def _deviation_tokens(mean: float, p95: float | None) -> float:
+    return max(0.0, (p95 or 0.0) - mean) / Z_95 if mean else 0.0
 
 
 def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> float | None:

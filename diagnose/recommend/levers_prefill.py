@@ -17,7 +17,7 @@ from kneewatch.diagnose.recommend.prediction import (
     present,
     resized_tokens,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.recommendation import BUDGET_UP, Recommendation
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, defaults
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 from kneewatch.rules.formatting import duration
@@ -279,20 +279,36 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     to = min(most, 2 ** floor(log2(now * min(BUDGET_GROWTH, longest_s / step_s))))
     if to <= now:
         return None
+    before, then = present(context), {"longest_step_s": step_s * to / now}
+    words, least_s, ratio = "", _least_step_s(context, step_s), context.demand.load_ratio
+    if least_s and ratio is not None:
+        # Of a step, only what it takes without prompts is saved.
+        gain = to / now * step_s / (least_s + to / now * (step_s - least_s))
+        before, then = {**before, "load_ratio": ratio}, {**then, "load_ratio": ratio / gain}
+        words = (
+            f" That serves at most {gain:.2f}x as many, because a step without prompts takes "
+            f"{duration(least_s)}."
+        )
     return advice(
         context,
-        "max-num-batched-tokens-up",
+        BUDGET_UP,
         [("--max-num-batched-tokens", now, to)],
         f"Steps are full: {mean_tokens:.0f} tokens on average, and a step takes only "
         f"{duration(step_s)}. With {to:,} tokens per step fewer steps read the weights for as many "
-        "prompts.",
-        before={"iteration_tokens_mean": mean_tokens, **present(context)},
-        predicted={"longest_step_s": step_s * to / now},
+        f"prompts.{words}",
+        before={"iteration_tokens_mean": mean_tokens, **before},
+        predicted=then,
         checks=["measure TTFT and ITL on one replica with the larger budget before you change all"],
         risk="Steps with prompts take longer: the tail of ITL rises.",
         verify=[f"waiting_by_capacity and expected_wait_s fall {SETTLE_WORDS}"],
         guide=("6.4", "8.1"),
     )
+
+
+def _least_step_s(context: LeverContext, step_s: float) -> float | None:
+    """The shortest step of this server's windows; None without a shorter one than now."""
+    seen = () if context.curve is None else context.curve.column("itl_s")
+    return min((each for each in seen if 0 < each < step_s), default=None)
 
 
 def long_prefill_threshold(context: LeverContext) -> Recommendation | None:

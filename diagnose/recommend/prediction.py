@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.learned.knee import StepTimes, token_gap_s
+from kneewatch.diagnose.learned.knee import Prompts, StepTimes, token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.tails import Speed, tails
@@ -34,7 +34,7 @@ _LEAST_RATIO, _MOST_RATIO = 0.02, 1.0
 _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
 _CALIBRATION_ROUNDS = 12
-_SETTLE_ROUNDS = 12
+_SETTLE_HALVINGS = 12
 _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
 
@@ -253,20 +253,18 @@ def settled(context: LeverContext, change: After) -> After:
     Smaller batches take shorter steps, so requests also stay for a shorter time: fewer run than the
     share of those that run now. Unchanged where that is unknown, and in a closed loop.
     """
-    demand = context.demand
-    now = latencies(context, After(share_ratio=demand.running / max(demand.requests, 1.0)))
-    if demand.callers is not None or now is None or not demand.output_tokens:
+    demand, full = context.demand, change.share_ratio
+    arrive_per_s = demand.arrival_per_s * full
+    if demand.callers is not None or not demand.output_tokens or not arrive_per_s:
         return change
-    share = change.share_ratio
-    for _ in range(_SETTLE_ROUNDS):
+    low, high = 0.0, full
+    for _ in range(_SETTLE_HALVINGS):
+        share = (low + high) / 2
         then = latencies(context, replace(change, share_ratio=share))
-        if then is None:
-            return change
-        stays_s, stayed_s = (
-            each.ttft_s + demand.output_tokens * each.itl_s for each in (then, now)
-        )
-        share = (share + change.share_ratio * min(1.0, stays_s / stayed_s)) / 2
-    return replace(change, share_ratio=share)
+        run = 0.0 if then is None else then.ttft_s + demand.output_tokens * then.itl_s
+        run *= arrive_per_s
+        low, high = (share, high) if run > share * demand.mean_requests else (low, share)
+    return replace(change, share_ratio=high)
 
 
 def asked_tokens_per_s(context: LeverContext) -> float | None:
@@ -388,10 +386,12 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
     was_s = steps.prefill_s(running, context_tokens, computed_tokens) if running else 0.0
     is_s = 0.0 if context.get("preemption_per_s") else context.get("prefill_mean_s")
-    prefill_s *= is_s / was_s if is_s and was_s else pace
+    prompt_pace = is_s / was_s if is_s and was_s else pace
+    prefill_s *= prompt_pace
+    prompts = Prompts(prompt_pace * steps.prompt_s(places, computed_tokens), demand.prompts_vary)
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s
     queue_s = (requests - places) * request_s / places
-    outside_s = steps.outside_s(places)
+    outside_s = steps.outside_s(places, prompts, prompts.per_s(places, request_s))
     ttft_s = outside_s + queue_s + prefill_s
     return Speed(ttft_s, itl_s, places * demand.output_tokens / request_s, outside_s)
 

@@ -110,7 +110,8 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 # --- The ledger: the one order of changes, and which of them exclude each other -------------------
 
 
-RAISED_LIMITS = ("max-num-seqs-up", "max-num-batched-tokens-up", "max-loras")
+BUDGET_UP = "max-num-batched-tokens-up"
+RAISED_LIMITS = ("max-num-seqs-up", BUDGET_UP, "max-loras")
 """Limits of the launch that bind: hardware behind one of them would be as little used."""
 
 BINDING = ("kv-blocks", "kv-memory-bytes")
@@ -139,6 +140,8 @@ def order(recommendation: Recommendation) -> int:
         return 5
     # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
     is_16_bit = name in QUANTIZED and bool(recommendation.predicted)
+    if name == BUDGET_UP and recommendation.suffices is False:
+        return 3  # compute binds, not the limit
     if name in RAISED_LIMITS or is_16_bit or (recommendation.suffices and free):
         return 0
     if name in BINDING:

@@ -20,7 +20,7 @@ RARE = 0.025
 """The share of windows that may lie above the band, and below it."""
 
 Z = NormalDist().inv_cdf(1 - RARE)
-FIELDS = ("running", "in_flight", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s")
+FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s")
 
 
 class Speed(Struct, frozen=True):
@@ -67,15 +67,13 @@ def _ratios(curve: CurveLearner, speed: Speed, running: float) -> tuple[list[flo
     """P99 over mean of ITL and TTFT in windows with about so many running requests."""
     itls, ttfts = list[float](), list[float]()
     columns = (curve.column(name) for name in FIELDS)
-    for batch, in_flight, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s in zip(
-        *columns, strict=True
-    ):
+    for batch, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s in zip(*columns, strict=True):
         # A comparison with NaN is false.
         if not running / NEAR_RATIO <= max(batch, 1.0) <= running * NEAR_RATIO:
             continue
         if prefill_s > 0 and itl_s > 0 and itl_p99_s > 0:  # without preemptions
             itls.append(itl_p99_s / itl_s)
-        if ttft_p99_s > 0 and prefill_s + outside_s > 0 and in_flight < 1.05 * batch:
+        if ttft_p99_s > 0 and prefill_s + outside_s > 0:  # without a queue
             # As the mean is predicted: what varies outside the engine is in the band.
             beside_s = outside_s if speed.outside_s is None else speed.outside_s
             ttfts.append(ttft_p99_s / (prefill_s + beside_s))

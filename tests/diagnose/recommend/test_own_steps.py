@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
-from kneewatch.diagnose.learned.knee import CurveLearner, Point, StepTimes
+from kneewatch.diagnose.learned.knee import (
+    BUSY_MOST_RATIO,
+    CurveLearner,
+    Point,
+    Prompts,
+    StepTimes,
+)
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from tests.diagnose.recommend.scenes import FULL, advised
 from tests.diagnose.situations import NOW_S, Situation
@@ -128,7 +134,51 @@ def test_a_machine_that_has_slowed_down_stays_slow() -> None:
 def test_the_api_server_answers_sooner_with_fewer_streams(running: float) -> None:
     steps = StepTimes.of(learned(*map(page, 3 * LOADS)), NOW_S)
     assert steps is not None
-    assert steps.outside_s(running) == pytest.approx(outside_s(running))
+    assert before_prompt_s(steps, running) == pytest.approx(outside_s(running))
+
+
+def before_prompt_s(steps: StepTimes, running: float, *, times: float = 1.0) -> float:
+    """What a first token takes before its prompt, at so many times the requests/s of `page`."""
+    return steps.outside_s(running, Prompts(0.2, 0.0), times * page(running)["completed_per_s"])
+
+
+@pytest.mark.parametrize("shown", [1.0, 0.0])
+def test_prompts_wait_for_each_other_as_more_arrive(shown: float) -> None:
+    """As far as the engine's windows show it: one that computes many prompts at once has none."""
+    prompts = Prompts(0.2, 0.0)
+
+    def measured(running: float) -> dict[str, float]:
+        window = page(running)
+        wait_s = shown * prompts.wait_s(window["completed_per_s"])
+        return {**window, "ttft_mean_s": window["prefill_mean_s"] + wait_s}
+
+    steps = StepTimes.of(learned(*map(measured, LOADS)), NOW_S)
+    assert steps is not None
+    then_per_s = 1.5 * page(40.0)["completed_per_s"]
+    ttft_s = steps.outside_s(40.0, prompts, then_per_s)
+    assert ttft_s == pytest.approx(shown * prompts.wait_s(then_per_s), rel=0.1)
+
+
+@given(st.floats(0.01, 2.0), st.floats(0.0, 4.0), st.floats(0.1, 200.0), st.floats(1.01, 100.0))
+def test_requests_in_flight_have_one_rate(
+    prompt_s: float, varies: float, requests: float, stays: float
+) -> None:
+    """Little's law, with the wait that the rate brings."""
+    prompts, request_s = Prompts(prompt_s, varies), stays * prompt_s
+    per_s = prompts.per_s(requests, request_s)
+    assert 0 < per_s * prompt_s <= 1
+    if per_s * prompt_s < BUSY_MOST_RATIO:
+        in_flight = per_s * (request_s + prompts.wait_s(per_s))
+        assert in_flight == pytest.approx(requests, rel=1e-3)
+
+
+def test_a_growing_queue_is_no_time_outside_the_engine() -> None:
+    """Those that got a token waited longer than those that ended."""
+    late = {"waiting_avg": 50.0, "queue_mean_s": 2.0, "ttft_mean_s": 9.0}
+    pages = [page(load) if load < 80 else {**page(load), **late} for load in LOADS]
+    steps = StepTimes.of(learned(*pages), NOW_S)
+    assert steps is not None
+    assert before_prompt_s(steps, 120.0) < outside_s(80.0)
 
 
 def test_an_idle_server_runs_batches_of_one() -> None:
@@ -171,7 +221,7 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
     assert steps.most_running == 120
     assert steps.itl_s(100.0, context_tokens) == pytest.approx(itl_s(100.0), rel=0.05)
     assert steps.prefill_s(100.0, context_tokens, INPUT) < 2 * PROMPT_S
-    assert steps.outside_s(100.0) <= outside_s(100.0)
+    assert before_prompt_s(steps, 100.0) <= outside_s(100.0)
 
 
 def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
@@ -284,7 +334,7 @@ def test_reading_points_takes_few_calls() -> None:
     points = learner.points()
 
     assert points
-    assert all(None not in astuple(point) for point in points)
+    assert any(None not in astuple(point) for point in points)
     assert calls(learner.points) < 6 * len(points)
 
 
@@ -292,6 +342,29 @@ def test_unknown_fields_of_points_stay_unknown() -> None:
     curve = learned(page(40.0), page(50.0, preemption_per_s=1.0))
 
     assert [point.prefill_s is None for point in curve.points()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("least_s", "head"),
+    [
+        pytest.param(0.016, "replicas", id="compute takes the step"),
+        pytest.param(0.07, "max-num-batched-tokens-up", id="weights take it"),
+    ],
+)
+def test_a_larger_budget_saves_what_a_step_takes_without_prompts(least_s: float, head: str) -> None:
+    """Steps of 88 ms with 512 tokens: twice the budget serves 1.15x, or 1.75x as many prompts."""
+    full = BUSY.but(
+        **{"itl_mean_s": 0.088, "iteration_tokens_mean": 510.0, "prompt_tokens_p50": 1100.0},
+        **{"prefill_busy_ratio": 3.0, "waiting_slope_per_s": 0.4, "preemption_per_s": 0.0},
+    )
+    curve = learned(*[{**page(load), "itl_mean_s": least_s} for load in LOADS])
+    given = advised("queue_saturation", situation=replace(full, curve=curve))
+
+    assert next(iter(given)) == head
+    larger = given["max-num-batched-tokens-up"]
+    gain = larger.before["load_ratio"] / larger.predicted["load_ratio"]
+    assert gain == pytest.approx(2 * 0.088 / (least_s + 2 * (0.088 - least_s)), rel=0.01)
+    assert f"at most {gain:.2f}x as many" in larger.summary
 
 
 def _alike(running: float | None, other: float) -> bool:
