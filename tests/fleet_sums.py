@@ -107,13 +107,7 @@ def _kept_as(name: str, labels: Labels) -> Iterator[str]:
         for part in ("bucket", "sum"):
             if name == f"{metric}_{part}":
                 yield summed_series(metric, part)
-    for key, (metric, only) in SUMMED_COUNTERS.items():
-        if name == f"{metric}_total" and _fits(labels, only):
+    for key, (metric, where) in SUMMED_COUNTERS.items():
+        fits = all(labels.get(label) in value.split("|") for label, value in where)
+        if name == f"{metric}_total" and fits:
             yield summed_series(key)
-
-
-def _fits(labels: Labels, only: str) -> bool:
-    if not only:
-        return True
-    label, _, value = only.replace("=~", "=").partition("=")
-    return labels.get(label) in value.strip('"').split("|")

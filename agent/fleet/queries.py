@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    PROGRAM,
+    VLLM,
+    EngineKind,
+    canonical_labels,
+    engine_kinds,
+    kind_of,
+)
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -19,6 +28,7 @@ from kneewatch.collector.signals.expr import (
     EXPORTED_BY_ROUTERS,
     Dialect,
     Expr,
+    NoSeriesError,
     OverTime,
     Quantile,
     any_of,
@@ -84,42 +94,63 @@ MATCHER = re.compile(rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*
 """A PromQL label matcher; a list may end with a comma."""
 
 
+@cache
+def all_prefixes() -> tuple[str, ...]:
+    """The prefixes of the metric names of all kinds of engines."""
+    return (*PREFIXES, *(prefix for kind in engine_kinds() for prefix in kind.prefixes))
+
+
 class QueryScope(Struct, frozen=True):
     """The scope of queries: label matchers, the window in seconds, the labels that distinguish
-    engines, and the prefixes of vLLM's metric names."""
+    engines, and the prefixes of their metric names."""
 
     selector: str
     window_s: float
     by: tuple[str, ...] = ()
-    prefixes: tuple[str, ...] = PREFIXES
+    prefixes: tuple[str, ...] = field(default_factory=all_prefixes)
 
     def for_engines(self, by: tuple[str, ...], running: Iterable[Labels]) -> QueryScope:
         """A copy with the labels `by`, and with only those metric prefixes that occur in
         `running`. `running` are the labels of series of running requests; if it is empty, all
         prefixes stay."""
         names = {labels.get("__name__", "") for labels in running}
-        present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
-        return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
+        present = [
+            prefix
+            for prefix in self.prefixes
+            if names.intersection(Dialect(0.0, prefix=prefix).names_of(PRESENCE))
+        ]
+        return replace(self, by=by, prefixes=tuple(present) or self.prefixes)
 
     def of_vllm(self, *metrics: str) -> str:
         """A selector for vLLM's series of these metrics, under any of the prefixes."""
-        names = (prefix + metric for prefix in self.prefixes for metric in metrics)
+        names = (prefix + metric for prefix in self.of_kind(VLLM) for metric in metrics)
         own = ENGINES_OWN if EXPORTED_BY_ROUTERS.intersection(metrics) else ""
         by_name = any_of("__name__", names)
         return self.series("", f"{by_name},{own}" if own else by_name)
 
-    def either(self, make: Callable[[Dialect], str | None]) -> str:
+    def of_kind(self, kind: EngineKind) -> list[str]:
+        """The prefixes of one kind of engine."""
+        return [prefix for prefix in self.prefixes if kind_of(prefix) is kind]
+
+    def either(self, make: Callable[[Dialect], str | None], of_vllm: str = "") -> str:
         """One query for all prefixes, joined with `or`. `make` returns the query for one prefix, or
-        None. Empty if all are None."""
-        by_prefix = [query for dialect in self.dialects if (query := make(dialect)) is not None]
+        None. Empty if all are None. `of_vllm` is the query for all of vLLM's prefixes.
+
+        Samples of engines that are not vLLM have their title in the label PROGRAM.
+        """
+        by_prefix = [of_vllm] if of_vllm and self.of_kind(VLLM) else []
+        for prefix in self.prefixes:
+            kind = kind_of(prefix)
+            if kind is VLLM and of_vllm:
+                continue
+            with suppress(NoSeriesError):
+                query = make(Dialect(self.window_s, self.by, self.selector, {}, prefix))
+                if query is not None and kind is not VLLM:
+                    query = f'label_replace({query}, "{PROGRAM}", "{kind.title}", "", "")'
+                by_prefix += [] if query is None else [query]
         if len(by_prefix) == 1:
             return by_prefix[0]
         return " or ".join(f"({query})" for query in by_prefix)
-
-    @property
-    def dialects(self) -> list[Dialect]:
-        """A dialect for each prefix: it determines how the names of series are written."""
-        return [Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes]
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector for a series that does not come from vLLM."""
@@ -149,19 +180,19 @@ def checked_selector(text: str, origin: str) -> str:
 
 def presence(scope: QueryScope) -> str:
     """A query for all series of running requests."""
-    return scope.of_vllm(PRESENCE)
+    return scope.either(lambda dialect: dialect.series(PRESENCE), scope.of_vllm(PRESENCE))
 
 
 def vanished(scope: QueryScope) -> str:
-    """A query for engines that have no series of running requests now but had one in the last hour.
-    The value is the Unix time of their last sample, up to SEEN_STEP_S too early."""
+    """A query for engines of any kind that have no series of running requests now but had one in
+    the last hour. The value is the Unix time of their last sample, up to SEEN_STEP_S too early."""
     over = f"[{duration(HOUR_S)}:{duration(SEEN_STEP_S)}]"
 
     def vanished_series(dialect: Dialect) -> str:
         running = dialect.series(PRESENCE)
         return f"max_over_time(timestamp({running}){over}) unless {running}"
 
-    return scope.either(vanished_series)
+    return replace(scope, prefixes=all_prefixes()).either(vanished_series)
 
 
 def hourly_queries(scope: QueryScope) -> dict[str, str]:
@@ -200,7 +231,7 @@ def process_queries(scope: QueryScope) -> dict[str, str]:
         "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
         "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
         "running_hour_ago": scope.either(
-            lambda dialect: dialect.sum(f"{dialect.series(PRESENCE)} offset {hour}")
+            lambda dialect: dialect.folded(f"{{}} offset {hour}", PRESENCE)
         ),
         "age_s": age,
     }
@@ -264,21 +295,28 @@ def running_requests(scope: QueryScope, groups: Iterable[str]) -> str:
 
     While a backlog is served, as many run as fit: the load does not need that much at once.
     """
-    by, running = f"sum by ({', '.join(groups)})", scope.of_vllm(PRESENCE)
-    queued = f"{by} ({scope.of_vllm(QUEUED)}) > {BACKLOG_RATIO} * {by} ({running})"
-    return f"{by} ({running}) unless {queued}"
+    grouped = replace(scope, by=tuple(groups))
+    by = f"sum by ({', '.join(grouped.by)})"
+
+    def quiet(running: str, queued: str) -> str:
+        return f"{running} unless {queued} > {BACKLOG_RATIO} * {running}"
+
+    return grouped.either(
+        lambda dialect: quiet(dialect.folded("{}", PRESENCE), dialect.folded("{}", QUEUED)),
+        quiet(f"{by} ({scope.of_vllm(PRESENCE)})", f"{by} ({scope.of_vllm(QUEUED)})"),
+    )
 
 
 def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
     """Queries for the buckets of a group's request lengths over an hour. The key is the signal and
     whether the hour is that of a week ago (True) or the last one (False)."""
-    by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
+    grouped, hour = replace(scope, by=(*groups, "le")), duration(HOUR_S)
 
     def increase(metric: str, offset: str, dialect: Dialect) -> str:
-        return f"sum by ({by}) (increase({dialect.series(metric, '_bucket')}[{hour}]{offset}))"
+        return dialect.folded(f"increase({{}}[{hour}]{offset})", metric, "_bucket")
 
     return {
-        (LENGTH_SIGNALS[side], bool(offset)): scope.either(partial(increase, metric, offset))
+        (LENGTH_SIGNALS[side], bool(offset)): grouped.either(partial(increase, metric, offset))
         for side, metric in METRICS.items()
         for offset in ("", f" offset {duration(WEEK_S)}")
     }
@@ -378,7 +416,9 @@ class AnswerLog(Struct):
             self.failed[key] = str(answer)
             return ()
         self.warnings.update(dict.fromkeys(answer.warnings))
-        return answer.samples
+        if not any(PROGRAM in sample.labels for sample in answer.samples):
+            return answer.samples
+        return [replace(each, labels=canonical_labels(each.labels)) for each in answer.samples]
 
 
 class QueryMoment(Struct, frozen=True):

@@ -26,6 +26,7 @@ from kneewatch.agent.fleet.queries import (
 )
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
+from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
@@ -60,7 +61,8 @@ def with_gpus(
     """Add DCGM's data to a fleet. Returns the shape, GPU signals by engine, and the GPUs with an
     XID by engine.
 
-    Engines without a tier label get the GPU's model as their tier. The signal `gpus` (number of
+    Engines without a tier label get the GPU's model as their tier. Engines that are not vLLM have a
+    tier of their own, so nothing is averaged across kinds of engines. The signal `gpus` (number of
     GPUs) exists only where DCGM names the pod: other GPUs of a node may belong to other pods.
     """
     by_place: dict[Place, dict[str, float]] = {}
@@ -85,8 +87,9 @@ def with_gpus(
     faulty: dict[Key, tuple[GpuState, ...]] = {}
     for member in shape.members:
         occupied = [place for place in places_of(member) if place in by_place]
+        program = member.labels.get(PROGRAM, "")
         if not occupied:
-            members.append(member)
+            members.append(replace(member, tier=f"{member.tier} {program}".strip()))
             continue
         figures_by_engine[member.key] = by_place[occupied[0]]
         faulty[member.key] = tuple(
@@ -96,7 +99,7 @@ def with_gpus(
         )
         gpu_models = models.get(occupied[0], set())
         tier = member.tier or (next(iter(gpu_models)) if len(gpu_models) == 1 else "")
-        members.append(replace(member, tier=tier))
+        members.append(replace(member, tier=f"{tier} {program}".strip()))
     return replace(shape, members=tuple(members)), figures_by_engine, faulty
 
 
@@ -381,7 +384,8 @@ def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:
     matching = f" that match {config.selector}" if config.selector else ""
     return CollectError(
-        f"{source.url}: no series of vLLM servers{matching} (…{queries.PRESENCE})",
+        f"{source.url}: no series of vLLM servers{matching}, nor of other engines "
+        f"(…{queries.PRESENCE})",
         kind="no_vllm",
         hint="check that it scrapes vLLM, and check --selector; Mimir and Cortex need a tenant: "
         "--header X-Scope-OrgID=TENANT",

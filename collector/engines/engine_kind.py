@@ -70,7 +70,8 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
 
     - `title`: its name in texts. `prefixes`: of its metric names.
     - `signs`: names without prefix; a page with one of them is this engine's. With `beside`, a page
-      of another engine is served by this program if a name on it begins with that.
+      of another engine is served by this program if a name on it begins with that; its signs, after
+      that beginning, are read from a metrics system.
     - `same`: metrics with the canonical name. `sources`: all others. `quantities`: canonical
       metrics that only such engines have.
     - `engine_label`: the label that numbers the engines of a page. `ranks`: labels of processes
@@ -138,6 +139,14 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
             None,
         )
 
+    def canonical(self, labels: Mapping[str, str]) -> Texts:
+        """The labels that a series has as a canonical one."""
+        own = {*self.own_labels, *self.ranks, self.engine_label}
+        kept = {name: value for name, value in labels.items() if name not in own}
+        if self.engine_label in labels:
+            kept["engine"] = labels[self.engine_label]
+        return kept
+
     @cached_property
     def _spoken(self) -> re.Pattern[str]:
         words = sorted((*self.words, *self.flags), key=len, reverse=True)
@@ -151,6 +160,8 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
 
 
 VLLM = EngineKind("vLLM")
+PROGRAM = "kneewatch_program"
+"""Label in the results of queries: the title of an engine that is not vLLM."""
 
 
 @cache
@@ -165,3 +176,16 @@ def engine_kinds() -> tuple[EngineKind, ...]:
         msgspec.convert(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind)
         for folder in folders
     )
+
+
+@cache
+def kind_of(prefix: str) -> EngineKind:
+    """The engines whose metric names begin with this prefix."""
+    return next((kind for kind in engine_kinds() if prefix in kind.prefixes), VLLM)
+
+
+def canonical_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """The canonical labels of a sample that a query returned."""
+    title = labels.get(PROGRAM)
+    kind = next((each for each in engine_kinds() if each.title == title), VLLM)
+    return labels if kind is VLLM else kind.canonical(labels)

@@ -142,14 +142,14 @@ def _samples(kind: EngineKind) -> Mapping[str, Sequence[tuple[Source, Part]]]:
     """The sources of a sample, by its name without prefix."""
     by_sample: dict[str, list[tuple[Source, Part]]] = {}
     for source in kind.all_sources:
-        for name, part in _names(source, kind):
+        for name, part in sample_names(source, kind):
             by_sample.setdefault(name, []).append((source, part))
     for name in {source.over for source in kind.all_sources} - {""}:
         by_sample.setdefault(name, []).append((Source(name, DIVISOR + name), "value"))
     return by_sample
 
 
-def _names(source: Source, kind: EngineKind) -> Iterator[tuple[str, Part]]:
+def sample_names(source: Source, kind: EngineKind) -> Iterator[tuple[str, Part]]:
     """The sample names of a source, each with the part of the canonical metric that it is."""
     metric_kind = canonical_metric(source.metric, kind).kind
     if metric_kind == "histogram":
@@ -163,10 +163,8 @@ def _names(source: Source, kind: EngineKind) -> Iterator[tuple[str, Part]]:
 
 def _canonical(labels: Mapping[str, str], kind: EngineKind, source: Source) -> Labels:
     """The labels of the canonical series."""
-    own = {*kind.own_labels, *kind.ranks, *source.where, kind.engine_label}
-    kept = {name: value for name, value in labels.items() if name not in own} | source.labels
-    if kind.engine_label and kind.engine_label in labels:
-        kept["engine"] = labels[kind.engine_label]
+    kept = {name: text for name, text in labels.items() if name not in source.where}
+    kept = kind.canonical(kept) | source.labels
     if source.scale != 1.0 and "le" in kept:
         kept["le"] = repr(float(kept["le"]) * source.scale)
     return tuple(sorted(kept.items()))

@@ -14,6 +14,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds, kind_of
+from kneewatch.collector.engines.translation import sample_names
 from kneewatch.collector.names.vllm_metrics import OF_THE_PAGE, metric_table
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.samples import Layout, Page, Series
@@ -22,8 +24,8 @@ TARGET_LABELS = ("cluster", "namespace", "job", "pod", "instance")
 """Labels that identify a scraped target. All series of its page have the same values for them."""
 
 UP, PROCESS_START = "up", "process_start_time_seconds"
-OF_ENGINES = frozenset({"model_name", "engine", "le"})
-"""Labels that vLLM's page has itself, also where all of its series have the same value."""
+OF_ENGINES = frozenset({"model_name", "engine", "dp_rank", "le"})
+"""Labels that an engine's page has itself, also where all of its series have the same value."""
 
 LAYOUTS_KEPT = 4
 """Layouts remembered per target: a page may gain a series and lose it again."""
@@ -46,8 +48,20 @@ def page_names(metrics: frozenset[str], prefixes: tuple[str, ...]) -> str:
     for name, sample in metric_table().samples.items():
         if sample.metric.name in metrics and sample.part != "created":
             (shared if name.startswith(OF_THE_PAGE) else own).append(re.escape(name))
-    begins = "|".join(map(re.escape, prefixes))
-    return f"({begins})({'|'.join(own)})|{'|'.join(shared)}"
+    begins: dict[EngineKind, list[str]] = {}
+    for prefix in prefixes:
+        begins.setdefault(kind_of(prefix), []).append(re.escape(prefix))
+    by_kind = {kind: own if kind is VLLM else _own_names(kind, metrics) for kind in begins}
+    names = [f"({'|'.join(begins[kind])})({'|'.join(by_kind[kind])})" for kind in begins]
+    marks = [kind.beside + sign for kind in engine_kinds() if kind.beside for sign in kind.signs]
+    return "|".join([*names, *shared, *marks])
+
+
+def _own_names(kind: EngineKind, metrics: frozenset[str]) -> list[str]:
+    """The sample names, without prefix, of the sources of these metrics."""
+    sources = [source for source in kind.all_sources if source.metric in metrics]
+    names = {name for source in sources for name, _ in sample_names(source, kind)}
+    return sorted(map(re.escape, {*names, *(source.over for source in sources)} - {""}))
 
 
 _layouts: WeakValueDictionary[tuple[Series, ...], Layout] = WeakValueDictionary()

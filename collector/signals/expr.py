@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from operator import mul, sub
@@ -18,6 +19,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from kneewatch.collector.engines.engine_kind import VLLM, kind_of
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.scrape_history import Columns, Where
 from kneewatch.collector.window import Window
@@ -28,6 +30,9 @@ Has = Callable[[str], bool]
 Value = Callable[[Window], float | None]
 """The value at a window's end, or None."""
 
+
+PART = "kneewatch_part"
+"""Label that keeps apart the series that are summed to one metric."""
 
 NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 """A metric name as PromQL writes it before the braces."""
@@ -44,6 +49,10 @@ The router exports these metrics for each server behind it, with a label `server
 """
 
 
+class NoSeriesError(LookupError):
+    """No series is this canonical metric, or several are that PromQL cannot add here."""
+
+
 class Dialect(Struct, frozen=True):
     """How a metrics system names series and labels.
 
@@ -51,6 +60,9 @@ class Dialect(Struct, frozen=True):
     - `by`: the labels that distinguish engines.
     - `selector`: label matchers added to every series.
     - `range_s`: the window in seconds.
+    - `prefix`: of the metric names; it says of which kind the engines are.
+
+    Alternatives for a label's value in a `where` are joined by `|`.
     """
 
     range_s: float
@@ -60,11 +72,72 @@ class Dialect(Struct, frozen=True):
     prefix: str = VLLM_PREFIX
 
     def series(self, metric: str, suffix: str = "", where: Where = (), extra: str = "") -> str:
-        """A selector: name, suffix and label matchers."""
-        matchers = [f'{label}="{value}"' for label, value in where]
+        """A selector: name, suffix and label matchers.
+
+        Raises:
+            NoSeriesError: no series of this kind of engine is the metric, or several are.
+        """
+        selectors = self.each(metric, suffix, where, extra)
+        if len(selectors) > 1:
+            raise NoSeriesError(metric)
+        return selectors[0]
+
+    def each(
+        self, metric: str, suffix: str = "", where: Where = (), extra: str = ""
+    ) -> Sequence[str]:
+        """A selector for each of the series whose sum is a metric.
+
+        Raises:
+            NoSeriesError: no series of this kind of engine is the metric.
+        """
+        kind = kind_of(self.prefix)
+        if kind is not VLLM:
+            more = [part for part in (self.selector, extra) if part]
+            return [
+                self.labelled(name, [*matchers, *more], suffix)
+                for name, matchers in self._own(metric, dict(where))
+            ]
+        matchers = [f'{label}{"=~" if "|" in value else "="}"{value}"' for label, value in where]
         engines = ENGINES_OWN if metric in EXPORTED_BY_ROUTERS else ""
         matchers += [part for part in (self.selector, extra, engines) if part]
-        return self.labelled(metric, matchers, suffix)
+        return [self.labelled(metric, matchers, suffix)]
+
+    def names_of(self, metric: str) -> list[str]:
+        """The names of a gauge's series."""
+        if kind_of(self.prefix) is VLLM:
+            return [self.prefix + metric]
+        return [self.prefix + name for name, _ in self._own(metric, {})]
+
+    def _own(self, metric: str, where: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
+        """The names of an engine's own series that are a metric, with their matchers."""
+        names: dict[str, dict[str, dict[str, None]]] = {}
+        for source in kind_of(self.prefix).all_sources:
+            is_plain = not source.over and not source.less and source.scale == 1
+            given = {label: source.labels.get(label) for label in where}
+            agrees = all(own in (None, *where[label].split("|")) for label, own in given.items())
+            if source.metric == metric and is_plain and agrees:
+                values = names.setdefault(source.name, {})
+                for label, value in source.where.items():
+                    values.setdefault(label, {})[value] = None
+                for label in [label for label, own in given.items() if own is None]:
+                    values[label] = dict.fromkeys(where[label].split("|"))
+        if not names:
+            raise NoSeriesError(metric)
+        for name, values in names.items():
+            yield name, [any_of(label, each) for label, each in values.items()]
+
+    def folded(
+        self, words: str, metric: str, suffix: str = "", where: Where = (), extra: str = ""
+    ) -> str:
+        """A metric's value: PromQL `words`, with {} for a series, summed over its series."""
+        parts = [words.format(each) for each in self.each(metric, suffix, where, extra)]
+        if len(parts) == 1:
+            return self.sum(parts[0])
+        apart = " or ".join(
+            f'label_replace({part}, "{PART}", "{at}", "", "")' for at, part in enumerate(parts)
+        )
+        folds = {s.fold for s in kind_of(self.prefix).all_sources if s.metric == metric}
+        return self.sum(apart, fold="max" if "max" in folds else "sum")
 
     def labelled(self, metric: str, matchers: Sequence[str], suffix: str = "") -> str:
         """A metric with label matchers, as PromQL writes it.
@@ -82,9 +155,15 @@ class Dialect(Struct, frozen=True):
         millis = round(self.range_s * 1000)
         return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
 
-    def sum(self, inner: str, *more: str) -> str:
-        """The PromQL `sum by (engine labels and more) (inner)`."""
-        return f"sum by ({', '.join((*self.by, *more))}) ({inner})"
+    def sum(self, inner: str, *more: str, fold: str = "sum") -> str:
+        """The PromQL `sum by (engine labels and more) (inner)`. Ranks that repeat values count
+        once."""
+        kind, by = kind_of(self.prefix), (*self.by, *more)
+        if kind.ranks:
+            inner = f"max without ({', '.join(kind.ranks)}) ({inner})"
+        if kind.engine_label and "engine" in by:
+            inner = f'label_replace({inner}, "engine", "$1", "{kind.engine_label}", "(.+)")'
+        return f"{fold} by ({', '.join(by)}) ({inner})"
 
 
 class Expr(Protocol):
@@ -150,8 +229,9 @@ class Gauge(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric, where=self.where)
-        return f"{self.fold} by ({', '.join(dialect.by)}) ({series})"
+        if self.fold == "sum":
+            return dialect.folded("{}", self.metric, where=self.where)
+        return dialect.sum(dialect.series(self.metric, where=self.where), fold=self.fold)
 
 
 class Count(OfMetric, frozen=True):
@@ -170,7 +250,7 @@ class Count(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        return dialect.sum(dialect.series(self.metric, self.suffix, self.where))
+        return dialect.folded("{}", self.metric, self.suffix, self.where)
 
 
 class OverTime(OfMetric, frozen=True):
@@ -192,8 +272,8 @@ class OverTime(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric, where=self.where)
-        return dialect.sum(f"{self.fold}_over_time({series}[{dialect.range}])")
+        words = f"{self.fold}_over_time({{}}[{dialect.range}])"
+        return dialect.folded(words, self.metric, where=self.where)
 
 
 class BitShare(OfMetric, frozen=True):
@@ -235,8 +315,7 @@ class Slope(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric, where=self.where)
-        return dialect.sum(f"deriv({series}[{dialect.range}])")
+        return dialect.folded(f"deriv({{}}[{dialect.range}])", self.metric, where=self.where)
 
 
 def no_value(window: Window) -> float | None:
@@ -284,8 +363,8 @@ class Rate(OfMetric, frozen=True):
         return rate_of(page_columns.counter_columns(self.metric, self.where))
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric, self.suffix, self.where)
-        return dialect.sum(f"rate({series}[{dialect.range}])")
+        words = f"rate({{}}[{dialect.range}])"
+        return dialect.folded(words, self.metric, self.suffix, self.where)
 
 
 class PartRate(OfMetric, frozen=True):
@@ -297,7 +376,7 @@ class PartRate(OfMetric, frozen=True):
         return rate_of(page_columns.counter_columns(self.metric, (), self.part))
 
     def promql(self, dialect: Dialect) -> str | None:
-        return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
+        return dialect.folded(f"rate({{}}[{dialect.range}])", self.metric, f"_{self.part}")
 
 
 class Computed(Struct, frozen=True):
@@ -417,12 +496,18 @@ class FirstOf(Struct, frozen=True):
         return bound[0] if len(bound) == 1 else value
 
     def promql(self, dialect: Dialect) -> str | None:
-        parts = [part for option in self.options if (part := option.promql(dialect)) is not None]
+        parts = [part for option in self.options if (part := _known(option, dialect)) is not None]
         return parts[0] if len(parts) == 1 else " or ".join(f"({part})" for part in parts) or None
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         options = [option.lacking(has) for option in self.options]
         return () if () in options else options[0]
+
+
+def _known(option: Expr, dialect: Dialect) -> str | None:
+    with suppress(NoSeriesError):
+        return option.promql(dialect)
+    return None
 
 
 class HereOnly(Struct, frozen=True):

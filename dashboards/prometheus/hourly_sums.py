@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.vllm import (
     DECODE,
@@ -26,9 +29,9 @@ SUM_STEP_S = 300.0
 """Seconds between two sums, and seconds that each sum covers. Targets must be scraped at least
 every 150 s."""
 
-SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
+SUMMED_COUNTERS: Mapping[str, tuple[str, Where]] = {
     **{
-        name: (name, "")
+        name: (name, ())
         for name in (
             "request_success",
             "num_preemptions",
@@ -41,11 +44,10 @@ SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
             "admission_rejections",
         )
     },
-    "computed_prompt_tokens": ("prompt_tokens_by_source", 'source="local_compute"'),
-    "failed": ("request_success", 'finished_reason=~"error|abort"'),
+    "computed_prompt_tokens": ("prompt_tokens_by_source", (("source", "local_compute"),)),
+    "failed": ("request_success", (("finished_reason", "error|abort"),)),
 }
-"""Counters by their names in reports: the metric, and a matcher for those of its series that
-count."""
+"""Counters by their names in reports: the metric, and labels of those of its series that count."""
 
 SUMMED_HISTOGRAMS = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENGTH,
               "kv_block_lifetime_seconds", XFER)  # fmt: skip
@@ -59,8 +61,9 @@ COUNTED_BY = "generation_tokens"
 def increase(dialect: Dialect, key: str, part: str, by: Sequence[str]) -> str:
     """A PromQL expression for the increase of a counter, or of a part of a histogram (`bucket`,
     `sum` or `count`), summed by the labels `by`."""
-    series = _summed(dialect, key, part)
-    return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
+    metric, where = (key, ()) if part else SUMMED_COUNTERS[key]
+    words, suffix = f"increase({{}}[{dialect.range}])", f"_{part or 'total'}"
+    return replace(dialect, by=tuple(by)).folded(words, metric, suffix, where)
 
 
 def summed_series(key: str, part: str = "") -> str:
@@ -79,15 +82,8 @@ def hourly_group(plan: Plan) -> Group:
         Record(summed_series(key, part), increase(dialect, key, part, by))
         for key, part, by in totals
     ]
-    counted = f"increase({_summed(dialect, COUNTED_BY, '')}[{dialect.range}])"
+    counted = f"increase({dialect.series(COUNTED_BY, '_total')}[{dialect.range}])"
     engines = f"count by ({', '.join(POOL_LABELS)}) ({counted})"
     return Group(
         "kneewatch-hourly", (Record(SUMMED_ENGINES, engines), *rules), interval_s=SUM_STEP_S
     )
-
-
-def _summed(dialect: Dialect, key: str, part: str) -> str:
-    if part:
-        return dialect.series(key, f"_{part}")
-    metric, only = SUMMED_COUNTERS[key]
-    return dialect.series(metric, "_total", extra=only)

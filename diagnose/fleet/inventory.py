@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import Histogram
 
@@ -76,7 +77,7 @@ class LabelMap(Struct, frozen=True):
 
     def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
         """The labels that decide which pool, tier and role the series belong to."""
-        names = [label for part in GROUPS for label in self.names[part]]
+        names = [*(label for part in GROUPS for label in self.names[part]), PROGRAM]
         present = {name for labels in series for name in labels}
         return tuple(name for name in dict.fromkeys(names) if name in present)
 

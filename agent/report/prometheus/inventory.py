@@ -15,6 +15,7 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Steps
 from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import Floats, Truths
+from kneewatch.collector.engines.engine_kind import canonical_labels
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of
@@ -117,8 +118,8 @@ def fleet_engines(
     if not series:
         matching = f" that match {selector}" if selector else ""
         raise CollectError(
-            f"{ranges.source.url}: no series of vLLM servers{matching} in this period "
-            f"(…{PRESENCE})",
+            f"{ranges.source.url}: no series of vLLM servers{matching} in this period, nor of "
+            f"other engines (…{PRESENCE})",
             kind="no_vllm",
             hint="check that it scrapes vLLM's /metrics, its retention, and --selector; "
             "Mimir and Cortex need a tenant: --header X-Scope-OrgID=TENANT",
@@ -149,7 +150,7 @@ def _labels(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> l
     rows = ranges.steps({"presence": query}, hours)["presence"]
     if "presence" in ranges.problems.failed:
         raise ranges.problems.failed["presence"]
-    return [dict(key) for key in rows]
+    return [canonical_labels(dict(key)) for key in rows]
 
 
 def _gpus(ranges: Ranges, from_s: float, to_s: float) -> list[Sample]:

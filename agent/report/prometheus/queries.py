@@ -157,7 +157,11 @@ them."""
 
 def presence(asking: QueryScope, range_s: float) -> str:
     """A query for the series of running requests that existed within `range_s` seconds."""
-    return f"last_over_time({asking.of_vllm(PRESENCE)}[{duration(range_s)}])"
+    over = f"[{duration(range_s)}]"
+    return asking.either(
+        lambda dialect: f"last_over_time({dialect.series(PRESENCE)}{over})",
+        f"last_over_time({asking.of_vllm(PRESENCE)}{over})",
+    )
 
 
 def scrapes(asking: QueryScope, range_s: float) -> str:
@@ -165,9 +169,7 @@ def scrapes(asking: QueryScope, range_s: float) -> str:
     return _either(
         asking,
         range_s,
-        lambda dialect: dialect.sum(
-            f"count_over_time({dialect.series(PRESENCE)}[{dialect.range}])"
-        ),
+        lambda dialect: dialect.folded(f"count_over_time({{}}[{dialect.range}])", PRESENCE),
     )
 
 
