@@ -215,6 +215,10 @@ If prompts hit fully or missed fully, so little variation would occur by chance 
 times.
 """
 
+IN_TURNS = (HIT_SPREAD_SIGMAS >= 2.3).assume(unknown=False)
+"""Prompts hit for a time, and did not for another: the prompts changed. Evicted prefixes are missed
+at any time, by chance."""
+
 WHOLE_PART = 0.7
 """If prompts hit fully or miss fully, the full hits make up at least this share of the hit
 ratio."""
@@ -499,6 +503,7 @@ PREFIX_CHURN = cause(
             & TURNOVER_IS_SHORT
             & ~HITS_AGAIN
             & ~PROMPTS_DIFFER
+            & ~IN_TURNS
             & (
                 (DROPPED & FILLED)
                 | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))

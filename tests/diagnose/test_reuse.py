@@ -121,6 +121,15 @@ def test_a_changed_prompt_hits_its_head_and_an_evicted_one_nothing(
     assert {"prefix_reuse_lost", "prefix_churn"} & set(situation.causes()) == {cause_id}
 
 
+def test_prompts_that_are_broken_for_less_than_a_window_are_no_churn_afterwards() -> None:
+    causes = {
+        cause.id
+        for verdict in diagnoses(CAPTURES / "prefix_lost.jsonl.gz", window_s=60.0)
+        for cause in verdict.causes
+    }
+    assert "prefix_churn" not in causes
+
+
 def test_what_tells_a_changed_prompt_from_an_evicted_tail_is_said() -> None:
     changed = cause(FEW_HITS.but(**HEADS_ALONE), "prefix_reuse_lost")
     assert "requests hit their first 40 tokens, each about as many: prompts differ behind them" in [
