@@ -221,6 +221,14 @@ def finding_words(finding: Finding, diagnosis: Verdict) -> str:
     return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
 
 
+def advice_words(finding: Finding, diagnosis: Verdict) -> str:
+    """What to do about a finding, with the limit to set if it is known."""
+    rule = rule_of(finding)
+    limit = diagnosis.values.get(rule.limit)
+    known = "" if limit is None else f" Limit: {quantity(rule.limit, limit)} ({rule.limit})."
+    return rule.advice + known
+
+
 def clearing_words(finding: Finding, diagnosis: Verdict) -> str:
     """For a finding that is clearing: the last value out of bounds, and since when the value is
     back in bounds. Empty for other findings."""
@@ -308,7 +316,7 @@ def _body(diagnosis: Verdict, style: Style) -> list[str]:
         lines += ["", "also out of bounds:"]
     for finding in worse:
         line = finding_words(finding, diagnosis)
-        lines += fold(f"{line}; {finding.state}. {rule_of(finding).advice}", indent=3)
+        lines += fold(f"{line}; {finding.state}. {advice_words(finding, diagnosis)}", indent=3)
     notes = notable(diagnosis, "info")
     if notes:
         lines += ["", "notes:"]
@@ -427,7 +435,7 @@ def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
     if findings:
         lines += ["", "### Also out of bounds", ""]
     for finding in findings:
-        advised = f" {rule_of(finding).advice}" if finding.clearing_since_s is None else ""
+        advised = f" {advice_words(finding, diagnosis)}" if finding.clearing_since_s is None else ""
         words = escaped(finding_words(finding, diagnosis))
         lines.append(f"- {words}; {finding.state}.{advised}")
     if not footers:

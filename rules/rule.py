@@ -163,6 +163,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     with the short window. While the rule is at warning or worse, the signals of the families
     `moves` are not normal. `stated`: its bounds are the user's. `setting` gives
     the threshold, times `times` plus `plus`. `fine`: the state inside the bounds in words.
+    `limit`: the signal with the limit that the advice asks for.
     """
 
     id: str
@@ -182,6 +183,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     times: float = 1.0
     plus: float = 0.0
     fine: str = ""
+    limit: str = ""
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
         """The worst severity whose bound the value crosses.

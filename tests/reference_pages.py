@@ -497,7 +497,9 @@ def rule_block(rule: Rule) -> str:
     if rule.setting:
         load = f" with `{BENCHMARK_LOAD}`" if rule.setting in BENCHMARK else ""
         lines.append(f"- Exists only if the setting is stated{load}.")
-    lines += [f"- {exported('rule', rule.id)}", "", "## What to do", "", f"- {rule.advice}"]
+    limit = f" `{rule.limit}` is the limit to set." if rule.limit else ""
+    advice = f"- {rule.advice}{limit}"
+    lines += [f"- {exported('rule', rule.id)}", "", "## What to do", "", advice]
     return "\n".join(lines)
 
 

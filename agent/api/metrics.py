@@ -32,6 +32,7 @@ from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.rules.library import RULES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Described = Mapping[str, tuple[str, Sequence[str]]]
@@ -201,6 +202,8 @@ def _add_verdict(families: Families, diagnosis: Verdict, labels: Sequence[str]) 
     judged = [finding for finding in diagnosis.findings if finding.state != UNKNOWN]
     for finding in judged:
         families.add("finding_severity", finding.severity.rank, *labels, finding.rule)
+    for signal in filter(None, {rule.limit: None for rule in RULES}):
+        families.add("gateway_limit", diagnosis.values.get(signal), *labels, signal)
     families.add("unknown_findings", len(diagnosis.findings) - len(judged), *labels)
     families.add("unknown_signals", len(diagnosis.unknown), *labels)
     if stage.number is not None:

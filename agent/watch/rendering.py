@@ -19,6 +19,7 @@ from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
+    advice_words,
     evidence_lines,
     finding_words,
     latency_basis,
@@ -473,7 +474,9 @@ def _rest(diagnosis: Verdict, frame: Frame) -> list[Line]:
         lines += [(), ((head, ""),)] if findings else []
         for finding in findings:
             lines += _fold(
-                frame, f"{finding_words(finding, diagnosis)}. {rule_of(finding).advice}", indent=3
+                frame,
+                f"{finding_words(finding, diagnosis)}. {advice_words(finding, diagnosis)}",
+                indent=3,
             )
     if diagnosis.symptoms:
         symptoms = "; ".join(f"{each} {words}" for each, words in symptom_lines(diagnosis))

@@ -365,6 +365,8 @@ def _own(plan: Plan) -> Iterator[Scenario]:
         ("a fleet's daemon concludes a cause",
          'fleet_cause_severity{cause="bad_node",pool="p",%s} 2',
          ("KneewatchCause", "warning")),
+        ("the queue nears its limit", 'finding_severity{rule="BREAKER",%s} 2',
+         ("KneewatchGuardrail", "warning")),
         ("kneewatch sees a queue", "stage{%s} 3", ("KneewatchCascadeQueueing", "warning")),
         ("kneewatch has no fresh page", "late{%s} 1", ("KneewatchStale", "warning")),
     ):  # fmt: skip

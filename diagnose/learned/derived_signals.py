@@ -66,6 +66,10 @@ SPREAD_STEPS_MIN = 4
 LONGEST_PREFILL_S = 120.0
 """A prefill explains no longer silence than this, unless it keeps filling the KV cache."""
 
+OUTPUT_MULTIPLE, QUEUE_OF_LIMIT = 3.0, 0.85
+"""The output limit over the baseline mean: few legitimate outputs are longer. The share of the TTFT
+target that the queue may use: the guide says 80 to 90% (9.4)."""
+
 PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
 """Margins for the next prompt: it may be longer than earlier ones, and long prompts prefill
 slower."""
@@ -204,6 +208,23 @@ DERIVED: tuple[DerivedSignal, ...] = (
         "queue_wait_estimate_ratio",
         "expected_wait_s over the TTFT target",
         Signal("expected_wait_s") / Target("ttft_p99_s"),
+    ),
+    DerivedSignal(
+        "input_limit_tokens",
+        "input limit for the gateway: twice the P95 prompt, at least its P99",
+        (2.0 * Signal("prompt_tokens_p95")).at_least(Signal("prompt_tokens_p99")),
+    ),
+    DerivedSignal(
+        "output_limit_tokens",
+        "output limit for the gateway: three times output_tokens_mean's quiet baseline",
+        OUTPUT_MULTIPLE * BaselineValue("output_tokens_mean"),
+    ),
+    DerivedSignal(
+        "queue_limit",
+        "requests that may queue: those served in 85% of the TTFT target less a mean prefill; no "
+        "value while none queues",
+        (QUEUE_OF_LIMIT * Target("ttft_p99_s") - Signal("prefill_mean_s").otherwise(0.0))
+        * (Signal("waiting_avg") / Signal("expected_wait_s")),
     ),
     DerivedSignal(
         "spec_accepted_usual_tokens",

@@ -8,6 +8,7 @@ from math import ceil, floor, inf
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
+from kneewatch.diagnose.learned.derived_signals import OUTPUT_MULTIPLE, QUEUE_OF_LIMIT
 from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
     LeverContext,
@@ -32,8 +33,6 @@ SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change; ITL must be measured before growing further."""
 
 SPARE_SEATS = 1.1
-QUEUE_OF_LIMIT = 0.85
-"""Share of the TTFT target that the queue may use; the guide says 80 to 90% (9.4)."""
 
 
 def fewer_seqs(context: LeverContext) -> Recommendation | None:
@@ -286,9 +285,6 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
 
 SLOTS_GROWTH = 4.0
 KV_ROOM_RATIO = 0.8
-OUTPUT_MULTIPLE = 3.0
-"""Output limit divided by the baseline mean; few legitimate outputs are longer."""
-
 OUTPUT_STEP_TOKENS = 64
 
 

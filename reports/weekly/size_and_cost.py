@@ -19,6 +19,7 @@ from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import levers, live
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
+from kneewatch.reports.weekly.gateway import limits, schedule
 from kneewatch.reports.weekly.knee import SHORT_OF_CAPACITY, Curve
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, unknown
 from kneewatch.reports.weekly.observed import (
@@ -28,6 +29,7 @@ from kneewatch.reports.weekly.observed import (
     Span,
     TierObserved,
 )
+from kneewatch.reports.weekly.slo_and_workload import requests_per_s
 from kneewatch.reports.weekly.tier_sections import (
     MemoryPart,
     Option,
@@ -197,6 +199,20 @@ def sized(
             *problem,
             *_other_capacity(answer, exported or capacity),
             *(answer.notes if answer else ()),
+        ),
+        limits=limits(
+            work.prompt,
+            work.output,
+            now,
+            served_per_s=None if need.usable_per_s is None else need.usable_per_s * replicas,
+            ttft_target_s=stated.targets.ttft_p99_s,
+            max_model_len=launched.max_model_len,
+        ),
+        schedule=schedule(
+            requests_per_s(tier.engines, tier.totals),
+            now,
+            usable_per_s=None if need.least else need.usable_per_s,
+            safety=stated.safety,
         ),
         missing=_missing(launched, need),
     )

@@ -227,8 +227,8 @@ def _lengths(key: str, metric: str, now: TierPeriod, before: TierPeriod) -> Leng
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     """Arriving requests/s of the whole tier in each minute, as mean and percentiles."""
-    now = _per_s(tier.engines, tier.totals)
-    before = _per_s(tier.before, tier.totals_before)
+    now = requests_per_s(tier.engines, tier.totals)
+    before = requests_per_s(tier.before, tier.totals_before)
     rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
     highest = max(rates, key=lambda hour_and_rate: hour_and_rate[1], default=None)
     mean, p95, p99 = (
@@ -247,7 +247,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     )
 
 
-def _per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
+def requests_per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
     """Requests/s of a tier in each minute. None where no engine has a value."""
     all_minutes = (*(engine.minutes for engine in engines), together.minutes)
     columns = [minutes for minutes in all_minutes if minutes]

@@ -115,7 +115,8 @@ class TierSize(Struct, frozen=True):
 
     Several numbers of replicas may serve the peak with a margin; `replicas_needed` is the one that
     is nearest to `replicas_present`. `headroom_ratio` is capacity / peak - 1. `memory` is that of
-    one GPU.
+    one GPU. `limits` are those for the gateway; `schedule` has the replicas by hour, each rise an
+    hour ahead.
     """
 
     tier: str
@@ -140,6 +141,8 @@ class TierSize(Struct, frozen=True):
     notes: tuple[str, ...]
     missing: str = ""
     doubts: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    schedule: tuple[str, ...] = ()
 
 
 class Saving(Struct, frozen=True):

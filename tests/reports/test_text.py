@@ -216,6 +216,15 @@ def test_what_only_a_clear_time_holds_is_told_as_over(
         assert "CRITICAL" not in whole.upper()
 
 
+def test_advice_of_a_rule_has_the_limit_to_set() -> None:
+    deep = finding("BREAKER", "warning", 0.9)
+    rendered = [
+        " ".join(as_text(changed(HEALTHY, findings=[deep], values=values)).split())
+        for values in ({"queue_limit": 11.0}, {})
+    ]
+    assert ["Limit: 11 (queue_limit)." in words for words in rendered] == [True, False]
+
+
 def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
     quiet = finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3")
     values = {"running": 7.0, "preemption_ratio_per_s": 0.14}

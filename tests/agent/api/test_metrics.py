@@ -131,6 +131,12 @@ def test_findings_and_what_is_unknown() -> None:
     assert values(service, "unknown_signals", "target") == {("r1",): 2}
 
 
+def test_the_limits_for_the_gateway_are_there_as_far_as_they_are_known() -> None:
+    limited = replace(HEALTHY, values={**HEALTHY.values, "input_limit_tokens": 12_000.0})
+    service = service_of(state_of("r1", limited))
+    assert values(service, "gateway_limit", "signal") == {("input_limit_tokens",): 12_000.0}
+
+
 def test_the_forecast_is_there_only_with_a_trend() -> None:
     rising = replace(HEALTHY, stage=staged(1, NOW_S, Severity.INFO, 120.0, ()))
     service = service_of(state_of("r1", rising), state_of("r2", HEALTHY))

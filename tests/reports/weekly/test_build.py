@@ -30,6 +30,7 @@ from kneewatch.reports.weekly.observed import (
     EpisodeObserved,
     Observed,
     Recommended,
+    Slot,
     Span,
     TierStated,
     WorkloadStated,
@@ -439,6 +440,29 @@ def test_the_size_against_the_learned_knee() -> None:
     assert tight.verdict == "too small"
     assert tight.replicas_needed == math.ceil(2 * STATED.safety)
     assert tight.gpus_needed == 2 * (tight.replicas_needed or 0)
+
+
+def test_limits_for_the_gateway_and_replicas_by_hour_follow_from_the_week() -> None:
+    usable = made(observed(tier("t", [engine("a")], stated=STATED))).sizes[0].usable_requests_per_s
+    assert usable is not None
+
+    def busy(slot: Slot) -> float:
+        return usable * (1.5 if slot.weekday < 5 and 9 <= slot.hour < 17 else 0.2)
+
+    engines = [engine("a", busy=busy)]
+    (size,) = made(observed(tier("t", engines, stated=STATED))).sizes
+    assert size.schedule == (
+        "Mon-Fri: 1 replica, from 08:00 2, from 17:00 1",
+        "Sat-Sun: 1 replica",
+    )
+    assert [line.split(":")[0] for line in size.limits] == [
+        "max_input_tokens 960",
+        "max_tokens 496",
+        "HTTP 429 from 17 to 19 queued requests on, in the whole tier",
+    ]
+    no_target = replace(STATED, targets=Targets())
+    (size,) = made(observed(tier("t", engines, stated=no_target))).sizes
+    assert size.limits[-1] == "no queue limit: no TTFT target set (slo.ttft_p99_s)"
 
 
 def test_a_fleet_between_both_counts_of_the_guide_is_right() -> None:
