@@ -18,6 +18,7 @@ from kneewatch.agent.report.series import (
     Counted,
     Increases,
     Signals,
+    arrived,
     in_flight,
     in_order,
     points,
@@ -41,7 +42,7 @@ from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.reports.weekly.measures import LEVELS
+from kneewatch.reports.weekly.measures import LEVELS, WAITING
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Episode,
@@ -334,7 +335,7 @@ class EngineHistory(Struct, frozen=True):
             first_s=max(engine.first_s, self.grid.from_s),
             last_s=min(engine.last_s, self.grid.to_s),
             spans=spans,
-            minutes=() if self.summed else arrivals(self.increases, self.grid),
+            minutes=() if self.summed else arrivals(self.increases, signals, self.grid),
             points=points(self.curve, window_s=self.window_s) if curve else (),
             in_flight=in_flight(signals, window_s=self.window_s) if curve else None,
             config=config,
@@ -342,12 +343,13 @@ class EngineHistory(Struct, frozen=True):
         )
 
 
-def arrivals(increases: Increases, grid: Grid) -> list[float]:
-    """The number of requests that began in each minute. NaN for minutes without counter data."""
+def arrivals(increases: Increases, signals: Signals, grid: Grid) -> list[float]:
+    """The number of requests that arrived in each minute. NaN for minutes without counter data."""
     edges_s = np.arange(grid.from_s, grid.to_s + MINUTE_S, MINUTE_S)
     begun = increases.between((TTFT, "count"), edges_s)
     if begun is None:
         return []
     covered = increases.covered(edges_s, gap_s=0.0)
-    rates: list[float] = np.where(covered > 0.5 * MINUTE_S, begun, np.nan).tolist()
+    came = arrived(begun, edges_s, signals.times, signals.values[WAITING])
+    rates: list[float] = np.where(covered > 0.5 * MINUTE_S, came, np.nan).tolist()
     return rates

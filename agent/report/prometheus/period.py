@@ -35,7 +35,7 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals
+from kneewatch.agent.report.series import Floats, Signals, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.expr import any_of
@@ -44,7 +44,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
-from kneewatch.reports.weekly.measures import RUNNING
+from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.reports.weekly.observed import Grid
 
 FAILED = "the scrape failed (up is 0)"
@@ -139,14 +139,18 @@ class PeriodData(Struct, frozen=True):
                     columns[Column(metric, wanted[group], "sum")] = row
         return columns
 
-    def minutes(self, groups: Iterable[RowKey]) -> list[float]:
-        """The number of requests that arrived in each minute. If a step has several minutes, its
-        requests are spread evenly."""
+    def minutes(self, groups: Iterable[RowKey], engines: Iterable[Key]) -> list[float]:
+        """The number of requests of a tier that arrived in each minute. If a step has several
+        minutes, its requests are spread evenly."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
         table = np.array(rows)
         summed = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
+        queues = [self.gauges[WAITING].get(key, np.full(self.at.count, np.nan)) for key in engines]
+        middles_s = self.at.begins_s + self.at.step_s / 2
+        edges_s = np.append(self.begun_at.begins_s, self.begun_at.last_s)
+        summed = arrived(summed, edges_s, middles_s, np.nansum(queues, axis=0))
         minutes_per_step = int(self.begun_at.step_s // MINUTE_S)
         spread: list[float] = np.repeat(summed / minutes_per_step, minutes_per_step).tolist()
         return spread

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
 from tests.living_faults import bad_release, crash_loop
@@ -41,6 +43,9 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
     assert present == {"m-big": 3, **{f"m-{name}": 4 for name in faults if name != "big"}}
+    size = next(row for row in report["sizes"] if row["tier"].startswith("m-late"))
+    asked_per_s = 4 * 14.0
+    assert size["peak_requests_per_s"] == pytest.approx(asked_per_s, rel=0.1), "served: 43"
     down = {
         row["target"]: row["start_s"] - fleet.epoch_s - FAULTS_S[0]
         for row in report["incidents"]
