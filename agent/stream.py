@@ -19,7 +19,7 @@ from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
-from kneewatch.diagnose.engine.target_monitor import Compare, TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import Compare, JudgeRouter, TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
@@ -41,8 +41,8 @@ class GpuSource(Protocol):
 def target_monitor(
     name: str, profile: Profile, catalogue: Catalogue | None = None
 ) -> TargetMonitor:
-    """A monitor that recommends changes and compares the engines of a page."""
-    return TargetMonitor(name, profile, catalogue, _new_adviser, _new_comparison)
+    """A monitor that recommends changes, compares the engines of a page, and judges routers."""
+    return TargetMonitor(name, profile, catalogue, _new_adviser, _new_comparison, _new_router)
 
 
 def _new_adviser(stated: StatedServer) -> Adviser:
@@ -57,6 +57,13 @@ def _new_comparison(scale: float) -> Compare:
     from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
 
     return DataParallelEngines(scale=scale).compared
+
+
+def _new_router(name: str, profile: Profile) -> JudgeRouter:
+    # Imported here: most targets are engines, and this import is slow.
+    from kneewatch.diagnose.fleet.router_page import RouterPages
+
+    return RouterPages(name, profile).judged
 
 
 class TargetStream:

@@ -125,9 +125,10 @@ def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) ->
 
 
 def who(diagnosis: Verdict) -> str:
-    """The target, model and engine of a diagnosis."""
+    """The target of a diagnosis with its model and engine, or with its program."""
     if not diagnosis.model and not diagnosis.engine:
-        return printable(diagnosis.target)
+        program = f" ({diagnosis.program})" if diagnosis.program else ""
+        return printable(f"{diagnosis.target}{program}")
     engine = f"model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'}"
     return printable(f"{diagnosis.target} ({engine})")
 

@@ -75,11 +75,16 @@ Compare = Callable[[float, Sequence[Verdict]], list[Verdict]]
 """Adds to the diagnoses of the engines of a page, at a time, the causes found by comparing them."""
 
 
+JudgeRouter = Callable[[float, Page], Verdict | None]
+"""Judges the page of a router at a time; None if it is no router's page."""
+
+
 class TargetMonitor:
     """Monitors one target over time: its engines and its failed scrapes.
 
     Without `new_adviser`, diagnoses have no recommendations. `new_comparison` takes the profile's
-    scale; without it, the engines of a page are not compared.
+    scale; without it, the engines of a page are not compared. `new_router` takes the name and the
+    profile; without it, a router's page counts as unreadable.
     """
 
     def __init__(
@@ -89,9 +94,12 @@ class TargetMonitor:
         catalogue: Catalogue | None = None,
         new_adviser: NewAdviser | None = None,
         new_comparison: Callable[[float], Compare] | None = None,
+        new_router: Callable[[str, Profile], JudgeRouter] | None = None,
     ) -> None:
         self.name, self.profile = name, profile
         self._new_adviser, self._new_comparison = new_adviser, new_comparison
+        self._new_router = new_router
+        self._judge_router: JudgeRouter | None = None
         self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
@@ -202,7 +210,8 @@ class TargetMonitor:
         try:
             binding = resolve(page.layout)
         except CollectError as error:
-            diagnoses = self.failed(t_s, error)
+            router = self._router(t_s, page)
+            diagnoses = self.failed(t_s, error) if router is None else [router]
             return lambda: diagnoses
         page = binding.completed(page)
         failures, self._failures, self.last_error = self._failures, 0, None
@@ -214,6 +223,15 @@ class TargetMonitor:
             values = monitor.read(t_s, page, engine, binding.process_start, gpus)
             read.append((monitor, values))
         return partial(self._judge, t_s, read, failures, fetch_s)
+
+    def _router(self, t_s: float, page: Page) -> Verdict | None:
+        """The verdict on a router whose page this is; None if it is no router's."""
+        if self._judge_router is None and self._new_router is not None:
+            self._judge_router = self._new_router(self.name, self.profile)
+        verdict = None if self._judge_router is None else self._judge_router(t_s, page)
+        if verdict is not None:
+            self._failures, self.last_error = 0, None
+        return verdict
 
     def _judge(
         self,

@@ -1,26 +1,30 @@
 """Faults of routers: no endpoint, stale data, a queue before idle engines, uneven picks. Pure.
 
 A router is matched with engines by cluster and namespace, because none of a router's own labels
-names vLLM's model.
+names vLLM's model; where there are none, by the addresses of its workers. Of a router's page alone,
+its engines are unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 
 from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.rules.facts import duration
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import duration as latency
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.rule import Severity
 
-UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
+UNREADY_S, QUEUED_S, PICKS_S, TTFT_OVER_S = 120.0, 60.0, 300.0, 120.0
 
 QUEUED_MIN = 2.0
 """Requests that a router holds throughout a minute; a single one may be in transit at each
@@ -28,6 +32,18 @@ scrape."""
 
 REJECTED_MIN = 5.0
 """Requests that a router rejects within five minutes; fewer may come from one client's deadline."""
+
+OWN_S, OWN_MIN = 0.1, 20.0
+"""Mean seconds that a step of the router itself may take, over at least so many within five
+minutes. Users see them in each first token."""
+
+TTFT_MORE, TTFT_MORE_S = 2.0, 1.0
+"""First tokens wait before the engines if the router measures a mean TTFT of this multiple of the
+engines', and so many seconds more."""
+
+REUSE_LOST, REUSE_TOKENS = 0.3, 100_000.0
+"""Reuse is lost if this share of at least so many prompt tokens within five minutes was cached on a
+worker and not reused."""
 
 IDLE_KV = 0.5
 """An engine can take more requests below this KV usage if it has no queue.
@@ -46,42 +62,62 @@ from this multiple of the median on.
 class Router(Struct, frozen=True):
     """The metric names of a router; empty for metrics that it lacks.
 
+    - `prefixes`: a page with a name that begins with one of them is this router's.
+    - `older_than`: the router that has the same metrics under newer names; it takes precedence.
     - `ready`: gauge of the endpoints that may be picked.
     - `queue`: gauge of the requests that the router holds.
+    - `running`: gauge of the requests that it has sent to engines.
     - `errors`: counter of failed reads of endpoints' metrics.
     - `picks`: counter of requests sent to an endpoint; already a rate if `rate`.
-    - `endpoint`: the label of `picks` that names the endpoint.
-    - `breaker`: gauge of an endpoint's circuit breaker, by the label `worker`: 0 is closed.
+    - `endpoint`: the label of `picks`, `health` and `breaker` that names the endpoint.
+    - `health`: gauge of an endpoint's health check: 0 has failed.
+    - `breaker`: gauge of an endpoint's circuit breaker: 0 is closed.
     - `stale`: gauge of endpoints whose metrics are too old. `saturation`: gauge of the pool, 1.0
       exactly if the router assumes so for lack of fresh metrics.
     - `rejected`: counter of requests that no engine got.
-    - `lever`: what to do about a queue before engines that have room; `levers`: about the others.
+    - `own`: histograms of the router's own work, with the seconds of their unit.
+    - `ttft`: histogram of seconds to the first token, as clients see it.
+    - `reuse`: counters of prompt tokens: all, those cached on the best worker, on the picked one,
+      and those that it reused.
+    - `levers`: what to do first about a fault, by question.
     """
 
     title: str
+    prefixes: tuple[str, ...] = ()
+    older_than: str = ""
     ready: str = ""
     queue: str = ""
+    running: str = ""
     errors: str = ""
     picks: str = ""
-    endpoint: str = ""
+    endpoint: str = "worker"
     rate: bool = False
+    health: str = ""
     breaker: str = ""
     stale: str = ""
     saturation: str = ""
     rejected: str = ""
-    lever: str = ""
+    own: dict[str, float] = field(default_factory=dict[str, float])
+    ttft: str = ""
+    reuse: tuple[str, ...] = ()
     levers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 ROUTERS = tuple(
-    Router(**row) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
+    convert(row, Router) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
 )
-"""The routers whose metrics are read. In each namespace, the first row with series is used."""
+"""The routers whose metrics are read."""
 
-GAUGES = ("ready", "queue", "errors", "stale", "rejected")
-QUESTIONS = (*GAUGES, "picks", "breaker")
+GAUGES = ("ready", "queue", "errors", "stale", "rejected", "ttft")
+BY_NAME = ("picks", "health", "breaker", "own", "reuse")
+"""Questions with a value for each endpoint, histogram or counter."""
+
+QUESTIONS = (*GAUGES, *BY_NAME)
 NAMED = "router"
 """Label in query results: the row of ROUTERS that a result belongs to."""
+
+OF = "kneewatch_of"
+"""Label in query results: the metric of a value of `own` and `reuse`."""
 
 PLACE = ("cluster", "namespace")
 
@@ -104,24 +140,26 @@ def router_query(router: Router, question: str) -> str:
 
     Empty if the router has no metric for it.
     """
-    metric: str = getattr(router, question)
+    metric = getattr(router, question)
     if not metric:
         return ""
     place = ", ".join(PLACE)
+    minute, minutes = f"[{duration(QUEUED_S)}]", f"[{duration(PICKS_S)}]"
     match question:
         case "ready":
             return f"sum by ({place}) (max_over_time({metric}[{duration(UNREADY_S)}]))"
         case "queue":
-            return f"sum by ({place}) (min_over_time({metric}[{duration(QUEUED_S)}]))"
+            return f"sum by ({place}) (min_over_time({metric}{minute}))"
         case "errors":
             # Errors in each of the last minutes: a pod that starts or ends fails for seconds.
-            minutes = f"[{duration(PICKS_S)}:{duration(60.0)}]"
-            return f"min_over_time(sum by ({place}) (increase({metric}[2m])){minutes})"
+            steps = f"[{duration(PICKS_S)}:{duration(60.0)}]"
+            return f"min_over_time(sum by ({place}) (increase({metric}[2m])){steps})"
+        case "health":
+            return f"max by ({place}, {router.endpoint}) (max_over_time({metric}{minute}))"
         case "breaker":
             # Open or half open in the whole minute.
-            return f"min by ({place}, worker) (min_over_time({metric}[{duration(QUEUED_S)}])) > 0"
+            return f"min by ({place}, {router.endpoint}) (min_over_time({metric}{minute})) > 0"
         case "stale":
-            minute = f"[{duration(QUEUED_S)}]"
             exactly = (
                 f"{fold} by ({place}) ({fold}_over_time({router.saturation}{minute})) == 1"
                 for fold in ("min", "max")
@@ -129,38 +167,86 @@ def router_query(router: Router, question: str) -> str:
             stale = f"sum by ({place}) (min_over_time({metric}{minute}))"
             return f" and on ({place}) ".join(f"({each})" for each in (stale, *exactly))
         case "rejected":
-            return f"sum by ({place}) (increase({metric}[{duration(PICKS_S)}]))"
+            return f"sum by ({place}) (increase({metric}{minutes}))"
+        case "own":
+            return _each(
+                (name, f"{scale:g} * {_mean(name, PICKS_S, OWN_MIN)}")
+                for name, scale in router.own.items()
+            )
+        case "ttft":
+            return _mean(metric, TTFT_OVER_S, 1.0)
+        case "reuse":
+            return _each(
+                (name, f"sum by ({place}) (increase({name}{minutes}))") for name in router.reuse
+            )
         case _:
-            over = f"avg_over_time({metric}[{duration(PICKS_S)}]) * {PICKS_S:g}"
-            picks = over if router.rate else f"increase({metric}[{duration(PICKS_S)}])"
+            over = f"avg_over_time({metric}{minutes}) * {PICKS_S:g}"
+            picks = over if router.rate else f"increase({metric}{minutes})"
             return f"sum by ({place}, {router.endpoint}) ({picks})"
+
+
+def _mean(histogram: str, over_s: float, least: float) -> str:
+    """A histogram's mean over some seconds, of at least so many observations."""
+    name, _, matchers = histogram.partition("{")
+    braces = f"{{{matchers}" if matchers else ""
+    total, count = (
+        f"sum by ({', '.join(PLACE)}) (increase({name}_{part}{braces}[{duration(over_s)}]))"
+        for part in ("sum", "count")
+    )
+    return f"({total} / ({count} >= {least:g}))"
+
+
+def _each(queries: Iterable[tuple[str, str]]) -> str:
+    """One query for several metrics; a label of each sample names the metric."""
+    return " or ".join(
+        f'label_replace({query}, "{OF}", "{name.partition("{")[0]}", "", "")'
+        for name, query in queries
+    )
 
 
 Answers = Mapping[str, Sequence[tuple[Labels, float]]]
 """Query results by question: labels and values."""
 
+NO_VALUES: Mapping[str, float] = {}
+
 
 class RouterState(Struct, frozen=True):
     """The state of one router; None for metrics that it lacks.
 
-    `picks`: requests within five minutes, by endpoint. `open_breakers`: endpoints that it has taken
-    out.
+    `watched_s`: how long it was watched. `picks`: requests within five minutes, by endpoint.
+    `health`: 0 for endpoints that fail its health checks. `breaker`: endpoints that it has taken
+    out. `own`: mean seconds of its own steps. `reuse`: prompt tokens within five minutes, by
+    counter.
     """
 
     router: Router
-    place: tuple[str, ...]
-    ready: float | None
-    queue: float | None
-    errors: float | None
-    stale: float | None
-    rejected: float | None
-    picks: Mapping[str, float]
-    open_breakers: frozenset[str]
+    place: tuple[str, ...] = ("", "")
+    watched_s: float = PICKS_S
+    ready: float | None = None
+    queue: float | None = None
+    errors: float | None = None
+    stale: float | None = None
+    rejected: float | None = None
+    ttft: float | None = None
+    picks: Mapping[str, float] = NO_VALUES
+    health: Mapping[str, float] = NO_VALUES
+    breaker: Mapping[str, float] = NO_VALUES
+    own: Mapping[str, float] = NO_VALUES
+    reuse: Mapping[str, float] = NO_VALUES
+
+    def over(self, seconds: float) -> str:
+        """The time for which a condition was watched, in words."""
+        return span(min(seconds, self.watched_s))
+
+    @property
+    def workers(self) -> Mapping[str, float]:
+        """How often each endpoint was picked, also those that it never picked."""
+        return {**dict.fromkeys((*self.health, *self.breaker), 0.0), **self.picks}
 
 
 def routers_of(answers: Answers) -> tuple[RouterState, ...]:
-    """The routers that the query results contain, one per cluster and namespace."""
-    states: dict[tuple[str, ...], RouterState] = {}
+    """The routers that the query results contain, by cluster and namespace."""
+    states: dict[tuple[tuple[str, ...], str], RouterState] = {}
     for at, router in enumerate(ROUTERS):
         of_router = {
             question: [
@@ -175,14 +261,16 @@ def routers_of(answers: Answers) -> tuple[RouterState, ...]:
                 question: [(labels, value) for there, labels, value in rows if there == place]
                 for question, rows in of_router.items()
             }
-            gauges = {
-                question: rows[0][1] if (rows := own[question]) else None for question in GAUGES
+            answered: dict[str, Any] = {
+                key: rows[0][1] if (rows := own[key]) else None for key in GAUGES
             }
-            taken_out = frozenset(labels.get("worker", "") for labels, _ in own["breaker"])
-            picks = {labels.get(router.endpoint, ""): value for labels, value in own["picks"]}
-            states.setdefault(
-                place, RouterState(router, place, **gauges, picks=picks, open_breakers=taken_out)
-            )
+            for key in BY_NAME:
+                answered[key] = {
+                    labels.get(OF) or labels.get(router.endpoint, ""): value
+                    for labels, value in own[key]
+                }
+            if (place, router.older_than) not in states:
+                states[place, router.title] = RouterState(router, place, **answered)
     return tuple(states.values())
 
 
@@ -190,9 +278,13 @@ def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> 
     """A cause for each pool whose router does not use the pool's engines as it could."""
     causes: list[FleetCause] = []
     for state in routers:
-        here = [e for e in engines if _place(e) == state.place]
+        here = [e for e in engines if _place(e) == state.place] or [
+            e for e in engines if _is_among(state.workers, e)
+        ]
         for pool in sorted({engine.member.pool for engine in here}):
-            cause = _fault(state, here, pool)
+            own = [engine for engine in here if engine.member.pool == pool]
+            fault = _fault(state, Behind(here, own))
+            cause = None if fault is None else closed(fault[0], pool, "", fault[1])
             causes += [] if cause is None else [cause]
     return causes
 
@@ -201,92 +293,200 @@ def _place(engine: Engine) -> tuple[str, ...]:
     return tuple(engine.member.labels.get(name, "") for name in PLACE)
 
 
-def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause | None:
-    """The worst fault of a router that affects a pool; `here` are all engines of its namespace."""
-    title, own = state.router.title, [e for e in here if e.member.pool == pool]
-    hot = _hot(state, own)
-    if state.ready == 0 and not any(engine.get("arrival_per_s") for engine in here):
-        return _cause(
-            pool, own, Severity.CRITICAL, "router_ready", 0.0, 1.0,
-            f"{title} has had no ready endpoint for {UNREADY_S / 60:.0f} minutes, while "
-            f"{len(own)} engines can be scraped",
-            "Check the selector and target port of the InferencePool or the router's service "
-            "discovery, and the readiness of the pods.",
-        )  # fmt: skip
-    taken_out = [
-        e for e in own if _is_among(state.open_breakers, e) and e.get("waiting") is not None
-    ]
-    if taken_out:
-        names = ", ".join(engine.member.name for engine in taken_out)
-        return _cause(
-            pool, taken_out, Severity.WARNING, "router_breakers", float(len(taken_out)), 1.0,
-            f"{title} has sent {names} nothing for {QUEUED_S:.0f} s: its circuit breaker is open, "
-            "while the engine answers scrapes",
-            state.router.levers["breaker"],
-        )  # fmt: skip
-    if state.stale and _idle(here):
-        return _cause(
-            pool, own, Severity.WARNING, "router_stale", state.stale, 1.0,
+class Behind(Struct, frozen=True):
+    """The engines behind a router: all, and those of one pool. Without any, they are unknown."""
+
+    here: Sequence[Engine] = ()
+    own: Sequence[Engine] = ()
+
+
+def _while_idle(behind: Behind) -> str:
+    """What is known about the engines, to follow a fault."""
+    if not behind.here:
+        return ""
+    return f", while no engine has a queue and KV usage is below {percent(IDLE_KV)}"
+
+
+Fault = tuple[Case, Sequence[Engine]]
+
+
+def fault_of(state: RouterState) -> Cause | None:
+    """The worst fault of a router that its page alone shows."""
+    fault = _fault(state, Behind())
+    return None if fault is None else fault[0].close()
+
+
+def _fault(state: RouterState, behind: Behind) -> Fault | None:
+    """The worst fault of a router that affects a pool."""
+    examined = (_unready, _taken_out, _holding, _uneven, _blind, _slow, _late, _losing_reuse)
+    return next((fault for examine in examined if (fault := examine(state, behind))), None)
+
+
+def _unready(state: RouterState, behind: Behind) -> Fault | None:
+    if state.ready != 0 or any(engine.get("arrival_per_s") for engine in behind.here):
+        return None
+    engines = f", while {len(behind.own)} engines can be scraped" if behind.own else ""
+    return _case(
+        behind.own, Severity.CRITICAL, "router_ready", 0.0, 1.0,
+        f"{state.router.title} has had no ready endpoint for {state.over(UNREADY_S)}{engines}",
+        "Check the selector and target port of the InferencePool or the router's service "
+        "discovery, and the readiness of the pods.",
+    )  # fmt: skip
+
+
+def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
+    """An endpoint that gets nothing although its engine answers scrapes, or may."""
+    failing = [name for name, healthy in state.health.items() if not healthy]
+    for out, why, question in (
+        (state.breaker, "its circuit breaker is open", "breaker"),
+        (failing, "it fails the router's health check", "health"),
+    ):
+        engines = [e for e in behind.own if _is_among(out, e) and e.get("waiting") is not None]
+        named = [e.member.name for e in engines] if behind.here else sorted(out)
+        if named:
+            answers = ", while the engine answers scrapes" if behind.here else ""
+            return _case(
+                engines, Severity.WARNING, f"router_{question}", float(len(named)), 1.0,
+                f"{state.router.title} has sent {', '.join(named)} nothing for "
+                f"{state.over(QUEUED_S)}: {why}{answers}",
+                state.router.levers.get(question, ""),
+            )  # fmt: skip
+    return None
+
+
+def _holding(state: RouterState, behind: Behind) -> Fault | None:
+    """Requests that wait or end in the router."""
+    title, levers = state.router.title, state.router.levers
+    if not _idle(behind.here):
+        return None
+    if state.stale:
+        return _case(
+            behind.own, Severity.WARNING, "router_stale", state.stale, 1.0,
             f"{title} holds requests back for metrics that are too old: {state.stale:.0f} "
-            "endpoints are stale and saturation is exactly 1.0, while no engine has a queue and "
-            f"KV usage is below {percent(IDLE_KV)}",
-            state.router.levers["stale"],
+            f"endpoints are stale and saturation is exactly 1.0{_while_idle(behind)}",
+            levers["stale"],
         )  # fmt: skip
-    if state.queue is not None and state.queue >= QUEUED_MIN and _idle(here):
-        return _cause(
-            pool, own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
-            f"{title} holds {state.queue:.0f} requests, while no engine has a queue and KV usage "
-            f"is below {percent(IDLE_KV)}",
-            state.router.lever,
+    if state.queue is not None and state.queue >= QUEUED_MIN:
+        return _case(
+            behind.own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
+            f"{title} holds {state.queue:.0f} requests{_while_idle(behind)}", levers["queue"],
         )  # fmt: skip
-    if state.rejected is not None and state.rejected >= REJECTED_MIN and _idle(here):
-        return _cause(
-            pool, own, Severity.WARNING, "router_rejections", state.rejected, REJECTED_MIN,
-            f"{title} rejected {state.rejected:.0f} requests within {PICKS_S / 60:.0f} minutes, "
-            f"while no engine has a queue and KV usage is below {percent(IDLE_KV)}",
-            state.router.levers["rejected"],
-        )  # fmt: skip
-    if hot is not None:
-        name, times, waiting = hot
-        return _cause(
-            pool, own, Severity.WARNING, "router_picks", times, PICKED_MORE,
-            f"{title} picks {name} {times:.1f}x as often as the median engine: {waiting:.0f} "
-            "requests queue there, others have no queue",
-            "Check the weights of the router's scorers (prefix affinity against load), or sticky "
-            "sessions.",
-        )  # fmt: skip
-    if state.errors is not None and state.errors > 0:
-        return _cause(
-            pool, own, Severity.WARNING, "router_errors", state.errors, None,
-            f"{title} failed to read its endpoints' metrics in each of the last "
-            f"{PICKS_S / 60:.0f} minutes: it routes by stale data",
-            "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
-            "endpoint that is gone and still listed.",
+    if state.rejected is not None and state.rejected >= REJECTED_MIN:
+        return _case(
+            behind.own, Severity.WARNING, "router_rejections", state.rejected, REJECTED_MIN,
+            f"{title} rejected {state.rejected:.0f} requests within {state.over(PICKS_S)}"
+            f"{_while_idle(behind)}",
+            levers["rejected"],
         )  # fmt: skip
     return None
+
+
+def _uneven(state: RouterState, behind: Behind) -> Fault | None:
+    queues = {engine.member.name: engine.get("waiting") or 0.0 for engine in behind.own}
+    counts = {
+        engine.member.name: count
+        for engine in behind.own
+        if (count := _picked(state.workers, engine)) is not None
+    } if behind.here else dict(state.workers)  # fmt: skip
+    if len(counts) < max(2, len(behind.own)) or sum(counts.values()) < PICKS_MIN:
+        return None
+    name = max(counts, key=lambda each: counts[each])
+    others = [each for each in counts if each != name]
+    times = counts[name] / max(median(counts[each] for each in others), 1.0)
+    waiting = queues.get(name, 0.0)
+    known = not behind.here or (waiting >= 1 and not any(queues[each] for each in others))
+    if times < PICKED_MORE or not known:
+        return None
+    queue = f": {waiting:.0f} requests queue there, others have no queue" if behind.here else ""
+    return _case(
+        # Of a page alone, uneven picks may be those of prefix affinity.
+        behind.own, Severity.WARNING if behind.here else Severity.INFO,
+        "router_picks", times, PICKED_MORE,
+        f"{state.router.title} picks {name} {times:.1f}x as often as the median engine{queue}",
+        "Check the weights of the router's scorers (prefix affinity against load), or sticky "
+        "sessions.",
+    )  # fmt: skip
+
+
+def _blind(state: RouterState, behind: Behind) -> Fault | None:
+    if not state.errors:
+        return None
+    return _case(
+        behind.own, Severity.WARNING, "router_errors", state.errors, None,
+        f"{state.router.title} failed to read its endpoints' metrics in each of the last "
+        f"{PICKS_S / 60:.0f} minutes: it routes by stale data",
+        "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
+        "endpoint that is gone and still listed.",
+    )  # fmt: skip
+
+
+def _slow(state: RouterState, behind: Behind) -> Fault | None:
+    name = max(state.own, key=lambda each: state.own[each], default="")
+    if not name or state.own[name] < OWN_S:
+        return None
+    return _case(
+        behind.own, Severity.WARNING, "router_own_s", state.own[name], OWN_S,
+        f"{state.router.title} itself is slow: {name.partition('{')[0]} has a mean of "
+        f"{latency(state.own[name])}",
+        state.router.levers["own"],
+    )  # fmt: skip
+
+
+def _late(state: RouterState, behind: Behind) -> Fault | None:
+    """First tokens that clients get later than the engines make them."""
+    rows = [(e.get("ttft_mean_s"), e.get("arrival_per_s") or 0.0) for e in behind.here]
+    known = [(ttft_s, rate) for ttft_s, rate in rows if ttft_s is not None]
+    total = sum(rate for _, rate in known)
+    if state.ttft is None or len(known) < len(rows) or not total:
+        return None
+    engines_s = sum(ttft_s * rate for ttft_s, rate in known) / total
+    more_s = state.ttft - engines_s
+    if more_s < TTFT_MORE_S or state.ttft < TTFT_MORE * engines_s:
+        return None
+    return _case(
+        behind.own, Severity.WARNING, "router_ttft_s", more_s, TTFT_MORE_S,
+        f"First tokens wait {latency(more_s)} before the engines: their mean TTFT is "
+        f"{latency(engines_s)}, {state.router.title} measures {latency(state.ttft)}",
+        "Compare the router's queue, its own steps and the network to the engines; scale the "
+        "router out if its CPU is busy.",
+    )  # fmt: skip
+
+
+def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
+    """Prompt tokens that a worker had cached and that were computed again."""
+    tokens = [state.reuse.get(name, 0.0) for name in state.router.reuse]
+    if not tokens or tokens[0] < REUSE_TOKENS:
+        return None
+    best, picked, reused = (min(1.0, each / tokens[0]) for each in tokens[1:])
+    if best - reused < REUSE_LOST:
+        return None
+    which = "routing" if best - picked >= picked - reused else "eviction"
+    return _case(
+        behind.own, Severity.WARNING, "router_reuse", best - reused, REUSE_LOST,
+        f"{percent(best)} of the prompt tokens were cached on the best worker, {percent(picked)} "
+        f"on the picked one, {percent(reused)} were reused",
+        state.router.levers[which],
+    )  # fmt: skip
+
+
+def _case(
+    engines: Sequence[Engine],
+    severity: Severity,
+    signal: str,
+    value: float,
+    threshold: float | None,
+    text: str,
+    lever: str,
+) -> Fault:
+    case = Case("router_fault", f"{text}.", lever, ("7.3",), severity, log_odds=0.5)
+    case.weigh(signal, value, threshold, 1.5, text, below=signal == "router_ready")
+    return case, engines
 
 
 def _idle(engines: Sequence[Engine]) -> bool:
     """Whether no engine has a queue and each has room for more requests; false if unknown."""
     rows = [(engine.get("waiting"), engine.get("kv_usage_ratio")) for engine in engines]
     return all(waiting == 0 and kv is not None and kv < IDLE_KV for waiting, kv in rows)
-
-
-def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, float] | None:
-    """The only engine with a queue, if the router also picks it far more often; otherwise None.
-
-    Returns its name, its picks divided by the others' median, and its number of queued requests.
-    """
-    picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
-    counts = {name: value for name, value in picks.items() if value is not None}
-    if len(counts) < 2 or len(counts) < len(engines) or sum(counts.values()) < PICKS_MIN:
-        return None
-    waiting = {engine.member.name: engine.get("waiting") or 0.0 for engine in engines}
-    name = max(counts, key=lambda each: counts[each])
-    others = [value for each, value in counts.items() if each != name]
-    times = counts[name] / max(median(others), 1.0)
-    queues = waiting[name] >= 1 and not any(waiting[each] for each in counts if each != name)
-    return (name, times, waiting[name]) if times >= PICKED_MORE and queues else None
 
 
 def _picked(picks: Mapping[str, float], engine: Engine) -> float | None:
@@ -305,18 +505,3 @@ def _names(endpoint: str, engine: Engine) -> bool:
     return bool(pod and (endpoint == pod or endpoint.startswith(f"{pod}-rank-"))) or bool(
         address and endpoint.partition("://")[2].rstrip("/") == address
     )
-
-
-def _cause(
-    pool: str,
-    engines: Sequence[Engine],
-    severity: Severity,
-    signal: str,
-    value: float,
-    threshold: float | None,
-    text: str,
-    lever: str,
-) -> FleetCause | None:
-    case = Case("router_fault", f"{text}.", lever, ("7.3",), severity, log_odds=0.5)
-    case.weigh(signal, value, threshold, 1.5, text, below=signal == "router_ready")
-    return closed(case, pool, "", engines)

@@ -110,6 +110,38 @@ def test_engines_of_another_namespace_are_not_the_routers() -> None:
     assert not verdict(*elsewhere, routers=router(EPP, ready=0.0)).causes
 
 
+def test_engines_elsewhere_are_the_routers_if_it_names_their_addresses() -> None:
+    labels = pod("r0") | {"namespace": "other", "instance": "r0:8000"}
+    assert "router_fault" in {
+        cause.id
+        for cause in verdict((labels, FREE), routers=with_breaker(RUST, "http://r0:8000")).causes
+    }
+
+
+def test_an_engine_that_a_router_never_picks_is_compared_too() -> None:
+    workers = {f"http://r{at}:8000": 1.0 for at in range(3)}
+    rows = [({**PLACE, "router": RUST, "worker": name}, up) for name, up in workers.items()]
+    picks = ({**PLACE, "router": RUST, "worker": "http://r0:8000"}, 600.0)
+    states = routers_of({"router_health": rows, "router_picks": [picks]})
+    (cause,) = verdict(*ONE_HOT, routers=states).causes[:1]
+    assert "picks r0 600.0x as often" in cause.summary
+
+
+def test_first_tokens_that_wait_before_the_engines_are_told() -> None:
+    rows = engines({**FREE, "ttft_mean_s": 0.2}, {**FREE, "ttft_mean_s": 0.4})
+    (cause,) = verdict(*rows, routers=router(DYNAMO, ttft=3.3)).causes
+    assert "First tokens wait 3.0 s before the engines: their mean TTFT is 300 ms" in cause.summary
+    assert not verdict(*rows, routers=router(DYNAMO, ttft=0.9)).causes
+
+
+def test_several_routers_of_one_namespace_are_each_judged() -> None:
+    states = (*router(EPP, queue=0.0), *router(DYNAMO, queue=9.0))
+    assert len(routers_of({"router_queue": [
+        ({**PLACE, "router": EPP}, 0.0), ({**PLACE, "router": DYNAMO}, 9.0)
+    ]})) == 2  # fmt: skip
+    assert "Dynamo" in verdict(*engines(FREE), routers=states).causes[0].summary
+
+
 def test_of_two_names_of_one_router_the_newer_counts() -> None:
     rows = [({**PLACE, "router": at}, value) for at, value in ((OLD_EPP, 0.0), (EPP, 3.0))]
     (state,) = routers_of({"router_ready": rows})
@@ -129,9 +161,7 @@ def test_the_queries_are_promql(tmp_path: Path) -> None:
 
 def test_each_fault_of_a_router_names_its_setting() -> None:
     for row in ROUTERS:
-        named = {
-            question for question in ("breaker", "stale", "rejected") if getattr(row, question)
-        }
-        assert row.levers.keys() == named
+        asked = ("queue", "health", "breaker", "stale", "rejected", "own")
+        named = {question for question in asked if getattr(row, question)}
+        assert row.levers.keys() == named | ({"routing", "eviction"} if row.reuse else set())
         assert bool(row.stale) == bool(row.saturation)
-        assert bool(row.lever) == bool(row.queue)

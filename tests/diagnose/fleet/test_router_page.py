@@ -1,0 +1,172 @@
+"""A router's page as a target: what it shows without its engines."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.stream import target_monitor
+from kneewatch.collector.exposition import parse
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Verdict, decode, encode
+
+ENGINES = Path(__file__).parents[2] / "fixtures" / "engines"
+W0, W1 = (f'{{worker="http://127.0.0.1:1808{at}"}}' for at in (0, 1))
+SUCCESS = W1.replace("}", ',outcome="success"}')
+EPP = """llm_d_epp_ready_endpoints{name="pool"} 2
+llm_d_epp_flow_control_queue_size{inference_pool="pool"} 0
+llm_d_epp_flow_control_stale_endpoints{detector="utilization"} 0
+llm_d_epp_flow_control_pool_saturation{stage="prefill"} 0.4
+llm_d_epp_flow_control_requests_total{outcome="Dispatched"} 100
+llm_d_epp_flow_control_requests_total{outcome="RejectedCapacity"} 0
+llm_d_epp_scheduler_e2e_duration_seconds_sum 1
+llm_d_epp_scheduler_e2e_duration_seconds_count 100
+"""
+STACK = """vllm:healthy_pods_total{server="http://a:8000"} 1
+vllm:healthy_pods_total{server="http://b:8000"} 1
+vllm:current_qps{server="http://a:8000"} 1
+vllm:num_requests_running{server="http://a:8000"} 3
+"""
+
+
+def page_of(name: str) -> str:
+    """A stored page, or the lines of one."""
+    if "\n" in name:
+        return name
+    return gzip.decompress((ENGINES / f"{name}-metrics.txt.gz").read_bytes()).decode()
+
+
+def changed(body: str, values: Mapping[str, float]) -> str:
+    """The page with other values of series; those that it lacks are added."""
+    lines = [line for line in body.splitlines() if line.rpartition(" ")[0] not in values]
+    return "\n".join([*lines, *(f"{name} {value}" for name, value in values.items()), ""])
+
+
+def judged(
+    name: str,
+    values: Mapping[str, float],
+    growing: Mapping[str, float],
+    profile: Profile | None = None,
+    scrapes: Sequence[float] = range(0, 301, 30),
+) -> Verdict:
+    """The verdict after pages over five minutes. Series of `growing` rise by so much a scrape."""
+    monitor, verdict = target_monitor("r", profile or Profile()), None
+    body = page_of(name)
+    for at, t_s in enumerate(scrapes):
+        grown = {series: 1e6 + at * step for series, step in growing.items()}
+        (verdict,) = monitor.page(1000.0 + t_s, parse(changed(body, {**values, **grown})))
+    assert verdict is not None
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("vllm-router", "vllm-router"),
+        ("sglang-router", "sglang-router"),
+        ("dynamo-frontend", "Dynamo's front end"),
+        (EPP, "llm-d endpoint picker"),
+        (STACK, "vLLM production-stack router"),
+    ],
+)
+def test_a_quiet_router_is_ok_and_no_engine(name: str, program: str) -> None:
+    verdict = judged(name, {}, {})
+    assert (verdict.program, verdict.health, list(verdict.causes)) == (program, "ok", [])
+    assert verdict.was_read
+    assert verdict.values["running"] is not None or name == EPP
+    assert any("engines have room" in line for line in verdict.unknown)
+    assert decode(encode(verdict)).program == program
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "growing", "severity", "says", "lever"),
+    [
+        pytest.param("vllm-router", {f"vllm_router_cb_state{W1}": 1}, {}, "warning",
+                     "127.0.0.1:18081 nothing for 60 s: its circuit breaker",
+                     "--cb-failure-threshold", id="breaker open"),
+        pytest.param("sglang-router", {f"smg_worker_health{W0}": 0}, {}, "warning",
+                     "fails the router's health check", "--health-check", id="a worker is down"),
+        pytest.param("vllm-router", {"vllm_router_active_workers": 0}, {}, "critical",
+                     "no ready endpoint", "discovery", id="no worker"),
+        pytest.param("vllm-router", {}, {f"vllm_router_policy_decisions_total{W1}": 10}, "info",
+                     "picks http://127.0.0.1:18081 100.0x", "scorers", id="one gets all"),
+        pytest.param("vllm-router", {}, {"vllm_router_retries_exhausted_total": 1}, "warning",
+                     "rejected 10 requests within 5 min", "--queue-size", id="retries exhausted"),
+        pytest.param(
+            "dynamo-frontend",
+            {'dynamo_frontend_router_queue_pending_requests{model="tiny",policy_class="default",'
+             'worker_type="decode"}': 9}, {}, "warning", "holds 9 requests",
+            "prefill_busy_threshold_frac", id="a queue in the router"),
+        pytest.param(
+            EPP, {'llm_d_epp_flow_control_stale_endpoints{detector="utilization"}': 2,
+                  'llm_d_epp_flow_control_pool_saturation{stage="prefill"}': 1}, {}, "warning",
+            "saturation is exactly 1.0", "metricsStalenessThreshold", id="stale backpressure"),
+        pytest.param(EPP, {}, {'llm_d_epp_flow_control_requests_total{outcome="EvictedTTL"}': 1},
+                     "warning", "rejected 10 requests", "TTL", id="evicted in the router"),
+        pytest.param(EPP, {}, {"llm_d_epp_scheduler_e2e_duration_seconds_sum": 3,
+                               "llm_d_epp_scheduler_e2e_duration_seconds_count": 10}, "warning",
+                     "itself is slow: llm_d_epp_scheduler_e2e_duration_seconds has a mean of",
+                     "plugin", id="its own steps are slow"),
+        pytest.param(
+            "dynamo-frontend", {},
+            {'dynamo_frontend_input_sequence_tokens_sum{model="tiny"}': 10_000,
+             'dynamo_component_router_kv_best_eligible_cached_prefix_tokens_total{phase="a"}': 7000,
+             'dynamo_component_router_kv_selected_cached_prefix_tokens_total{phase="a"}': 2000,
+             'dynamo_component_router_kv_worker_reused_tokens_total{phase="a"}': 1500},
+            "warning", "70% of the prompt tokens were cached on the best worker, 20% on the",
+            "--router-kv-overlap-score-credit", id="reuse lost by routing"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_router_is_told_from_its_page_with_its_setting(
+    name: str,
+    values: Mapping[str, float],
+    growing: Mapping[str, float],
+    severity: str,
+    says: str,
+    lever: str,
+) -> None:
+    (cause,) = judged(name, values, growing).causes
+    assert (cause.id, cause.severity.word) == ("router_fault", severity)
+    assert says in cause.summary
+    assert lever in cause.lever
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "growing"),
+    [
+        pytest.param(EPP, {'llm_d_epp_flow_control_pool_saturation{stage="prefill"}': 1}, {},
+                     id="saturated without stale endpoints"),
+        pytest.param(EPP, {'llm_d_epp_flow_control_requests_total{outcome="Dispatched"}': 9e9}, {},
+                     id="requests are dispatched"),
+        pytest.param("vllm-router", {}, {f"vllm_router_policy_decisions_total{W0}": 4,
+                                         f"vllm_router_policy_decisions_total{W1}": 6},
+                     id="both workers are picked"),
+        pytest.param("sglang-router", {},
+                     {f"smg_worker_cb_outcomes_total{SUCCESS}": 0.1}, id="few picks"),
+    ],
+)  # fmt: skip
+def test_what_is_nearly_a_fault_is_none(
+    name: str, values: Mapping[str, float], growing: Mapping[str, float]
+) -> None:
+    assert not judged(name, values, growing).causes
+
+
+def test_a_short_watch_says_how_long_it_watched() -> None:
+    short = Profile(window_s=20.0)
+    open_breaker = {f"vllm_router_cb_state{W1}": 1.0}
+    assert not judged("vllm-router", open_breaker, {}, short, range(0, 15, 5)).causes
+    (cause,) = judged("vllm-router", open_breaker, {}, short, range(0, 21, 5)).causes
+    assert "nothing for 20 s" in cause.summary
+
+
+def test_a_router_that_is_gone_is_down_and_comes_back() -> None:
+    monitor = target_monitor("r", Profile())
+    body = page_of("vllm-router")
+    assert monitor.page(1000.0, parse(body))[0].health == "ok"
+    gone = [monitor.page(1000.0 + t_s, parse("up 1\n")) for t_s in range(10, 91, 20)]
+    assert gone[-1][0].health == "critical"
+    (back,) = monitor.page(1100.0, parse(body))
+    assert (back.health, monitor.last_error) == ("ok", None)
