@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from kneewatch.agent.captures import PageReader, gpu_access
 from kneewatch.agent.settings.effective import Settings
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch
     from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
     from kneewatch.diagnose.recommend.adviser import Adviser
+
+
+T = TypeVar("T")
+
+
+def finished(steps: Generator[bool, None, T]) -> T:
+    """What steps return, after all of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
 
 
 class GpuSource(Protocol):
@@ -76,10 +88,11 @@ class TargetStream:
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
-        """A context for work that only needs the CPU. The daemon replaces it."""
+        """A context for the parsing of a page. The daemon replaces it."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
         self._recorded_gpus: RecordedGpus | None = None
+        self._read_gpus = NO_GPUS
         self.server_state = NO_STATE
         """The state of the server after a failed scrape; NO_STATE after a successful one."""
 
@@ -105,6 +118,12 @@ class TargetStream:
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Verdict]:
         """The diagnoses after a parsed page or, if `page` is an error, after a failed scrape."""
+        diagnoses = finished(self.steps(t_s, page))
+        self.update(t_s)
+        return diagnoses
+
+    def steps(self, t_s: float, page: Page | CollectError) -> Generator[bool, None, list[Verdict]]:
+        """Judge in steps: yields before each that only needs the CPU. Call `update` afterwards."""
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
@@ -113,6 +132,7 @@ class TargetStream:
             self.server_state = state
             return self.monitor.failed(t_s, page, state)
         self.server_state = NO_STATE
+        yield True
         if page.gpus is not None:
             if self._recorded_gpus is None:
                 self._recorded_gpus = RecordedGpus(self.monitor.profile.window_s)
@@ -121,11 +141,16 @@ class TargetStream:
             gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
         if page.host:
             self.monitor.set_host(page.host)
-        with self.computing():
-            diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
-        if self.server is not None:
-            self.server.update(t_s, self.monitor, gpus)
-        return diagnoses
+        self._read_gpus = gpus
+        judge = self.monitor.read(t_s, page, gpus, fetch_s=self._fetch_s)
+        yield True
+        return judge()
+
+    def update(self, t_s: float) -> None:
+        """Read the facts about the server that are due. Call this after the page of `t_s` was
+        judged; it may wait for the server."""
+        if self.server is not None and self.monitor.last_error is None:
+            self.server.update(t_s, self.monitor, self._read_gpus)
 
     def scrape(self, fetcher: Fetcher) -> list[Verdict]:
         """Scrape a live page once. Returns the diagnoses after that."""

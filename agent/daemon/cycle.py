@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
+from typing import TypeVar, cast
 
 from msgspec import Struct
 
@@ -20,6 +21,7 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
+from kneewatch.agent.daemon.periodic_jobs import Job, Steps
 from kneewatch.agent.daemon.scraping import (
     Canary,
     CanarySettings,
@@ -29,7 +31,7 @@ from kneewatch.agent.daemon.scraping import (
 )
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, engine_cycles
-from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.stream import TargetStream, finished
 from kneewatch.agent.target_state import Board, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
@@ -53,6 +55,7 @@ LINES_MAX, LINES_S = 100, 600.0
 every scrape must not fill the disk. Further lines are counted instead of written."""
 
 Key = tuple[str, str]
+T = TypeVar("T")
 
 
 class LimitedLog:
@@ -221,10 +224,10 @@ class Sinks(Struct, frozen=True):
     learned: LearnedStates | None = None
 
 
-class TargetWatch:
+class TargetWatch(Job):
     """Watches one target. Its cycles run one at a time, in any thread.
 
-    Work that only needs the CPU runs within the context `computing`.
+    Pages are parsed within the context `computing`.
 
     Raises:
         CaptureError: the target is a capture that cannot be played.
@@ -251,7 +254,7 @@ class TargetWatch:
         self._cycle_lock, self._publish_lock = Lock(), Lock()
         self._retired = False
         self._next_spec: TargetSpec | None = None
-        self._cpu_began_s = 0.0
+        self._spent_s = self._cpu_s = 0.0
         self._diagnoses: tuple[Verdict, ...] = ()
         self._claimed_by: object = None
         self.cycles = self._failures = self._failing = 0
@@ -279,17 +282,20 @@ class TargetWatch:
 
     def cycle(self) -> float | None:
         """Run one cycle. Returns the seconds until the next one; None for the usual interval."""
+        return finished(self.steps())
+
+    def steps(self) -> Steps:
+        """Run one cycle: fetch the page and parse it; read it, judge it and publish, which only
+        need the CPU; then ask the server for what is due."""
         with self._cycle_lock:
-            next_s = None if self._retired else self._scrape()
+            next_s = None if self._retired else (yield from self._scrape())
         if self._retired:
             self._release()
         return next_s
 
-    def _scrape(self) -> float | None:
+    def _scrape(self) -> Steps:
         self._apply_spec()
-        self._cpu_began_s = time.thread_time()
-        began_s, t_s = time.perf_counter(), self._wall()
-        before = self._stream.monitor
+        t_s, before = self._wall(), self._stream.monitor
         if self._sinks.peaks:
             for engine in before.engines:
                 engine.judge.set_weekly_peak(
@@ -298,12 +304,10 @@ class TargetWatch:
         if self._sinks.seasons:
             for engine in before.engines:
                 engine.judge.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
-        page = self._pages.take(self._stream, t_s)
-        if self._canary is not None:
-            before.set_canary(self._canary.state)
-        diagnoses = self._stream.judge(t_s, page)
+        diagnoses = yield from self._timed(self._judged(t_s))
+        if self._stream.monitor.last_error is None:
+            yield True
         self._send_canary(t_s, diagnoses)
-        self._claim_gpus()
         # A recording that starts over must not learn from its own past rounds.
         if self._sinks.knees and not self.spec.played:
             for engine in self._stream.monitor.engines:
@@ -313,8 +317,33 @@ class TargetWatch:
             for engine in self._stream.monitor.engines:
                 self._sinks.learned.exchange(self.spec.name, engine, t_s)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
-        with self._stream.computing():
-            return self._publish(t_s, diagnoses, began_s, restart)
+        next_s = self._publish(t_s, diagnoses, restart)
+        server, engines = self._stream.server, self._stream.monitor.engines
+        if server is not None and server.is_due(t_s, engines):
+            yield False
+        self._stream.update(t_s)
+        self._claim_gpus()
+        return next_s
+
+    def _judged(self, t_s: float) -> Generator[bool, None, list[Verdict]]:
+        page = self._pages.take(self._stream, t_s)
+        if self._canary is not None:
+            self._stream.monitor.set_canary(self._canary.state)
+        return (yield from self._stream.steps(t_s, page))
+
+    def _timed(self, steps: Generator[bool, None, T]) -> Generator[bool, None, T]:
+        """The same steps; notes the time that they take."""
+        self._spent_s = self._cpu_s = 0.0
+        while True:
+            began_s, cpu_began_s = time.perf_counter(), time.thread_time()
+            try:
+                computes = next(steps)
+            except StopIteration as end:
+                return cast("T", end.value)
+            finally:
+                self._spent_s += time.perf_counter() - began_s
+                self._cpu_s += time.thread_time() - cpu_began_s
+            yield computes
 
     def _send_canary(self, t_s: float, diagnoses: Sequence[Verdict]) -> None:
         """Send a canary request if canaries are on, one is due, and the metrics page shows that the
@@ -347,9 +376,8 @@ class TargetWatch:
             hint="This is a bug in kneewatch: please report it with the traceback in its log.",
         )
         with self._cycle_lock:
-            began_s, t_s = time.perf_counter(), self._wall()
-            self._cpu_began_s = time.thread_time()
-            return self._publish(t_s, self._stream.monitor.failed(t_s, bug), began_s, None)
+            t_s, self._cpu_s = self._wall(), 0.0
+            return self._publish(t_s, self._stream.monitor.failed(t_s, bug), None)
 
     def _release(self) -> None:
         self._pages.close()
@@ -371,7 +399,7 @@ class TargetWatch:
         self.spec = spec
 
     def _publish(
-        self, t_s: float, diagnoses: Sequence[Verdict], began_s: float, restart: Restart | None
+        self, t_s: float, diagnoses: Sequence[Verdict], restart: Restart | None
     ) -> float | None:
         error = self._stream.monitor.last_error
         tiered = tuple(with_tier(diagnosis, self.spec, self.profile) for diagnosis in diagnoses)
@@ -386,11 +414,9 @@ class TargetWatch:
         # No backoff while the server starts: it is back soon, and a long pause would hide that.
         if next_s is None and error is not None and not self._stream.server_state.is_starting:
             next_s = backoff_s(usual_s, failing=self._failing, jitter=self._jitter())
-        spent_s = time.perf_counter() - began_s
-        cpu_s = time.thread_time() - self._cpu_began_s
-        if cpu_s > max(CPU_SHARE * usual_s, CPU_FREE_S) and not self.spec.played:
-            next_s = max(next_s or usual_s, cpu_s / CPU_SHARE)
-        state = self._state(t_s, usual_s if next_s is None else next_s, spent_s)
+        if self._cpu_s > max(CPU_SHARE * usual_s, CPU_FREE_S) and not self.spec.played:
+            next_s = max(next_s or usual_s, self._cpu_s / CPU_SHARE)
+        state = self._state(t_s, usual_s if next_s is None else next_s, self._spent_s)
         with self._publish_lock:
             if self._retired:
                 return None

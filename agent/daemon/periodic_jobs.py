@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol, cast
@@ -30,13 +30,23 @@ STEP_S = 1.0
 set it."""
 
 
+Steps = Generator[bool, None, float | None]
+"""One run of a job in steps. It yields before each step but the first: true if the step only needs
+the CPU, false if it may wait. It returns what `Job.cycle` returns."""
+
+
 class Job(Protocol):
-    """A periodic job. Both methods return the seconds until the next run; None means the usual
-    interval."""
+    """A periodic job. `cycle` and `crashed` return the seconds until the next run; None means the
+    usual interval."""
 
     def cycle(self) -> float | None:
         """Run once."""
         ...
+
+    def steps(self) -> Steps:
+        """Run once, in steps; by default in one."""
+        yield from ()
+        return self.cycle()
 
     def crashed(self, error: Exception) -> float | None:
         """Handle a run that raised an exception, which is a bug. By default the job keeps its state

@@ -4,7 +4,7 @@ edge."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     models_reading,
 )
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
+from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.values import GpuReading
 
@@ -167,6 +168,12 @@ class ServerWatch:
             self._log_starts, self._old_log_starts = 0, 0
             self.read_log(t_s, monitor)
 
+    def is_due(self, t_s: float, engines: Iterable[EngineMonitor]) -> bool:
+        """Whether the server of these engines is to be read again, which may take seconds."""
+        restarted = any(engine.restart is not None for engine in engines)
+        # A clock that was set back must not delay the next reading.
+        return restarted or not 0 <= t_s - self._read_s < READ_EVERY_S
+
     def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
         """Read the facts that are due and pass them to the monitor. Call this after the monitor has
         judged the page of `t_s`. `gpus` are the target's GPUs."""
@@ -176,8 +183,7 @@ class ServerWatch:
         if monitor.last_error is not None or not engines:
             return
         restarted = any(engine.restart is not None for engine in engines)
-        # A clock that was set back must not delay the next reading.
-        if restarted or not 0 <= t_s - self._read_s < READ_EVERY_S:
+        if self.is_due(t_s, engines):
             self._readings = self._read(self._address, self._fetch, t_s) if self._read else ()
             self._read_s = t_s
             if self._liveness is not None:

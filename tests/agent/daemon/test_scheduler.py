@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from kneewatch.agent.daemon.periodic_jobs import (
     PHASES_MAX,
     Grid,
+    Job,
     Scheduler,
+    Steps,
     phase_count,
     phase_ratio,
 )
@@ -28,7 +30,7 @@ from tests.waiting import PATIENCE_S, until
 Clockwork: TypeAlias = Scheduler | DueQueue
 
 
-class Counted:
+class Counted(Job):
     """A job that notes when it ran."""
 
     def __init__(self, after: Callable[[], float | None] = lambda: None) -> None:
@@ -259,6 +261,57 @@ def test_many_that_compute_get_a_few_threads(queue: DueQueue) -> None:
     assert 0 < queue.busy <= 2 * QUICK_MAX
     go_on.set()
     until(lambda: all(len(job.times) >= 2 for job in jobs))
+
+
+class Stepping(Counted):
+    """A job that fetches, computes twice and fetches again, and notes each step in `noted`."""
+
+    def __init__(self, noted: list[str], fetch: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self._noted, self._fetch = noted, fetch
+
+    def steps(self) -> Steps:
+        self.times.append(time.monotonic())
+        self._fetch()
+        for step, computes in (("read", True), ("judge", True), ("ask", False)):
+            yield computes
+            self._noted.append(step)
+        return 1e6
+
+
+def test_each_step_of_all_due_jobs_comes_before_the_next_step(queue: DueQueue) -> None:
+    noted, jobs = list[str](), 10
+    for number in range(jobs):
+        queue.put(f"{number}", Stepping(noted), interval_s=PATIENT_S, first_in_s=0.5)
+    until(lambda: len(noted) == 3 * jobs and not queue.busy)
+    assert sorted(noted[: 2 * jobs]) == ["judge"] * jobs + ["read"] * jobs
+    assert noted[:2] == ["read", "read"], "together"
+
+
+def test_a_fetch_that_hangs_delays_no_job_that_has_its_page(queue: DueQueue) -> None:
+    hang, noted = threading.Event(), list[str]()
+    for number in range(4):
+        queue.put(f"{number}", Stepping(noted), interval_s=PATIENT_S, first_in_s=0.2)
+    hanging = Stepping(noted, lambda: hang.wait(2 * PATIENCE_S))
+    queue.put("hangs", hanging, interval_s=PATIENT_S, first_in_s=0.2)
+    until(lambda: len(noted) == 12 and queue.busy == 1)
+    queue.drop("hangs")
+    hang.set()
+    until(lambda: len(noted) == 15 and not queue.busy)  # a run that has begun ends
+    assert len(hanging.times) == 1
+
+
+def test_a_step_that_crashes_ends_its_job_only(queue: DueQueue) -> None:
+    class Crashes(Stepping):
+        def steps(self) -> Steps:
+            yield True
+            raise ZeroDivisionError
+
+    noted = list[str]()
+    crashes, well = Crashes(noted), Stepping(noted)
+    queue.put("crashes", crashes, interval_s=0.1)
+    queue.put("well", well, interval_s=0.1)
+    until(lambda: len(crashes.crashes) >= 2 and len(noted) == 3)
 
 
 def test_a_job_that_is_replaced_while_it_runs_never_runs_twice_at_once(queue: DueQueue) -> None:

@@ -331,6 +331,6 @@ def test_a_page_that_takes_much_cpu_is_scraped_less_often(
 ) -> None:
     watched = watching(target(serving(in_turn(HEALTHY)).url))
     assert run(watched, 1) == [None]
-    spent = iter((0.0, 4.0))
+    spent = iter((0.0, 0.5, 1.0, 2.5, 3.0, 5.0))  # begin and end of each step
     monkeypatch.setattr(time, "thread_time", lambda: next(spent))
     assert run(watched, 1) == [16.0], "a quarter of a core"
