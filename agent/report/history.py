@@ -350,6 +350,8 @@ def arrivals(increases: Increases, signals: Signals, grid: Grid) -> list[float]:
     if begun is None:
         return []
     covered = increases.covered(edges_s, gap_s=0.0)
-    came = arrived(begun, edges_s, signals.times, signals.values[WAITING])
-    rates: list[float] = np.where(covered > 0.5 * MINUTE_S, came, np.nan).tolist()
+    known = ~np.isnan(waiting := signals.values[WAITING])
+    if known.any():
+        begun = arrived(begun, np.interp(edges_s, signals.times[known], waiting[known]))
+    rates: list[float] = np.where(covered > 0.5 * MINUTE_S, begun, np.nan).tolist()
     return rates

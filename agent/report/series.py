@@ -128,13 +128,10 @@ def _last_of_each_window(signals: Signals, window_s: float) -> npt.NDArray[np.in
     return np.flatnonzero(np.append(windows[1:] != windows[:-1], True)[: len(windows)])
 
 
-def arrived(begun: Floats, edges_s: Floats, times: Floats, waiting: Floats) -> Floats:
-    """Requests that arrived between edges: those that `begun`, and the growth of the queue."""
-    known = ~np.isnan(waiting)
-    if not known.any():
-        return begun
-    queue = np.interp(edges_s, times[known], waiting[known])
-    return np.maximum(begun + np.diff(queue), 0.0)
+def arrived(begun: Floats, queued: Floats) -> Floats:
+    """The requests that arrived in each step: those that began, and the growth of the queue.
+    Shapes: `begun` (steps,), `queued` at the edges of the steps (steps + 1,)."""
+    return np.maximum(begun + np.diff(queued), 0.0)
 
 
 def _load(signals: Signals) -> Floats:

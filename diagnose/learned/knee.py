@@ -124,6 +124,18 @@ class _Step(Struct, frozen=True):
     def in_flight(self) -> float:
         return median(self.values("in_flight"))
 
+    @property
+    def at(self) -> int:
+        return step_of(self.in_flight)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether requests queued in most windows: latency is then that of the queue, not of the
+        concurrency."""
+        pairs = zip(self.values("in_flight"), self.values("running"), strict=True)
+        queued = sum(load > (1 + QUEUE_RATIO) * active for load, active in pairs)
+        return 2 * queued > self.points
+
     def values(self, name: str) -> array[float]:
         """One field of all points; NaN for None."""
         return self.windows[FIELD[name] :: FIELDS]
@@ -338,7 +350,8 @@ def _learned(
 ) -> LearnedKnee:
     usable = _range(steps[best].values("requests_per_s"))
     above = [_range(step.values("requests_per_s")).expected for step in steps[best + 1 :]]
-    if above and step_of(steps[best + 1].in_flight) - step_of(steps[best].in_flight) <= GAP_STEPS:
+    beyond = steps[best + 1] if above else None
+    if beyond is not None and not beyond.is_queued and beyond.at - steps[best].at <= GAP_STEPS:
         above = []
     return LearnedKnee(
         c_max=Range(steps[low].in_flight, steps[best].in_flight, steps[high].in_flight),

@@ -156,3 +156,18 @@ def test_idle_and_unreadable_windows_teach_nothing() -> None:
     learner.learn(180.0, {**values_at_load(8, knee_at=4), "e2e_mean_s": None})
     learner.learn(240.0, {**values_at_load(8, knee_at=4), "running_avg": inf})
     assert learner.points() == []
+
+
+@pytest.mark.parametrize(("waiting", "most_per_s"), [(0.0, 32.0), (16.0, 48.0)])
+def test_a_queue_does_not_show_the_limit_of_a_concurrency(
+    waiting: float, most_per_s: float
+) -> None:
+    learner, now_s = learned([8.0, 16.0, 32.0], knee_at=64.0)
+    late = values_at_load(64.0 - waiting, knee_at=64.0, ttft_s=5.0) | {"waiting_avg": waiting}
+    for _ in range(4):
+        now_s += 60.0
+        learner.learn(now_s, late)
+    knee = learner.knee(now_s, Targets(ttft_p99_s=0.3, itl_p99_s=None))
+    assert knee is not None
+    assert (knee.c_max.expected, knee.usable_requests_per_s.expected) == (32.0, 32.0)
+    assert knee.most_requests_per_s == most_per_s

@@ -392,8 +392,7 @@ class FilledHistory(History):
         return self._totals(tier, self._now), before
 
     def _totals(self, tier: str, read: PeriodData) -> TierTotals:
-        engines = [engine for engine in self._fleet.of(tier) if read.has(engine.key)]
-        groups = {self._fleet.group(engine) for engine in engines}
+        groups = {self._fleet.group(e) for e in self._fleet.of(tier) if read.has(e.key)}
         if not groups:
             return TierTotals()
         columns = read.counters(groups)
@@ -404,7 +403,7 @@ class FilledHistory(History):
             unwatched = np.isnan(np.array(list(columns.values()))).all(axis=0)
             for at in np.flatnonzero(unwatched).tolist():
                 spans[at] = Span()
-        return TierTotals(spans, read.minutes(groups, [e.key for e in engines]))
+        return TierTotals(spans, read.minutes(groups))
 
     def remarks(self) -> Remarks:
         """Remarks on how the data was read, and on what is missing or partial."""

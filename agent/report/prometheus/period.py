@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
-from kneewatch.reports.weekly.measures import RUNNING, WAITING
+from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.reports.weekly.observed import Grid
 
 FAILED = "the scrape failed (up is 0)"
@@ -85,7 +85,8 @@ class PeriodData(Struct, frozen=True):
 
     The keys of rows: an engine in `gauges` and `signs`; a process in `starts`; a target in `up` and
     `failed`; a pod in `deleted`; a tier's labels in `hourly` and `begun`, the increases of counters
-    and histograms. `summed` is the number of hours whose `hourly` comes from recording rules.
+    and histograms, and in `queued`, the requests queued at the end of each step of `begun`.
+    `summed` is the number of hours whose `hourly` comes from recording rules.
     """
 
     grid: Grid
@@ -94,6 +95,7 @@ class PeriodData(Struct, frozen=True):
     summed: int
     hourly: Mapping[str, Rows]
     begun: Rows
+    queued: Rows
     begun_at: Steps
     signs: Mapping[str, Rows]
     up: Rows
@@ -139,18 +141,18 @@ class PeriodData(Struct, frozen=True):
                     columns[Column(metric, wanted[group], "sum")] = row
         return columns
 
-    def minutes(self, groups: Iterable[RowKey], engines: Iterable[Key]) -> list[float]:
-        """The number of requests of a tier that arrived in each minute. If a step has several
-        minutes, its requests are spread evenly."""
+    def minutes(self, groups: Collection[RowKey]) -> list[float]:
+        """The number of requests that arrived in each minute. If a step has several minutes, its
+        requests are spread evenly."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
         table = np.array(rows)
         summed = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
-        queues = [self.gauges[WAITING].get(key, np.full(self.at.count, np.nan)) for key in engines]
-        middles_s = self.at.begins_s + self.at.step_s / 2
-        edges_s = np.append(self.begun_at.begins_s, self.begun_at.last_s)
-        summed = arrived(summed, edges_s, middles_s, np.nansum(queues, axis=0))
+        queues = [self.queued[group] for group in groups if group in self.queued]
+        if queues:
+            queued = np.nansum(queues, axis=0)
+            summed = arrived(summed, np.concatenate((queued[:1], queued)))
         minutes_per_step = int(self.begun_at.step_s // MINUTE_S)
         spread: list[float] = np.repeat(summed / minutes_per_step, minutes_per_step).tolist()
         return spread
@@ -230,6 +232,8 @@ class PeriodReader:
         hourly, summed = hours.read(gauges[RUNNING], at)
         configs = {"configs": self._per_engine(partial(queries.configs, asking), frozen)}
         begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
+        counts = ranges.steps({**begun, **hours.of_parts("queued", queries.queued, 1)}, begun_at)
+        arrivals = merge_parts(counts)
         finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
         curve = self._curve(steps(grid, self._found.curve_s)) if closely else {}
         return PeriodData(
@@ -238,7 +242,8 @@ class PeriodReader:
             gauges={**gauges, **self._gpus(at)},
             summed=summed,
             hourly=hourly,
-            begun=merge_parts(ranges.steps(begun, begun_at))["begun"],
+            begun=arrivals["begun"],
+            queued=arrivals["queued"],
             begun_at=begun_at,
             signs={key: finely.get(key, {}) for key in SIGNS},
             up=finely.get("up", {}),

@@ -185,6 +185,18 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
     return _either(asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole))
 
 
+def queued(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
+    """A query for the newest number of queued requests, summed by the labels `by`."""
+    scope = replace(asking, by=tuple(by))
+    return _either(
+        scope,
+        range_s,
+        lambda dialect: dialect.folded(
+            f"last_over_time({{}}[{dialect.range}])", "num_requests_waiting"
+        ),
+    )
+
+
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """The same query as `gained`, on the sums that recording rules store."""
     return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)

@@ -43,9 +43,15 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
     assert present == {"m-big": 3, **{f"m-{name}": 4 for name in faults if name != "big"}}
-    size = next(row for row in report["sizes"] if row["tier"].startswith("m-late"))
-    asked_per_s = 4 * 14.0
-    assert size["peak_requests_per_s"] == pytest.approx(asked_per_s, rel=0.1), "served: 43"
+    peaks = {
+        row["tier"].removeprefix("m-").split(" ")[0]: row["peak_requests_per_s"]
+        for row in report["sizes"]
+    }
+    assert peaks["late"] == pytest.approx(4 * 14.0, rel=0.1), "asked; 43 were served"
+    assert peaks["code"] == pytest.approx(4 * 2.0, rel=0.25), "what drains after a hang came before"
+    assert [row["replicas_needed"] for row in report["sizes"] if "m-late" not in row["tier"]] == [
+        None
+    ] * (len(faults) - 1), "no replicas for a fault"
     down = {
         row["target"]: row["start_s"] - fleet.epoch_s - FAULTS_S[0]
         for row in report["incidents"]
