@@ -12,6 +12,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch, Version, oldest_version
+from kneewatch.diagnose.sizing.launch_notes import hardware_notes
 from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
 from kneewatch.rules.wire import to_ms
@@ -183,7 +184,8 @@ def merge(
     completed = _completed(stated, chosen, launch, ordered)
     notes += _uncounted(completed, chosen.get(SERVER_GPUS))
     try:
-        deployment(config, completed)
+        setup = deployment(config, completed).setup
+        notes += () if setup is None else hardware_notes(setup)
     except SizingError as exc:
         notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
         completed = stated

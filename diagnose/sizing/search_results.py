@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.launch_notes import over_pcie
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import over_pcie, size, steps
+from kneewatch.diagnose.sizing.size import size, steps
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.rules.formatting import figure, percent, plural
 

@@ -9,10 +9,10 @@ from math import ceil, floor
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.launch_notes import launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
@@ -32,13 +32,11 @@ from kneewatch.diagnose.sizing.speed.performance import (
     all_to_all_bytes,
     closed_loop,
     performance,
-    planned_overhead_ratio,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
     Costs,
     Intensity,
-    busiest_ratio,
     intensity_of,
     launch_costs,
     margins,
@@ -58,12 +56,6 @@ from kneewatch.rules.formatting import figure, percent
 # this many times the predicted one.
 _APART = 1.5
 _OPTIMISTIC = 1.1
-# The guide's safe range of the memory's share ends here (2.6), and tensor parallelism over PCIe is
-# worth its all-reduces up to this size (5.6).
-_TIGHT_UTILIZATION = 0.95
-_PCIE_TENSOR_PARALLEL = 2
-# Of GPUs that share the host's memory: published recipes of DGX Spark.
-_SHARED_UTILIZATION = 0.85
 _TIGHT_RATIO = 0.99
 _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
@@ -288,69 +280,6 @@ def stated_notes(
         yield (
             f"the stated {figure(stated_per_s)} usable requests/s are far below the predicted "
             f"{figure(usable_per_s)} of one replica: check them with a benchmark"
-        )
-
-
-def launch_notes(setup: Setup) -> Iterator[str]:
-    """Warnings about the launch: utilization, PCIe, FP8, experts, pipeline stages."""
-    gpu, parallel = setup.gpu, setup.parallel
-    if setup.utilization > _TIGHT_UTILIZATION:
-        yield (
-            f"GPU memory utilization {figure(setup.utilization)} leaves "
-            f"{percent(1 - setup.utilization)} for "
-            "spikes and other processes: 0.90 to 0.95 is the safe range"
-        )
-    if gpu is not None:
-        if gpu.shares_host_memory and setup.utilization > _SHARED_UTILIZATION:
-            yield (
-                f"{gpu.name} shares its memory with the host: vLLM does not start where "
-                f"{percent(setup.utilization)} of it is not free; recipes use "
-                f"--gpu-memory-utilization {figure(_SHARED_UTILIZATION)}"
-            )
-        yield from over_pcie(gpu, parallel.tensor)
-        yield from over_nodes(setup, gpu)
-        if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
-            yield (
-                f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
-                "speed"
-            )
-    if parallel.experts and setup.model.experts.count:
-        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor)
-        yield (
-            f"the prediction assumes that the busiest GPU computes {figure(round(busiest, 2))} "
-            "times the mean of the experts' tokens: more slows all"
-        )
-    if parallel.pipeline > 1:
-        yield (
-            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages are "
-            f"idle: a single request leaves {percent(1 - 1 / parallel.pipeline)} of the GPU time "
-            "unused"
-        )
-
-
-def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
-    """The warning about a launch that one node does not hold; empty if one does."""
-    tensor, node = setup.parallel.tensor, gpu.node_gpus
-    nodes = ceil(tensor * setup.parallel.pipeline / node)
-    if nodes == 1:
-        return
-    crossing = "every step" if tensor <= node else "every all-reduce"
-    tcp = "" if setup.network in NETWORKS[:2] else ", which TCP makes longer than predicted"
-    stages = f"; or use TP {node} with pipeline stages" if 1 < node < tensor else ""
-    yield (
-        f"a replica is on {nodes} nodes, and {crossing} crosses {setup.network}: measure its "
-        f"latency{tcp}{stages}"
-    )
-
-
-def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
-    """The warning about a tensor-parallel group over PCIe; empty if NVLink connects it."""
-    linked = gpu.nvlink_gpus >= min(tensor_parallel, NODE_GPUS)
-    if tensor_parallel > _PCIE_TENSOR_PARALLEL and not linked and gpu.node_gpus > 1:
-        lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
-        yield (
-            f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {percent(lost)} "
-            "of a step: use NVLink above TP 2, or benchmark it against a smaller TP"
         )
 
 

@@ -231,3 +231,10 @@ def test_a_log_of_another_start_is_not_used(
     facts, stated = merged(NOTHING, of_log(**LOGGED, **logged), server(**answered))
     assert (stated.reported.weights_bytes is None) == of_another_start
     assert any("the log is from another start" in note for note in facts.notes) == of_another_start
+
+
+@pytest.mark.parametrize(("gpu_id", "noted"), [("a100-80gb", True), ("h100-sxm", False)])
+def test_fp8_on_a_gpu_without_its_arithmetic_is_noted(gpu_id: str, noted: bool) -> None:
+    line = f"vllm serve {LLAMA} --quantization fp8"
+    facts, _ = merged(Stated(gpu=gpu(gpu_id)), process(line))
+    assert any("has no FP8 arithmetic" in note for note in facts.notes) == noted

@@ -1,0 +1,88 @@
+"""Warnings about how a launch uses its GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
+from kneewatch.diagnose.sizing.speed.roofline_inputs import busiest_ratio
+from kneewatch.rules.formatting import figure, percent
+
+# The guide's safe range of the memory's share ends here (2.6), and tensor parallelism over PCIe is
+# worth its all-reduces up to this size (5.6).
+_TIGHT_UTILIZATION = 0.95
+_PCIE_TENSOR_PARALLEL = 2
+# Of GPUs that share the host's memory: published recipes of DGX Spark.
+_SHARED_UTILIZATION = 0.85
+
+
+def hardware_notes(setup: Setup) -> Iterator[str]:
+    """Warnings about how a launch uses its GPUs: utilization, PCIe, nodes, FP8."""
+    gpu = setup.gpu
+    if setup.utilization > _TIGHT_UTILIZATION:
+        yield (
+            f"GPU memory utilization {figure(setup.utilization)} leaves "
+            f"{percent(1 - setup.utilization)} for "
+            "spikes and other processes: 0.90 to 0.95 is the safe range"
+        )
+    if gpu is not None:
+        if gpu.shares_host_memory and setup.utilization > _SHARED_UTILIZATION:
+            yield (
+                f"{gpu.name} shares its memory with the host: vLLM does not start where "
+                f"{percent(setup.utilization)} of it is not free; recipes use "
+                f"--gpu-memory-utilization {figure(_SHARED_UTILIZATION)}"
+            )
+        yield from over_pcie(gpu, setup.parallel.tensor)
+        yield from over_nodes(setup, gpu)
+        if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
+            yield (
+                f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
+                "speed"
+            )
+
+
+def launch_notes(setup: Setup) -> Iterator[str]:
+    """Warnings about the launch, and what its prediction assumes of experts and stages."""
+    yield from hardware_notes(setup)
+    parallel = setup.parallel
+    if parallel.experts and setup.model.experts.count:
+        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor)
+        yield (
+            f"the prediction assumes that the busiest GPU computes {figure(round(busiest, 2))} "
+            "times the mean of the experts' tokens: more slows all"
+        )
+    if parallel.pipeline > 1:
+        yield (
+            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages are "
+            f"idle: a single request leaves {percent(1 - 1 / parallel.pipeline)} of the GPU time "
+            "unused"
+        )
+
+
+def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
+    """The warning about a launch that one node does not hold; empty if one does."""
+    tensor, node = setup.parallel.tensor, gpu.node_gpus
+    nodes = ceil(tensor * setup.parallel.pipeline / node)
+    if nodes == 1:
+        return
+    crossing = "every step" if tensor <= node else "every all-reduce"
+    tcp = "" if setup.network in NETWORKS[:2] else ", which TCP makes longer than predicted"
+    stages = f"; or use TP {node} with pipeline stages" if 1 < node < tensor else ""
+    yield (
+        f"a replica is on {nodes} nodes, and {crossing} crosses {setup.network}: measure its "
+        f"latency{tcp}{stages}"
+    )
+
+
+def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
+    """The warning about a tensor-parallel group over PCIe; empty if NVLink connects it."""
+    linked = gpu.nvlink_gpus >= min(tensor_parallel, NODE_GPUS)
+    if tensor_parallel > _PCIE_TENSOR_PARALLEL and not linked and gpu.node_gpus > 1:
+        lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
+        yield (
+            f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {percent(lost)} "
+            "of a step: use NVLink above TP 2, or benchmark it against a smaller TP"
+        )
