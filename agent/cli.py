@@ -291,7 +291,7 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
 @click.option("--explain", "whole", is_flag=True, help="show the arithmetic with its sources")
-@form_option(*FORMATS)
+@form_option(*FORMATS, "toml")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]")
 def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.

@@ -323,7 +323,7 @@ def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> i
     Returns the exit status: 0 fits, 1 does not fit, 2 cannot be sized."""
     try:
         given = with_words(given, words)
-        answer = _plan(given) if given["plan"] else sized(given)
+        answer = _plan(given, form) if given["plan"] or form == "toml" else sized(given)
     except SizingError as error:
         say(error_text(error))
         return NO_DATA
@@ -331,6 +331,8 @@ def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> i
         click.echo(orjson.dumps(answer.document(), option=orjson.OPT_INDENT_2))
     elif form == "markdown":
         click.echo("\n".join(answer.markdown()))
+    elif form == "toml":
+        click.echo("\n".join(answer.settings))
     else:
         click.echo("\n".join(answer.text(text_width(), whole=whole)))
     return OK if answer.fits else DOES_NOT_FIT
@@ -339,7 +341,7 @@ def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> i
 class Answer(Struct, frozen=True):
     """The answer to the flags of `size`: a launch's size, or None for a plan or a search without a
     result. `extra` and `lines` are what is said beside the size, as JSON and as text; `brief` are
-    the lines without arithmetic."""
+    the lines without arithmetic, `settings` a plan as the daemon's settings."""
 
     size: Size | None
     extra: Mapping[str, Any]
@@ -347,6 +349,7 @@ class Answer(Struct, frozen=True):
     fits: bool
     brief: Sequence[str]
     compared: Sequence[Lever] = ()
+    settings: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document kneewatch.size/1."""
@@ -473,14 +476,21 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
     )
 
 
-def _plan(given: dict[str, Any]) -> Answer:
+def _plan(given: dict[str, Any], form: str) -> Answer:
     """The result of the sizing guide's thirteen steps for a workload profile."""
     # Lazy: slow to import, and most sizes have no profile.
-    from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines, plan_summary
+    from kneewatch.diagnose.sizing.plan.plan_result import (
+        plan_document,
+        plan_lines,
+        plan_summary,
+        settings_lines,
+    )
     from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
     path = given["plan"]
+    if not path:
+        raise SizingError("--format toml is the settings of a plan: name its profile", name="plan")
     text = profile_text(path, "plan")
     refuse_ignored_by_plan(given)
     profile = read_profile(text, origin=path, stated=over_profile(given))
@@ -490,7 +500,8 @@ def _plan(given: dict[str, Any]) -> Answer:
     result = plan(profile, models=models, benchmarks=texts)
     members = {"plan": plan_document(result)}
     summary = (*plan_summary(result), "The thirteen steps with their arithmetic: --explain")
-    return Answer(None, members, plan_lines(result), result.fits, summary)
+    written = settings_lines(result, path=str(Path(path).absolute())) if form == "toml" else ()
+    return Answer(None, members, plan_lines(result), result.fits, summary, settings=written)
 
 
 def error_text(error: SizingError) -> str:

@@ -122,6 +122,45 @@ def test_a_target_may_have_its_own(tmp_path: Path) -> None:
     assert medians == {"a": 1000.0, "b": 60.0}
 
 
+SIZED = """
+[lengths]
+input_p50_tokens = 900
+input_p95_tokens = 1500
+input_p99_tokens = 2000
+input_mean_tokens = 1000
+output_p50_tokens = 180
+output_p95_tokens = 350
+output_p99_tokens = 500
+[traffic]
+kind = "online"
+archetype = "rag"
+peak_requests_per_s = 120
+[slo]
+ttft_p99_s = 2.0
+[prefix]
+shared_tokens = 500
+[deployment]
+model = "meta-llama/Llama-3.3-70B-Instruct"
+gpus = ["h100-sxm"]
+tensor_parallel = 4
+final_benchmark = "curve.csv"
+"""
+
+
+def test_a_plan_is_written_as_settings_of_the_daemon(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "sized.toml").write_text(SIZED)
+    curve = "concurrency,requests_per_s,ttft_p99_s,itl_p99_s\n32,9.5,1.1,0.022\n48,12,2.0,0.028\n"
+    (tmp_path / "curve.csv").write_text(curve + "64,14.5,3.6,0.036\n")
+    done = main("size", "--plan", "sized.toml", "--format", "toml")
+    stated = settings(tmp_path, done.out)
+    assert "queued requests, HTTP 429 beyond: " in done.out
+    keys = ("replicas", "slo.ttft_p99_s", "benchmark.requests_per_s", "benchmark.itl_p99_s")
+    assert [stated[key] for key in keys] == [15, 2.0, 12, 0.028]
+    assert stated["expect.prefix_hit_ratio"] == pytest.approx(0.8 * 500 / 1000)
+    assert stated["workload_profile"] == str(tmp_path / "sized.toml")
+    assert main("size", "--model", "llama-3.1-8b", "--format", "toml").status == 2
+
+
 def test_a_report_takes_it_too_unless_it_has_one(tmp_path: Path) -> None:
     far, fits = tmp_path / "far.toml", tmp_path / "fits.toml"
     stated = f'workload_profile = "{far}"\n'

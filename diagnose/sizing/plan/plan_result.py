@@ -6,6 +6,7 @@ Also the values that live requests are compared with.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -351,6 +352,58 @@ def _step_document(step: PlanStep) -> dict[str, object]:
         "to_measure": step.to_measure,
         "notes": step.notes,
     }
+
+
+def settings_lines(plan: Plan, *, path: str) -> list[str]:
+    """The settings (TOML) of the daemon for the planned servers; `path` is that of the profile.
+
+    Raises:
+        SizingError: the plan has tiers: the servers of each need settings of their own.
+    """
+    if plan.profile.tiers:
+        raise SizingError(
+            "a plan with tiers has no one settings file: plan each tier alone, or take its values "
+            "from --format json",
+            name="plan",
+        )
+    words = packaged_tables("diagnose.sizing.plan", "labels.toml")
+    tables = {"": [f"workload_profile = {json.dumps(path)}"]}
+    tables[""].append(f"model = {json.dumps(plan.profile.deployment.model)}")
+    if (hits := _expected_hits(plan.profile)) is not None:
+        tables["expect"] = [f"prefix_hit_ratio = {hits:.3g}"]
+    measured = plan.step(10).output.get("source") == "measured"
+    for setting, (number, name) in words["settings"].items():
+        table, _, key = setting.rpartition(".")
+        value = plan.step(number).output.get(name)
+        if value is not None and (measured or table != "benchmark"):
+            tables.setdefault(table, []).append(f"{key} = {json.dumps(value)}")
+    limits = plan.step(13).output
+    gateway = [
+        f"#   {text}: {shown(name, limits[name])}"
+        for name, text in words["gateway"].items()
+        if name in limits
+    ]
+    unmeasured = [] if measured else ["# benchmark: measure a replica, and plan with its results"]
+    lines = [
+        "# Settings of kneewatch run for the planned servers. Limits for the gateway:",
+        *gateway,
+    ]
+    for table, rows in tables.items():
+        lines += [*([f"\n[{table}]"] if table else [""]), *rows]
+    return [*lines, *unmeasured]
+
+
+RAG_HITS = 0.8
+"""Share of a RAG workload's shared context that one replica should hit (guide 9.3)."""
+
+
+def _expected_hits(profile: WorkloadProfile) -> float | None:
+    """The hit ratio, of all prompt tokens, that servers should reach; None if nothing is known."""
+    prefix = profile.prefix
+    unmeasured = RAG_HITS if profile.traffic.archetype == "rag" else None
+    if prefix is None or (ratio := prefix.hit_ratio or unmeasured) is None:
+        return None
+    return ratio * prefix.shared_tokens / profile.lengths.mean_input_tokens
 
 
 # --- The values of a workload profile that are monitored on live servers --------------------------
