@@ -135,6 +135,7 @@ mutations: $(VENV)/.dev  ## double and halve every number of the causes' records
 lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (minutes; 3.4 GB)
 	sh tests/lab/install.sh
 	$(BIN)/python -m tests.lab.beside
+	$(BIN)/python -m tests.lab.routers
 	$(BIN)/python -m tests.lab.drive
 	$(BIN)/python -m tests.lab.resize
 

@@ -338,8 +338,8 @@ def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
     """An endpoint that gets nothing although its engine answers scrapes, or may."""
     failing = [name for name, healthy in state.health.items() if not healthy]
     for out, why, question in (
-        (state.breaker, "its circuit breaker is open", "breaker"),
         (failing, "it fails the router's health check", "health"),
+        (state.breaker, "its circuit breaker is open", "breaker"),
     ):
         engines = [e for e in behind.own if _is_among(out, e) and e.get("waiting") is not None]
         named = [e.member.name for e in engines] if behind.here else sorted(out)
