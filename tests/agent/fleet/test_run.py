@@ -180,7 +180,9 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
 
 
 def test_before_the_first_answer_nothing_is_told(tmp_path: Path) -> None:
-    with Daemon(tmp_path, "--prometheus", f"http://{LOOPBACK}:1", *QUICK) as daemon:
+    settings = tmp_path / "kneewatch.toml"
+    settings.write_text(f'[fleet]\nprometheus = "http://{LOOPBACK}:1"\n')
+    with Daemon(tmp_path, "--config", settings, *QUICK) as daemon:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             daemon.get("/api/v1/fleet")
         until(lambda: "Connection refused" in failed(daemon, "/readyz"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import health
@@ -100,9 +102,10 @@ def verdict(
     images: Mapping[str, str] | None = None,
     faulty_gpus: Mapping[str, Sequence[GpuState]] | None = None,
     routers: Sequence[RouterState] = (),
+    since_s: float | None = None,
 ) -> FleetVerdict:
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, faulty
-    ones, streaks and images by pod."""
+    ones, streaks and images by pod. `since_s`: when the causes of all engines began."""
     shape = shaped([labels for labels, _ in engines])
     profile = profile or Profile()
 
@@ -131,6 +134,11 @@ def verdict(
             gpus=faulty.get(key, ()),
             gpus_guessed="gpus" not in gpu_figures.get(key, {}),
         )
+    if since_s is not None:
+        verdicts = {
+            key: replace(each, causes=[replace(c, since_s=since_s) for c in each.causes])
+            for key, each in verdicts.items()
+        }
     return diagnose(
         Observed(
             t_s=T_S,

@@ -10,7 +10,7 @@ from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.example_fleets import Row, causes, fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import T_S, Row, causes, fleet, pod, verdict
 
 OVERLOADED: Mapping[str, float] = {
     "running": 26.0,
@@ -40,10 +40,12 @@ def pool(count: int, own: Mapping[str, float]) -> list[Row]:
     return [(pod(f"r{at}"), own) for at in range(count)]
 
 
-def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetVerdict:
+def held(
+    rows: list[Row], streaks_s: Mapping[str, float], since_s: float | None = None
+) -> FleetVerdict:
     """The verdict where these conditions have held on every engine that is not as usual."""
     by_pod = {labels["pod"]: streaks_s for labels, own in rows if own}
-    return verdict(*rows, streaks_s=by_pod)
+    return verdict(*rows, streaks_s=by_pod, since_s=since_s)
 
 
 def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
@@ -72,6 +74,13 @@ def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
     assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
     kv = diagnosis.advice[0].predicted["kv_demand_ratio"]
     assert kv < 0.5, "the queue is no part of what runs at once"
+
+
+@pytest.mark.parametrize(("hours", "is_proposed"), [(23.0, False), (25.0, True)])
+def test_a_queue_that_lasts_for_a_day_may_be_intended(hours: float, is_proposed: bool) -> None:
+    diagnosis = held(pool(8, OVERLOADED), QUEUED, since_s=T_S - 3600 * hours)
+    (queue,) = (cause for cause in diagnosis.causes if cause.id == "queue_saturation")
+    assert ("fleet.throughput_pools" in queue.lever) == is_proposed
 
 
 def test_a_queue_of_one_moment_is_no_cause() -> None:
