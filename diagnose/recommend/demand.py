@@ -126,6 +126,7 @@ class Demand(Struct, frozen=True, kw_only=True):
       to be served only once.
     - `mean_requests`: their mean over the window; mean latencies are for these.
     - `in_flight`: the mean number of requests that run or wait for capacity.
+    - `deferred`: the mean number of requests that wait for something else, such as an adapter.
     - `callers`: the clients of a closed loop; None otherwise.
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
@@ -147,6 +148,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     spread_tokens: float = 0.0
     prompts_vary: float = 0.0
     in_flight: float = 0.0
+    deferred: float = 0.0
     callers: float | None = None
     repeats: bool = False
 
@@ -231,6 +233,7 @@ def demand(
         if (prompt := values.get("prompt_tokens_mean"))
         else 0.0,
         in_flight=in_flight_mean,
+        deferred=deferred,
         callers=callers,
         repeats=repeats,
     )

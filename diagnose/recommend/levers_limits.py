@@ -145,8 +145,9 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         context,
         "max-num-seqs-up",
         [("--max-num-seqs", now, seats)],
-        f"{seats} requests would run at once instead of {now}{'' if stated else ' (observed)'}, "
-        f"with the KV cache {percent(numbers.get('kv_usage_ratio', 0))} full. At the present step "
+        f"Up to {seats} requests would run at once instead of {now}"
+        f"{'' if stated else ' (observed)'}; those that arrive now fill "
+        f"{percent(numbers.get('kv_usage_ratio', 0))} of the KV cache. At the present step "
         f"time they complete up to {figure(round(served_per_s, 2))} requests/s; "
         f"{figure(round(demand.arrival_per_s, 2))} requests/s arrive"
         + (": not enough alone." if short else "."),

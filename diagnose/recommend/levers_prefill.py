@@ -279,12 +279,13 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     to = min(most, 2 ** floor(log2(now * min(BUDGET_GROWTH, longest_s / step_s))))
     if to <= now:
         return None
-    before, then = present(context), {"longest_step_s": step_s * to / now}
+    before, then = {**present(context)}, {"longest_step_s": step_s * to / now}
     words, least_s, ratio = "", _least_step_s(context, step_s), context.demand.load_ratio
     if least_s and ratio is not None:
         # Of a step, only what it takes without prompts is saved.
         gain = to / now * step_s / (least_s + to / now * (step_s - least_s))
-        before, then = {**before, "load_ratio": ratio}, {**then, "load_ratio": ratio / gain}
+        before.update(load_ratio=ratio, least_step_s=least_s)
+        then.update(load_ratio=ratio / gain, prompts_at_most_ratio=gain)
         words = (
             f" That serves at most {gain:.2f}x as many, because a step without prompts takes "
             f"{duration(least_s)}."

@@ -53,13 +53,14 @@ class Incident(Struct):
         """
         before = {each.id: each for each in self.recommendations}
         taken: list[Recommendation] = []
+        asked = demand.requests + demand.deferred
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
-            is_less = demand.requests * MOVED < most
+            is_less = asked * MOVED < most
             if held is not None and is_less and not _goes_further(held.changes, each.changes):
                 taken.append(held)
                 continue
-            self.most[each.id] = max(most, demand.requests)
+            self.most[each.id] = max(most, asked)
             new = self._explained(each, demand)
             is_same = held is not None and replace(new, as_of_s=held.as_of_s) == held
             taken.append(held if held is not None and is_same else replace(new, as_of_s=now_s))

@@ -222,7 +222,9 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     numbers = _sizes(context, change)
     demand_ratio = numbers.get("kv_demand_ratio")
     if demand_ratio is not None:
-        numbers["kv_usage_ratio"] = min(1.0, demand_ratio)
+        demand = context.demand  # as measured before, in the mean
+        mean_ratio = min(1.0, demand.mean_requests / max(demand.requests, 1.0))
+        numbers["kv_usage_ratio"] = min(1.0, demand_ratio * mean_ratio)
         if demand_ratio <= KV_TARGET_RATIO and _peak_fits(context, numbers):
             numbers["preemption_per_s"] = 0.0
     server = context.server

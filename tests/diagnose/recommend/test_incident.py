@@ -55,6 +55,18 @@ def test_a_change_of_the_advice_says_why() -> None:
     assert "First 2, now 3: arrivals/s rose from 4.0 to 9.0." in levers["replicas"].summary
 
 
+def test_more_that_wait_for_an_adapter_are_more_load() -> None:
+    """At first one request waits for the only slot, later five."""
+    adviser, thrash = Adviser(), [cause("adapter_thrash")]
+    for at_s, running, deferred in ((0.0, 4.0, 0.8), (60.0, 1.0, 5.1)):
+        situation = CALM.but(running=running, running_avg=running, running_max=running, waiting=0.0,
+                             waiting_avg=deferred, waiting_deferred_avg=deferred, lora_max=1.0,
+                             lora_running=1.0, lora_waiting=4.0)  # fmt: skip
+        facts = replace(replace(situation, config=PAGE).facts(), now_s=NOW_S + at_s)
+        (slots,) = [a for a in adviser.advise(facts, thrash) if a.id == "max-loras"]
+    assert slots.before["waiting_deferred"] == 5.1
+
+
 def test_a_restart_forgets_the_peak() -> None:
     adviser, pressure = Adviser(), [cause("kv_pressure")]
     full, peak = (replace(situation, config=OVERRIDE).facts() for situation in (FULL, PEAK))

@@ -193,12 +193,22 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
                 yield f"two figures of one draft: {sorted(told)}"
         for each in verdict.recommendations:
             yield from wrong(each, targets)
+            if is_too_full(each):
+                yield "the usage of a larger cache for which nobody waited"
         now = [value for value in verdict.values.values() if value is not None]
         for cause in verdict.causes:
             parts = [*cause.evidence, *cause.against]
             of_parts = [n for part in parts for n in (part.value, part.threshold) if n is not None]
             if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
                 yield from unexplained(cause.summary, figures_with_inverses(now, of_parts))
+
+
+def is_too_full(advice: Recommendation) -> bool:
+    """Whether more is predicted to be held than now; a twentieth of a cache is a request or two."""
+    now, then = (each.get("kv_usage_ratio", 0.0) for each in (advice.before, advice.predicted))
+    grown = advice.predicted.get("kv_capacity_ratio", 1.0)
+    is_alone = not advice.before.get("waiting") and not advice.before.get("preemption_per_s")
+    return is_alone and grown > 1 and now < 0.9 and then > max(1.3 * now / grown, 0.05)
 
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
