@@ -30,7 +30,7 @@ from tests.lab.server import Server, ServerError
 INTERVAL_S = 5
 LASTS_S = 1800.0
 STOPPED_EVERY_S = 0.06
-DRAINED_WITHIN_S = 180.0
+SILENT_S = 180.0
 UNREAD = re.compile(
     r"# HELP |(# TYPE )?(python_|\w+:?\w*_created[{ ]|http_request_duration_highr_"
     r"|vllm:request_(inference_time|max_num_generation|params|num_preemptions)_)"
@@ -94,7 +94,7 @@ def play(phase: Phase, server: Server, loads: dict[Shape, Load]) -> dict[str, ob
         time.sleep(phase.lasts_s)
     if phase.state == "draining":
         for load in loads.values():
-            load.wait_drained(DRAINED_WITHIN_S)
+            load.wait_drained(SILENT_S)
     first, *others = loads.values()
     seen = first.seen(*others, from_s=from_s + phase.settle_s, to_s=time.time())
     means = {"itl_mean_s": seen.itl_mean_s, "ttft_mean_s": seen.ttft_mean_s}

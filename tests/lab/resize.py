@@ -42,7 +42,7 @@ AFTER_RAMP_S, AFTER_SETTLE_S = 20.0, 25.0
 REPLICAS = "replicas"
 PACE = Shape(prompt_tokens=8, output_tokens=100)  # shorter than a block: no prefix is ever hit
 PACE_CLIENTS, PACE_S, PACE_WARM_S = 8, 8.0, 2.0
-DRAINED_WITHIN_S = 150.0
+SILENT_S = 150.0
 
 
 def main() -> int:
@@ -205,8 +205,8 @@ def ended(load: Load, name: str) -> None:
         ServerError: a request failed, or the last ones do not end.
     """
     load.resize(0)
-    if not load.wait_drained(DRAINED_WITHIN_S):
-        raise ServerError(f"{name}: the load did not drain in {DRAINED_WITHIN_S:.0f} s")
+    if not load.wait_drained(SILENT_S):
+        raise ServerError(f"{name}: the load does not drain: no token for {SILENT_S:.0f} s")
     if load.failures:
         raise ServerError(f"{name}: a request failed: {load.failures[0]}")
 
