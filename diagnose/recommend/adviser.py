@@ -130,10 +130,7 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
         and context.demand.callers is None
         and waiting >= 1
     ):
-        left = (
-            f"{waiting:,.0f} requests wait beside this load: until they are served, vLLM fills the "
-            "larger cache too."
-        )
+        left = "What waits beside this load fills the larger cache too, until it is served."
         recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
     else:
         left = ""
