@@ -107,8 +107,8 @@ def bound_of(facts: Facts) -> Bound | None:
     """
     if facts.get("running_avg") < 1 or facts.gpus_guessed:
         return None
-    engine = facts.values.get("gpu_engine_active_ratio")
-    over = [row for row in LIMITS if facts.get(row[1]) >= row[2]]
+    engine, value_of = facts.values.get("gpu_engine_active_ratio"), facts.values.get
+    over = [row for row in LIMITS if (value_of(row[1]) or 0.0) >= row[2]]
     if over:
         kind, signal, threshold = max(over, key=lambda row: facts.get(row[1]) / row[2])
         value = facts.get(signal)

@@ -84,7 +84,8 @@ factor."""
 def counterfactuals(
     stands: Stands, facts: Facts, cause: Cause, before: Sequence[Counterfactual] = ()
 ) -> tuple[Counterfactual, ...]:
-    """The counterfactuals of a cause's evidence, in the evidence's order, at most one per signal.
+    """The counterfactuals of a cause that these facts conclude: at most one per signal, in the
+    order of its evidence.
 
     `before` has the counterfactuals of the same cause at the previous scrape. One that is still
     valid is not computed again.
@@ -92,28 +93,26 @@ def counterfactuals(
     earlier = {point.signal: point for point in before}
     points: dict[str, Counterfactual] = {}
     for evidence in cause.evidence:
-        now = facts.values.get(evidence.signal)
-        if evidence.signal in facts.recent or on_gpus(evidence.signal, facts.gpus):
-            # The cause was concluded from the value of the window's newest part, or of one GPU.
-            now = evidence.value
-        if now is None or evidence.signal in points:
-            continue
-        point = _turning(stands, facts, evidence, now, earlier.get(evidence.signal))
-        if point is not None:
-            points[evidence.signal] = point
+        if evidence.signal not in points:
+            point = _turning(stands, facts, evidence, earlier.get(evidence.signal))
+            if point is not None:
+                points[evidence.signal] = point
     return tuple(points.values())
 
 
 def _turning(
-    stands: Stands, facts: Facts, evidence: Evidence, now: float, before: Counterfactual | None
+    stands: Stands, facts: Facts, evidence: Evidence, before: Counterfactual | None
 ) -> Counterfactual | None:
+    # Then the cause was concluded from the value of the window's newest part, or of one GPU.
+    of_part = evidence.signal in facts.recent or on_gpus(evidence.signal, facts.gpus)
+    now = evidence.value if of_part else facts.values.get(evidence.signal)
+    stands_at = _tried(stands, facts, evidence.signal)
+    if now is None or (of_part and not stands_at(now)):
+        # The cause needs both the window's value and that of its newest part, which differ.
+        return None
     high = FAR * max(abs(now), abs(evidence.threshold or 0.0), 1e-9)
     if evidence.signal.endswith("_ratio") and now <= 1:
         high = 1.0
-    stands_at = _tried(stands, facts, evidence.signal)
-    if not stands_at(now):
-        # The cause needs both the window's value and that of its newest part, which differ.
-        return None
     if before is not None:
         inside = before.at / BARELY if before.above else before.at * BARELY
         if (now < before.at) == before.above and stands_at(inside) and not stands_at(before.at):
