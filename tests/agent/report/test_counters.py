@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.series import Counted, Increases
+from kneewatch.agent.report.history import arrivals
+from kneewatch.agent.report.series import Counted, Floats, Increases, Signals
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
-from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
-from kneewatch.reports.weekly.observed import Tally
+from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED, WAITING
+from kneewatch.reports.weekly.observed import Grid, Tally
 
 NAN = math.nan
 TOTAL = Column("num_preemptions", ())
@@ -198,3 +199,11 @@ def test_any_number_of_restarts_adds_up(runs: list[list[float]], cut: int) -> No
     assert parts is not None
     assert parts.sum() == pytest.approx(wanted)
     assert (parts >= 0).all()
+
+
+@pytest.mark.parametrize("queued", [[0.0, 60.0, 180.0, 0.0, 0.0], [NAN] * 5])
+def test_requests_arrive_when_they_queue_and_not_when_the_queue_drains(queued: list[float]) -> None:
+    times: Floats = np.array([0.0, 60.0, 120.0, 180.0, 240.0])
+    begun = increases(times.tolist(), {Column(TTFT, (), "count"): [0, 120, 180, 540, 660]})
+    came = arrivals(begun, Signals(times, {WAITING: np.array(queued)}), Grid(0, 240, "UTC", (), ()))
+    assert came == ([180, 180, 180, 120] if queued[1] > 0 else [120, 60, 360, 120])
