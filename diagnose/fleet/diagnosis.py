@@ -21,7 +21,7 @@ from kneewatch.diagnose.fleet.absence import (
     absence_notes,
 )
 from kneewatch.diagnose.fleet.engine import Engine, engines_of
-from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Past, Usual
+from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Past
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     average_engine,
@@ -260,7 +260,7 @@ def advice_of(
         advice
         for tier in tiers
         if ("routing_dilution", tier.pool, tier.tier) in diluted
-        and (advice := _routing(tier, profile, past.usual.get(tier.group))) is not None
+        and (advice := _routing(tier, profile, past)) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
     return sorted([*resizes, *routing, *splitting], key=order)
@@ -270,11 +270,12 @@ def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> Flee
     return FleetAdvice(**asdict(in_document(recommendation)), pool=pool, tier=tier or None)
 
 
-def _routing(tier: Tier, profile: Profile, usual: Usual | None) -> FleetAdvice | None:
+def _routing(tier: Tier, profile: Profile, past: Past) -> FleetAdvice | None:
     """Prefix-aware routing, with the hit ratio that it would reach; None if it would not help."""
     server = server_of(tier, stated_of(profile.stated))
     context = average_engine(tier, server, profile.targets, "routing_dilution", peak=None)
     sticky = sticky_routing(context)
+    usual = past.reuse_of(tier.group, profile.expected_prefix_hit_ratio)
     possible = middle(reuse_possible(engine, usual) for engine in tier.engines)
     hits = context.facts.values.get("prefix_hit_ratio")
     if sticky is None or possible is None or hits is None or not hits < possible:
@@ -551,7 +552,12 @@ def _compared(
     """The causes that comparing the replicas of a tier, or its requests with the past,
     concludes."""
     causes = [
-        routing_dilution(tier, observed.past, profile.targets),
+        routing_dilution(
+            tier,
+            observed.past,
+            profile.targets,
+            expected=profile.expected_prefix_hit_ratio,
+        ),
         *(examine(tier) for examine in (replica_imbalance, cold_replicas, underused)),
         *bad_nodes(tier),
         workload_drift(tier, observed.past, stated_of(profile.stated), tiers),

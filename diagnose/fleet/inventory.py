@@ -268,11 +268,13 @@ class Usual(Struct, frozen=True):
     """Usual values of the prefix caches of a group.
 
     Hit ratio, looked-up prompt tokens/s of all replicas together, and TTFT P50 (None if unknown).
+    `expected`: the hit ratio is not the group's own, but the one that its user expects.
     """
 
     hit_ratio: float
     query_per_s: float
     ttft_p50_s: float | None
+    expected: bool = False
 
 
 def usual_of(hours: Mapping[float, Values]) -> Usual | None:
@@ -315,6 +317,13 @@ class Past(Struct, frozen=True):
         default_factory=dict[Group, Mapping[str, Histogram]]
     )
     usual: Mapping[Group, Usual] = field(default_factory=dict[Group, Usual])
+
+    def reuse_of(self, group: Group, expected: float | None) -> Usual | None:
+        """A group's usual values, with the expected hit ratio if it never reached that."""
+        usual = self.usual.get(group)
+        if usual is None or expected is None or usual.hit_ratio >= expected:
+            return usual
+        return replace(usual, hit_ratio=expected, expected=True)
 
 
 # --- A fleet at one moment ------------------------------------------------------------------------

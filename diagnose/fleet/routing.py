@@ -71,11 +71,14 @@ prompt is computed for it, and as a miss from MISSED on.
 """
 
 
-def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | None:
-    """Most replicas miss prefixes that the pool used to hit, although prompts did not change. If
-    earlier values are unknown: hit ratios are those of random routing."""
+def routing_dilution(
+    tier: Tier, past: Past, targets: Targets, *, expected: float | None = None
+) -> FleetCause | None:
+    """Most replicas miss prefixes that the pool used to hit, or that its user expects to be hit,
+    although prompts did not change. If earlier values are unknown: hit ratios are those of random
+    routing."""
     engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
-    usual = past.usual.get(tier.group)
+    usual = past.reuse_of(tier.group, expected)
     if usual is None:
         return _looks_random(tier, engines)
     # A cold cache misses whatever the routing.
@@ -96,10 +99,11 @@ def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | N
         (engine.get("ttft_p99_s") or 0.0) > targets.ttft_p99_s for engine in fallen
     )
     critical = late or (slower is not None and slower >= HARMFUL_TTFT)
+    known = "expected" if usual.expected else "usually"
     case = Case(
         "routing_dilution",
-        f"Routing ignores prefixes: hit ratio {percent(hits)}, usually "
-        f"{percent(usual.hit_ratio)}, on {len(fallen)} of {len(warm)} engines. They compute "
+        f"Routing ignores prefixes: hit ratio {percent(hits)}, {known} {percent(usual.hit_ratio)}, "
+        f"on {len(fallen)} of {len(warm)} engines. They compute "
         f"{more:.1f}x the prompt tokens.",
         LEVER,
         ("7.3", "7.7"),

@@ -301,10 +301,14 @@ FALLEN = {"prefix_hit_ratio": 0.19, "ttft_p50_s": 0.2, "kv_capacity_tokens": 1e6
 
 
 def routing(
-    rows: list[Row], usual: Mapping[Group, Usual] = USUALLY, ttft_target_s: float | None = None
+    rows: list[Row],
+    usual: Mapping[Group, Usual] = USUALLY,
+    ttft_target_s: float | None = None,
+    expected: float | None = None,
 ) -> dict[str, Cause]:
     """What is reported of lost hits, by id."""
-    profile = Profile(targets=Targets(ttft_p99_s=ttft_target_s))
+    targets = Targets(ttft_p99_s=ttft_target_s)
+    profile = Profile(targets=targets, expected_prefix_hit_ratio=expected)
     diagnosis = verdict(*rows, usual=usual, recent=LENGTHS, profile=profile)
     lost = ("routing_dilution", "prefix_reuse_lost")
     return {c.id: c for c in diagnosis.causes if c.id in lost}
@@ -321,9 +325,18 @@ def test_hits_below_those_of_the_past() -> None:
     assert "2.3x the prompt tokens" in cause.summary
 
 
+LOW: Mapping[Group, Usual] = {GROUP: Usual(hit_ratio=0.2, query_per_s=12_000.0, ttft_p50_s=0.2)}
+
+
 def test_hits_as_in_the_past_are_usual_however_low() -> None:
-    low: Mapping[Group, Usual] = {GROUP: Usual(hit_ratio=0.2, query_per_s=12_000.0, ttft_p50_s=0.2)}
-    assert routing(pool(prefill_tokens_p90=1450.0), low) == {}
+    assert routing(pool(prefill_tokens_p90=1450.0), LOW) == {}
+
+
+def test_a_pool_that_never_hit_as_expected_was_routed_wrong_from_its_first_day() -> None:
+    cause = routing(pool(), LOW, expected=0.8)["routing_dilution"]
+    assert cause.severity == Severity.WARNING
+    assert "hit ratio 19%, expected 80%, on 4 of 4 engines" in cause.summary
+    assert routing(pool(), LOW, expected=0.2) == {}
 
 
 @pytest.mark.parametrize(
