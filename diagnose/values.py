@@ -13,6 +13,7 @@ from kneewatch.diagnose.deployment.server_state import CanaryState
 
 STALL, PREFILL_SILENCE, DRAINS = "stalled_s", "prefill_silence_s", "backlog_drains"
 KV_UNACCOUNTED = "kv_unaccounted_ratio"
+CAPACITY_USED = "capacity_used_ratio"
 HIT_SPREAD = "prefix_hit_spread_sigmas"
 """Keys of signals that are followed from scrape to scrape."""
 

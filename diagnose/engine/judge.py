@@ -48,7 +48,7 @@ from kneewatch.diagnose.engine.restarts import (
 from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
-from kneewatch.diagnose.learned.knee import CurveLearner
+from kneewatch.diagnose.learned.knee import CurveLearner, capacity_used
 from kneewatch.diagnose.learned.kv_balance import KvBalance
 from kneewatch.diagnose.lengths import LiveWorkload
 from kneewatch.diagnose.ranking import (
@@ -62,6 +62,7 @@ from kneewatch.diagnose.ranking import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.values import (
+    CAPACITY_USED,
     DRAINS,
     KV_UNACCOUNTED,
     PREFILL_SILENCE,
@@ -400,6 +401,9 @@ class Judge:
         signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)
         signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
+        knee = learned.knee.update(t_s, signals)
+        signals[CAPACITY_USED] = capacity_used(signals, knee)
+        notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
         findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
         gpus = values.gpus
         facts = Facts(
@@ -422,7 +426,7 @@ class Judge:
             gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
             gpus_lost=gpus.lost,
             adapters=values.adapters,
-            knee=learned.knee.update(t_s, signals),
+            knee=knee,
             split=self._catalogue.split,
             lengths=learned.output_drift(values, signals),
             endless=learned.endless_outputs(values),

@@ -21,6 +21,7 @@ from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
 from kneewatch.diagnose.values import (
+    CAPACITY_USED,
     DRAINS,
     HIT_SPREAD,
     KV_UNACCOUNTED,
@@ -124,6 +125,8 @@ FOLLOWED: Mapping[str, str] = {
     f"{LONGEST_PREFILL_S:g}: by the pauses before first tokens so far, by the longest prefill that "
     "the page has counted, and by the blocks taken since the last token at the engine's prefill "
     "speed; 0 while nothing runs",
+    CAPACITY_USED: "gpu_engine_active_ratio; without a GPU source the requests in flight over the "
+    "learned C_max, once the knee was reached",
     DRAINS: "1 while requests that a cause has left in the queue are served after its end; "
     "otherwise absent",
     "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "

@@ -700,6 +700,14 @@ LIVE_POINTS_KEPT = 12
 """Windows kept per concurrency step in a daemon, which monitors many engines."""
 
 
+def capacity_used(values: Mapping[str, float | None], knee: LearnedKnee | None) -> float | None:
+    """The GPU's activity; without a GPU source the requests in flight over the learned C_max."""
+    busy, running = values.get("gpu_engine_active_ratio"), values.get("running_avg")
+    if busy is not None or knee is None or not knee.reached or running is None:
+        return busy
+    return (running + (values.get("waiting_avg") or 0.0)) / knee.c_max.expected
+
+
 class LiveKnee:
     """One engine's knee, recomputed once per window. `window_s` is the short window."""
 

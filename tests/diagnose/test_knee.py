@@ -7,13 +7,16 @@ from math import inf, log2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner
+from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner, capacity_used
+from kneewatch.diagnose.values import CAPACITY_USED
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.library import RULES_BY_ID
 from tests.recordings import CAPTURES
 
 NOTHING = Targets(None, None)
@@ -43,6 +46,17 @@ def test_the_recorded_sweep_within_one_step() -> None:
     assert knee.reached
     assert abs(log2(knee.c_max.expected / CLIENTS_KNEE)) <= 1.0
     assert knee.c_max.low <= knee.c_max.expected <= knee.c_max.high
+
+
+def test_without_a_gpu_source_the_load_is_a_share_of_c_max() -> None:
+    learner, now_s = swept()
+    knee = learner.knee(now_s, NOTHING)
+    assert knee is not None
+    load = {"running_avg": 4.0, "waiting_avg": 1.0}
+    assert capacity_used(load, knee) == pytest.approx(5.0 / knee.c_max.expected)
+    assert capacity_used({**load, "gpu_engine_active_ratio": 0.9}, knee) == 0.9
+    assert capacity_used(load, replace(knee, reached=False)) is None
+    assert RULES_BY_ID["FLEET-LOW"].signal == RULES_BY_ID["FLEET-HIGH"].signal == CAPACITY_USED
 
 
 def test_c_max_at_a_target_within_one_step() -> None:
