@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from kneewatch.agent.size_options import FLAGS
+from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import (
@@ -46,7 +47,13 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     try:
         launch = parse_launch(text, origin="the command line")
     except SettingsError as error:
-        raise SizingError(str(error), name="launch") from error
+        kind = next((each for each in engine_kinds() if _starts(each, text)), None)
+        why = (
+            f"it starts {kind.title}, and size knows vLLM only. {kind.memory}"
+            if kind
+            else f"{error}"
+        )
+        raise SizingError(why, name="launch") from error
     stated = {flag.parameter: flag.read(launch) for flag in FLAGS if flag.launch}
     stated |= _speculation(_document(launch, "--speculative-config"))
     sizes = _SIZES.search(text)
@@ -64,6 +71,10 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         for name, value in stated.items()
         if value is not None and given[name] == defaults[name]
     }
+
+
+def _starts(kind: EngineKind, text: str) -> bool:
+    return any(launcher in text for launcher in kind.launchers)
 
 
 def ignored_flags(launch: Launch) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     - `switch_on`: what to do if expected metrics are missing.
     - `flags`: its flag for each of vLLM's; `levers`: what to do first about a cause; `words`: what
       its texts say instead.
+    - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
+      where a running server shows it.
     - `unjudged`: what cannot be judged from its page, and why.
     """
 
@@ -104,6 +106,8 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     flags: Texts = field(default_factory=dict[str, str])
     levers: Texts = field(default_factory=dict[str, str])
     words: Texts = field(default_factory=dict[str, str])
+    launchers: tuple[str, ...] = ()
+    memory: str = ""
     unjudged: Texts = field(default_factory=dict[str, str])
 
     @cached_property

@@ -363,9 +363,9 @@ def metrics_missing(
     """Core metrics are absent or have impossible values, so their signals cannot be judged.
 
     `switch_on`: what to do if another engine's page lacks them; empty for vLLM. `blind`: number of
-    scrapes in a row without any metric of load or cache. With several API
-    servers (`--data-parallel-size`, `--api-server-count`) vLLM exports load and cache only after
-    the engine's first step, so the severity is only `info` for an `unused` engine.
+    scrapes in a row without any metric of load or cache. With several API servers vLLM exports load
+    and cache only after the engine's first step, so the severity is only `info` for an `unused`
+    engine.
     """
     lacking = [signal for signal in core if signal in facts.missing]
     if not lacking:

@@ -418,7 +418,7 @@ CACHING_BY_DEFAULT: Version = (0, 9, 0)
 """From this version on, prefix caching and chunked prefill are on by default (V1 only)."""
 
 FP8_KV_SINCE: Version = (0, 8, 3)
-"""Older V1 engines accepted `--kv-cache-dtype fp8` and then ignored or refused it (vLLM 14221)."""
+"""Older V1 engines accepted fp8 for the KV cache and then ignored or refused it (vLLM 14221)."""
 
 FROM_LABELS: tuple[tuple[str, Version], ...] = (
     ("kv_cache_size_tokens", (0, 24, 0)),

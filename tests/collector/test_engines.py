@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.size_launch import with_launch
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.engines.translation import canonical_metric
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict, decode, encode
 from kneewatch.rules.rule import WARNING
@@ -177,3 +179,19 @@ def test_every_source_is_a_canonical_metric_and_every_flag_is_spelled() -> None:
     for kind in engine_kinds():
         assert all(canonical_metric(metric, kind).name == metric for metric in kind.shows)
         assert all(flag.startswith("--") for pair in kind.flags.items() for flag in pair)
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        ("python -m sglang.launch_server --model-path m --tp 2", "--mem-fraction-static"),
+        ("trtllm-serve m --tp_size 2", "--kv_cache_free_gpu_memory_fraction"),
+        ("llama-server -m m.gguf", "--ctx-size"),
+        ("sudo reboot now", "no vLLM command line"),
+    ],
+)
+def test_size_refuses_the_launch_of_another_engine_and_says_how_large_its_cache_is(
+    launch: str, says: str
+) -> None:
+    with pytest.raises(SizingError, match=says):
+        with_launch({"launch": launch})

@@ -22,7 +22,7 @@ _AMPERE, _BLACKWELL = 8.0, 10
 
 
 class KvFormat(Struct, frozen=True, kw_only=True):
-    """One value of `--kv-cache-dtype`.
+    """One dtype that vLLM takes for its KV cache.
 
     - `key_bits`, `value_bits`: bits per element, including the scales of its group.
     - `key_bytes`, `value_bytes`: scales and norms of a whole head.
@@ -95,7 +95,7 @@ def _formats() -> Mapping[str, KvFormat]:
 
 
 def kv_format(kv_cache_dtype: str) -> KvFormat:
-    """The format for a value of `--kv-cache-dtype`.
+    """The format for a dtype of the KV cache, as vLLM spells it.
 
     Raises:
         SizingError: the dtype is unknown; the choices are listed.

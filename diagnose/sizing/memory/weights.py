@@ -189,7 +189,7 @@ _LARGEST_VOCABULARY = 258_048
 
 
 class Adapters(Struct, frozen=True):
-    """`--max-loras` and `--max-lora-rank`: the most adapters per batch, and their largest rank."""
+    """The most LoRA adapters per batch, and their largest rank."""
 
     slots: int
     rank: int = DEFAULT_RANK
