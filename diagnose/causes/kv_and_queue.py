@@ -45,17 +45,22 @@ WAIT_S = Signal("expected_wait_s")
 UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
 """No request left the queue within the window."""
 
+USUAL_TTFT_S = BaselineValue("ttft_p99_s")
 HURTS = (
     (WAIT_S >= 0.5 * TTFT_TARGET_S)
-    | (~TTFT_TARGET_S.known & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0)))
+    | (
+        ~TTFT_TARGET_S.known
+        & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0))
+        & (WAIT_S >= USUAL_TTFT_S).assume(unknown=True)
+    )
     | ~WAIT_S.known
 )
-"""The queue's wait is long: against the TTFT target or, without one, against a request's duration.
+"""The queue's wait is long: against the TTFT target or, without one, against a request's duration
+and against the TTFT P99 of quiet times.
 
 An unknown wait also counts: it usually means that no request leaves the queue.
 """
 
-USUAL_TTFT_S = BaselineValue("ttft_p99_s")
 UNUSUAL = ~TTFT_TARGET_S.known & (WAIT_S >= (10.0 * USUAL_TTFT_S).at_least(20.0))
 """Without a target, the wait is at least ten times the TTFT P99 of quiet times, and at least 20 s.
 

@@ -16,13 +16,17 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
 )
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST
+from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST, QUEUE_S
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P99_S,
+    KV_USAGE,
     MEAN_TTFT_GROWTH,
+    PINNED,
+    PREFILL_BUSY,
+    PREFILL_S,
     PREFILLS_REACH,
     STALL_SHARE,
     TTFT_DRIFT,
@@ -41,12 +45,30 @@ FAR = 2.0
 UNMOVED = 1.3
 EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
 PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
-SAME_LOAD = PROMPTS_AS_USUAL & (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
+ANSWERS_AS_USUAL = (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
+SAME_LOAD = PROMPTS_AS_USUAL & ANSWERS_AS_USUAL
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
-NO_CROWD = EQUAL_PROMPTS & (
-    (Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING)
+BEYOND_PROMPTS = (
+    (Signal(DEMAND) <= UNMOVED)
+    & (ITL_DRIFT * (1.0 - PREFILL_BUSY) >= UNMOVED * Signal(PROMPTS).at_least(1.0))
+).assume(unknown=False)
+"""Tokens come later than longer prompts explain: a step takes at most as many times longer as its
+contexts are, and prefills take their share of the time."""
+
+TOKENS_ALONE = (PROMPTS_AS_USUAL | BEYOND_PROMPTS) & ANSWERS_AS_USUAL
+"""The load does not explain late tokens."""
+
+HAS_ROOM = (
+    ~PINNED & (KV_USAGE < 0.8) & (PREFILL_BUSY <= 0.75) & (QUEUE_S >= 4.0 * PREFILL_S)
+).assume(unknown=False)
+"""Seats, KV cache and steps have room: requests that wait for several prefills' time wait for
+something else than capacity."""
+
+NO_CROWD = (
+    EQUAL_PROMPTS
     & (ITL_DRIFT <= UNMOVED)
+    & ((Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING) | HAS_ROOM)
 )
 """More requests delay first tokens only by a queue for capacity, or by slower steps."""
 
@@ -75,7 +97,7 @@ batch at an equal load: slow steps bring it about, and it may hide their loss fr
 PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
-FAR_OFF = (FIRST_TOKENS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+FAR_OFF = (FIRST_TOKENS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(
     unknown=False
 )
 
@@ -106,7 +128,7 @@ UNEXPLAINED_LATENCY = cause(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & Held(FAR_OFF_HELD, FAR_OFF, Number(FAR_OFF_S), stretch=False)
-            & (MEAN_IS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & SAME_LOAD | PAUSES).assume(
+            & (MEAN_IS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(
                 unknown=False
             ),
             start=Number(0.2),
@@ -164,8 +186,8 @@ UNEXPLAINED_LATENCY = cause(
             say=(
                 (
                     FIRST_TOKENS_LATE,
-                    "First tokens take {ttft_drift:.1f}x as long as usual at an equal load, and no "
-                    "cause is found.",
+                    "First tokens take {ttft_drift:.1f}x as long as usual, longer than the load "
+                    "explains, and no cause is found.",
                 ),
                 (
                     STREAMS_PAUSE,
@@ -179,12 +201,12 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 (
                     ALWAYS,
-                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual at an equal load, "
-                    "and no cause is found.",
+                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the load "
+                    "explains, and no cause is found.",
                 ),
             ),
             words=(("ttft_drift", TTFT_DRIFT),),
-            summary="Latency is far from usual at an equal load, and no cause is found",
+            summary="Latency is far from usual, the load does not explain it, and no cause is found",
             lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
             "clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for since "
             "then. If vLLM was started with --profiler-config, record a trace: POST "

@@ -222,6 +222,19 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:more requests, and none queues": UNEXPLAINED.but(
         demand_moved_ratio=1.8, waiting_avg=2.5, waiting_deferred_avg=2.0, itl_mean_drift_ratio=1.1
     ),
+    "unexplained_latency:more requests, and the engine has room": UNEXPLAINED.but(
+        demand_moved_ratio=1.8, waiting_avg=4.0, waiting_deferred_avg=0.0, itl_mean_drift_ratio=1.1,
+        queue_mean_s=2.0, prefill_mean_s=0.4, prefill_busy_ratio=0.7, kv_usage_avg_ratio=0.7,
+        running_max=20.0, running_queued_avg=8.0,
+    ),
+    "unexplained_latency:tokens, and prompts grew": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_mean_s=0.09, itl_mean_drift_ratio=4.0, prefill_busy_ratio=0.3,
+        prompts_moved_ratio=2.0, computed_moved_ratio=2.0, engine_speed_ratio=0.8,
+    ),
+    "unexplained_latency:tokens, and prompts shrank": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_mean_s=0.06, itl_mean_drift_ratio=2.1, prefill_busy_ratio=0.3,
+        prompts_moved_ratio=0.5, computed_moved_ratio=1.5, engine_speed_ratio=0.8,
+    ),
     "unexplained_latency:very late": UNEXPLAINED.but(
         ttft_p50_drift_ratio=14.0, ttft_p99_drift_ratio=14.0, ttft_p99_s=14.0
     ),
