@@ -7,6 +7,7 @@ from math import ceil, floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice, rounded_up
@@ -32,6 +33,9 @@ LEAST_TIMES = 1.25
 """Smallest factor by which to enlarge the cache: an engine that preempts needs more in any case."""
 
 
+GIANT_MARGIN = 1.05
+"""A prompt's share is to be below the bound of its cause, not at it."""
+
 MOST_TIMES = 8.0
 """Largest factor in one change: ITL grows with the batch, so measure it before growing further."""
 
@@ -42,7 +46,12 @@ def _times_needed(context: LeverContext) -> float:
     if context.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
     peak = context.demand.peak_tokens(context.demand.requests)
-    return min(max(tokens / capacity / KV_AIM_RATIO, peak / capacity, LEAST_TIMES), MOST_TIMES)
+    # Giant prompts block the queue until they take a smaller share of the cache.
+    blocks = context.cause == "kv_pressure" and not context.get("preemption_per_s")
+    giant = blocks * GIANT_MARGIN * context.get("prompt_p99_kv_share_ratio") / GIANT_FROM
+    return min(
+        max(tokens / capacity / KV_AIM_RATIO, peak / capacity, giant, LEAST_TIMES), MOST_TIMES
+    )
 
 
 def kv_blocks(context: LeverContext) -> Recommendation | None:

@@ -55,6 +55,16 @@ def test_a_change_of_the_advice_says_why() -> None:
     assert "First 2, now 3: arrivals/s rose from 4.0 to 9.0." in levers["replicas"].summary
 
 
+def test_a_cache_for_giant_prompts_ends_their_share() -> None:
+    """They take half of it each, and the cause lasts while they take a fifth."""
+    giants = CALM.but(running=4.0, running_avg=4.0, running_max=4.0, waiting=9.0, waiting_avg=9.0,
+                      waiting_by_capacity=9.0, kv_usage_avg_ratio=0.4, preemption_per_s=0.0,
+                      prompt_p99_kv_share_ratio=0.5, prompt_tokens_mean=800.0)  # fmt: skip
+    page = {**PAGE, "num_gpu_blocks_override": "10001"}
+    blocks = advised("kv_pressure", situation=giants, page=page)["kv-blocks"]
+    assert 0.5 / blocks.predicted["kv_capacity_ratio"] < 0.2
+
+
 def test_more_that_wait_for_an_adapter_are_more_load() -> None:
     """At first one request waits for the only slot, later five."""
     adviser, thrash = Adviser(), [cause("adapter_thrash")]
