@@ -201,12 +201,13 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 (
                     ALWAYS,
-                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the load "
-                    "explains, and no cause is found.",
+                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
+                    "load explains, and no cause is found.",
                 ),
             ),
             words=(("ttft_drift", TTFT_DRIFT),),
-            summary="Latency is far from usual, the load does not explain it, and no cause is found",
+            summary="Latency is far from usual, the load does not explain it, "
+            "and no cause is found",
             lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
             "clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for since "
             "then. If vLLM was started with --profiler-config, record a trace: POST "
