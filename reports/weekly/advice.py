@@ -112,9 +112,11 @@ WAS_APPLIED = ("applied", "kept", "missed", "worsened")
 """Outcomes of recommendations that were applied."""
 
 
-def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
+def advised(
+    incident: EpisodeObserved, recommended: Sequence[Recommended], replicas: int
+) -> tuple[Advice, ...]:
     """The recommendations for the incident's cause that were made during the incident, with their
-    outcomes.
+    outcomes. One that assumed fewer than the `replicas` that served then is left out.
 
     A growing problem needs a larger change, so a recommendation may be repeated with other numbers,
     and a later one may replace an earlier one. Of those with the same subject only one is returned:
@@ -131,6 +133,7 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
                 recommendation.last_s >= episode.start_s
                 or recommendation.first_s >= episode.start_s
             )
+            and not _assumed_fewer(recommendation.recommendation, replicas)
         ):
             before = newest.get(key := subject(recommendation.recommendation))
             if (
@@ -140,6 +143,15 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
             ):
                 newest[key] = recommendation
     return tuple(map(advice, sorted(newest.values(), key=lambda each: order(each.recommendation))))
+
+
+def _assumed_fewer(recommendation: Recommendation, replicas: int) -> bool:
+    """Whether it adds to fewer replicas: the daemon of one server assumes one until the number is
+    stated."""
+    return any(
+        change.flag == REPLICAS and isinstance(change.before, int) and change.before < replicas
+        for change in recommendation.changes
+    )
 
 
 def advice(recommended: Recommended) -> Advice:

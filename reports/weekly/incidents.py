@@ -257,7 +257,7 @@ def _incident(
     replicas = tuple(dict.fromkeys(row.target for row in together))
     present = {
         engine.target for engine in engines if engine.first_s <= last_s and engine.last_s >= start_s
-    }
+    }.union(replicas)
     budget_s = stated.targets.ttft_p99_s
     stage2_s = _stage_s(episode, STAGE_PREEMPTING)
     late_s = _late_s(observed, budget_s)
@@ -294,14 +294,14 @@ def _incident(
         cost=_added([cost(row, budget_s) for row in together]),
         evidence=cause.evidence if cause else (),
         against=cause.against if cause else (),
-        advice=advised(observed, recommended),
+        advice=advised(observed, recommended, len(present)),
         lines=tuple(
             _line(key, times, values) for key, (times, values) in observed.series.items()
             if any(value == value for value in values)
         ),
         guide=cause.guide if cause else (),
         replicas=replicas,
-        replicas_present=len(present.union(replicas)),
+        replicas_present=len(present),
     )  # fmt: skip
 
 

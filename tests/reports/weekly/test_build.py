@@ -373,7 +373,8 @@ def changing(first: Recommended, name: str, flag: str | None, summary: str) -> R
 
 
 def test_the_report_has_one_verdict_on_replicas_and_the_ledgers_order() -> None:
-    """Incidents advise for their own load; the size is for the week's peak."""
+    """Incidents advise for their own load; the size is for the week's peak. Advice that assumed one
+    replica is none where two served."""
     start_s = WEEK.from_s + 90
     free = recommended("kv_pressure", cost=0.0)
     more = changing(recommended("kv_pressure", cost=4.0), "replicas", "replicas", "1 -> 2")
@@ -391,7 +392,15 @@ def test_the_report_has_one_verdict_on_replicas_and_the_ledgers_order() -> None:
         "kv-fp8", "max-num-seqs-up"
     ]  # fmt: skip
     told = [advice.id for advice in report.incidents[0].advice]
-    assert told == ["max-num-seqs-up", "kv-fp8", "replicas"]
+    assert told == ["max-num-seqs-up", "kv-fp8"]
+    alone = made(
+        observed(
+            tier("t", [engine("a")], stated=STATED),
+            episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)],
+            recommended=[more],
+        )
+    )
+    assert [advice.id for advice in alone.incidents[0].advice] == ["replicas"]
     action = report.verdicts[0].action
     assert action is not None
     assert action.recommendation == "max-num-seqs-up"
