@@ -215,9 +215,12 @@ If prompts hit fully or missed fully, so little variation would occur by chance 
 times.
 """
 
-IN_TURNS = (HIT_SPREAD_SIGMAS >= 2.3).assume(unknown=False)
-"""Prompts hit for a time, and did not for another: the prompts changed. Evicted prefixes are missed
-at any time, by chance."""
+IN_TURNS = (
+    (HIT_SPREAD_SIGMAS >= 2.3)
+    & ((RECENT_HIT_RATIO >= 1.3 * HIT_RATIO) | (RECENT_HIT_RATIO <= 0.3 * HIT_RATIO))
+).assume(unknown=False)
+"""Prompts hit in one part of the window and not in the other: the prompts changed. Evicted prefixes
+are missed at any time, by chance."""
 
 WHOLE_PART = 0.7
 """If prompts hit fully or miss fully, the full hits make up at least this share of the hit

@@ -184,6 +184,10 @@ def _worse(recommendation: Recommendation) -> Iterator[str]:
 
 FEWER_SEATS = "max-num-seqs-down"
 
+BUDGET_ERROR, BUDGET_GAIN = 1.1, 1.2
+"""Up to this load, a larger token budget with this gain may suffice: larger chunks save more than
+is predicted, except where compute takes nearly the whole step."""
+
 
 def suffices(recommendation: Recommendation, context: LeverContext) -> bool | None:
     """Whether the change alone removes its cause at the present load; None if unknown."""
@@ -193,9 +197,12 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
     if recommendation.id == REPLICAS and context.demand.repeats:
         return None
     if key == "waiting" and "load_ratio" in predicted_numbers:
+        load = predicted_numbers["load_ratio"]
+        if recommendation.id != BUDGET_UP:
+            return load <= 1
         # A new replica comes with room for a peak, a larger budget does not.
-        room = SAFETY_DEFAULT if recommendation.id == BUDGET_UP else 1.0
-        return room * predicted_numbers["load_ratio"] <= 1
+        may = load <= BUDGET_ERROR and predicted_numbers["prompts_served_ratio"] >= BUDGET_GAIN
+        return load * SAFETY_DEFAULT <= 1 or (None if may else False)
     if recommendation.id == FEWER_SEATS:
         # It moves the shortage into the queue: enough only where the wait stays within the target.
         target_s = context.facts.targets.ttft_p99_s

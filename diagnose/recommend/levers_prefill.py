@@ -282,12 +282,12 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     before, then = {**present(context)}, {"longest_step_s": step_s * to / now}
     words, least_s, ratio = "", _least_step_s(context, step_s), context.demand.load_ratio
     if least_s and ratio is not None:
-        # Of a step, only what it takes without prompts is saved.
+        # Of a step, what it takes without prompts is saved.
         gain = to / now * step_s / (least_s + to / now * (step_s - least_s))
         before.update(load_ratio=ratio, least_step_s=least_s)
-        then.update(load_ratio=ratio / gain, prompts_at_most_ratio=gain)
+        then.update(load_ratio=ratio / gain, prompts_served_ratio=gain)
         words = (
-            f" That serves at most {gain:.2f}x as many, because a step without prompts takes "
+            f" That serves about {gain:.2f}x as many, because a step without prompts takes "
             f"{duration(least_s)}."
         )
     return advice(

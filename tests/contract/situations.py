@@ -394,6 +394,15 @@ OTHERS: Mapping[str, Situation] = {
                   prefix_query_per_s=600.0),
         quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9, "prefix_query_per_s": 400.0},
     ),
+    "prefix_churn: not where prompts hit again": replace(
+        CHURN.but(prefix_hit_spread_sigmas=3.0), recent={"prefix_hit_ratio": 0.45}
+    ),
+    "prefix_churn: not where prompts no longer hit": replace(
+        CHURN.but(prefix_hit_spread_sigmas=3.0), recent={"prefix_hit_ratio": 0.08}
+    ),
+    "prefix_churn:in runs, and no fewer now": replace(
+        CHURN.but(prefix_hit_spread_sigmas=3.0), recent={"prefix_hit_ratio": 0.3}
+    ),
     "prefix_churn:some hit whole": replace(
         CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefill_hit_share=0.16),
         quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},
