@@ -226,8 +226,8 @@ def advice_words(finding: Finding, diagnosis: Verdict) -> str:
     """What to do about a finding, with the limit to set if it is known."""
     rule = rule_of(finding)
     limit = diagnosis.values.get(rule.limit)
-    known = "" if limit is None else f" Limit: {quantity(rule.limit, limit)} ({rule.limit})."
-    return rule.advice + known
+    limit_words = "" if limit is None else f" Limit: {quantity(rule.limit, limit)} ({rule.limit})."
+    return rule.advice + limit_words
 
 
 def clearing_words(finding: Finding, diagnosis: Verdict) -> str:

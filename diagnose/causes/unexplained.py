@@ -33,7 +33,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
@@ -97,9 +97,10 @@ batch at an equal load: slow steps bring it about, and it may hide their loss fr
 PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
-FAR_OFF = (FIRST_TOKENS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(
-    unknown=False
-)
+
+def _far_off(late: Condition) -> Condition:
+    return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(unknown=False)
+
 
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
@@ -127,10 +128,8 @@ UNEXPLAINED_LATENCY = cause(
     forms=(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
-            & Held(FAR_OFF_HELD, FAR_OFF, Number(FAR_OFF_S), stretch=False)
-            & (MEAN_IS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(
-                unknown=False
-            ),
+            & Held(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+            & _far_off(MEAN_IS_LATE),
             start=Number(0.2),
             terms=(
                 term(

@@ -394,8 +394,8 @@ def _uneven(state: RouterState, behind: Behind) -> Fault | None:
     others = [each for each in counts if each != name]
     times = counts[name] / max(median(counts[each] for each in others), 1.0)
     waiting = queues.get(name, 0.0)
-    known = not behind.here or (waiting >= 1 and not any(queues[each] for each in others))
-    if times < PICKED_MORE or not known:
+    only_there = waiting >= 1 and not any(queues[each] for each in others)
+    if times < PICKED_MORE or (behind.here and not only_there):
         return None
     queue = f": {waiting:.0f} requests queue there, others have no queue" if behind.here else ""
     return _case(
@@ -435,11 +435,11 @@ def _slow(state: RouterState, behind: Behind) -> Fault | None:
 def _late(state: RouterState, behind: Behind) -> Fault | None:
     """First tokens that clients get later than the engines make them."""
     rows = [(e.get("ttft_mean_s"), e.get("arrival_per_s") or 0.0) for e in behind.here]
-    known = [(ttft_s, rate) for ttft_s, rate in rows if ttft_s is not None]
-    total = sum(rate for _, rate in known)
-    if state.ttft is None or len(known) < len(rows) or not total:
+    measured = [(ttft_s, rate) for ttft_s, rate in rows if ttft_s is not None]
+    total = sum(rate for _, rate in measured)
+    if state.ttft is None or len(measured) < len(rows) or not total:
         return None
-    engines_s = sum(ttft_s * rate for ttft_s, rate in known) / total
+    engines_s = sum(ttft_s * rate for ttft_s, rate in measured) / total
     more_s = state.ttft - engines_s
     if more_s < TTFT_MORE_S or state.ttft < TTFT_MORE * engines_s:
         return None

@@ -99,10 +99,10 @@ def routing_dilution(
         (engine.get("ttft_p99_s") or 0.0) > targets.ttft_p99_s for engine in fallen
     )
     critical = late or (slower is not None and slower >= HARMFUL_TTFT)
-    known = "expected" if usual.expected else "usually"
+    basis = "expected" if usual.expected else "usually"
     case = Case(
         "routing_dilution",
-        f"Routing ignores prefixes: hit ratio {percent(hits)}, {known} {percent(usual.hit_ratio)}, "
+        f"Routing ignores prefixes: hit ratio {percent(hits)}, {basis} {percent(usual.hit_ratio)}, "
         f"on {len(fallen)} of {len(warm)} engines. They compute "
         f"{more:.1f}x the prompt tokens.",
         LEVER,

@@ -201,8 +201,10 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
         if recommendation.id != BUDGET_UP:
             return load <= 1
         # A new replica comes with room for a peak, a larger budget does not.
-        may = load <= BUDGET_ERROR and predicted_numbers["prompts_served_ratio"] >= BUDGET_GAIN
-        return load * SAFETY_DEFAULT <= 1 or (None if may else False)
+        if load * SAFETY_DEFAULT <= 1:
+            return True
+        gain = predicted_numbers["prompts_served_ratio"]
+        return None if load <= BUDGET_ERROR and gain >= BUDGET_GAIN else False
     if recommendation.id == FEWER_SEATS:
         # It moves the shortage into the queue: enough only where the wait stays within the target.
         target_s = context.facts.targets.ttft_p99_s

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.scenarios.combined import COMBINED
 from tests.scenarios.engine import Knobs
 from tests.scenarios.load import Scenario
-from tests.scenarios.threads import THREADS
+from tests.scenarios.threads import SLOW, THREADS
 
-SLOW = ("slow_steps", "host_contention", "gpu_throttled", "unexplained_latency")
 LONG = ("prefill_interference", "prefill_bound", "workload_drift")
 PREFIX = ("prefix_reuse_lost", "prefix_churn")
 LARGE = {
