@@ -20,8 +20,7 @@ from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.prometheus.alerts import ALERTS, AlertText
-from kneewatch.dashboards.prometheus.rule_files import Flavor, rule_files
+from kneewatch.dashboards.prometheus.rule_files import ALERTS, AlertText, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile

@@ -13,7 +13,7 @@ from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.dashboards.prometheus.alerts import alert_group
+from kneewatch.dashboards.prometheus.rule_files import alert_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.diagnose.causes import availability
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance

@@ -11,7 +11,7 @@ from msgspec.structs import fields as fields_of
 
 from kneewatch.agent.api.openapi import size_inputs
 from kneewatch.agent.cli import size_command
-from kneewatch.agent.size_launch import ignored_flags, with_launch
+from kneewatch.agent.size_command import ignored_flags, with_launch
 from kneewatch.agent.size_options import FLAGS as OF_SIZE
 from kneewatch.diagnose.deployment.server_facts import launch_values
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, VLLM, Flag, Launch, parse_launch

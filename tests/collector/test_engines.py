@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.size_launch import with_launch
+from kneewatch.agent.size_command import with_launch
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.engines.translation import canonical_metric

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.alerts import alert_group
 from kneewatch.dashboards.prometheus.promtool_tests import Server
+from kneewatch.dashboards.prometheus.rule_files import alert_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
 from kneewatch.rules.facts import Targets
 from tests.programs import require

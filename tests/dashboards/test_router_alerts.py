@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.alerts import alert_group
-from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, alert_group, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from tests.dashboards.promtool import evaluate
 from tests.programs import require

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec import Struct
 
-from kneewatch.agent.server.model_and_gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
-from kneewatch.agent.server.watch import ServerWatch
+from kneewatch.agent.server.watch import NODE_PIDS, OTHER_PIDS, PARTS, ServerWatch, read_gpus
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings

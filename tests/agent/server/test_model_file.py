@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.model_and_gpus import CONFIG_MAX_BYTES, read_model
 from kneewatch.agent.server.process import ServerProcess
+from kneewatch.agent.server.watch import CONFIG_MAX_BYTES, read_model
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.deployment.vllm_flags import Launch
 
