@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -30,29 +30,23 @@ from kneewatch.agent.settings.table import (
     DIAGNOSIS,
     FETCH,
     FLEET,
-    SPAN,
     SWEEPS,
     Check,
-    Command,
     Target,
     effective,
     loader,
+    options,
     setting_options,
     timestamp,
 )
 from kneewatch.agent.size_options import size_options
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
-from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 
 if TYPE_CHECKING:
     from kneewatch.agent.settings.effective import Settings
 
 SHELLS = ("bash", "zsh", "fish")
-FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm", "json-schemas")
-FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
-FAMILIES = ("speed", "ttft", "itl", "prefix", "lengths", "load", "transfer")
-DAEMON = "http://127.0.0.1:9877"
 INTERRUPTED = 130
 DIAGNOSE_ONLY = ("watch_s",)
 """Settings that the daemon does not use."""
@@ -76,34 +70,6 @@ class CommandGroup(click.Group):
             raise OutputClosed from exc
 
 
-def form_option(*forms: str) -> Callable[[Command], Command]:
-    """The option `--format`. `forms` are the formats; the first one is the default."""
-    return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True
-    )
-
-
-def prometheus_option(text: str) -> Callable[[Command], Command]:
-    """The option --prometheus with the help `text`."""
-    return click.option("--prometheus", metavar="URL", help=text)
-
-
-def span_option(
-    flag: str, name: str, default: str | None, text: str
-) -> Callable[[Command], Command]:
-    """The option `flag`, whose value is a duration. `text` is its help."""
-    shown = default is not None
-    return click.option(flag, name, type=SPAN, default=default, show_default=shown, help=text)
-
-
-selector_option = click.option(
-    "--selector", default="", metavar="MATCHERS", help='only matching series: namespace="a"'
-)
-token_file_option = click.option(
-    "--token-file", type=click.Path(path_type=Path), help="file with the daemon's token"
-)
-
-
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -117,9 +83,7 @@ def cli() -> None:
 
 @cli.command(short_help="Watch a server for a while, then report what is wrong.")
 @click.argument("target", type=Target(), required=False)
-@prometheus_option("diagnose the fleet that this metrics system scrapes")
-@selector_option
-@click.option("--at", metavar="TIME", help="diagnose this moment: unix seconds or ISO 8601, UTC")
+@options("diagnose.prometheus", "selector", "at")
 @setting_options(
     "watch_s",
     "interval_s",
@@ -133,7 +97,7 @@ def cli() -> None:
     *FETCH,
     *FLEET,
 )
-@form_option(*FORMATS)
+@options("form")
 def diagnose(
     target: str | None,
     form: str,
@@ -196,7 +160,7 @@ def _diagnose_target(target: str, settings: Settings, form: str) -> int:
 @cli.command(short_help="Show a server's version, model and launch flags, and what is unknown.")
 @click.argument("target", type=Target())
 @setting_options("server.probe", "server_log", *DEPLOYMENT, *FETCH)
-@form_option("text", "json")
+@options("without_markdown.form")
 def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
     """Show the version, model and launch flags of TARGET (a server's URL or a capture).
 
@@ -211,10 +175,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 @cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
-@prometheus_option("also watch the fleet that this metrics system scrapes")
-@selector_option
-@click.option("--demo", is_flag=True, help="play the shipped recording; its history is temporary")
-@span_option("--for", "for_s", None, "stop after this time; unset: on SIGTERM or Ctrl-C")
+@options("run.prometheus", "selector", "demo", "run.for_s")
 def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa: ANN401
     """Monitor TARGETs until stopped, store their history, serve HTTP on --listen.
 
@@ -248,9 +209,7 @@ def _checks_of_run() -> tuple[Check, ...]:
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
 @setting_options("docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT)
-@form_option(*FORMATS)
-@click.option("--from", "from_time", metavar="TIME", help="start: unix seconds or ISO 8601, UTC")
-@click.option("--to", "to_time", metavar="TIME", help="end: unix seconds or ISO 8601, UTC")
+@options("form", "replay.from_time", "replay.to_time")
 def replay(captures: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Diagnose recordings scrape by scrape.
 
@@ -265,7 +224,7 @@ def replay(captures: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
 @setting_options("interval_s", "gpu_metrics", "server.probe", *FETCH)
-@span_option("--for", "for_s", None, "stop after this time; unset: on Ctrl-C")
+@options("record.for_s")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
     """Record URL's metrics pages to FILE, a capture that other commands take as TARGET.
 
@@ -280,7 +239,7 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
 @cli.command(short_help="Replay the shipped recording of an overloaded server.")
 @setting_options("docs_url", *DIAGNOSIS)
-@form_option(*FORMATS)
+@options("form")
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay the shipped recording of a real server whose KV cache fills up and overflows."""
     from kneewatch.agent import replay_command as command
@@ -290,8 +249,7 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
-@click.option("--explain", "whole", is_flag=True, help="show the arithmetic with its sources")
-@form_option(*FORMATS, "toml")
+@options("whole", "size.form")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]")
 def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.
@@ -324,42 +282,8 @@ def config(**given: Any) -> int:  # noqa: ANN401
 @setting_options(
     "window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus", "docs_url"
 )
-@span_option("--evaluation-interval", "evaluation_s", "15s", "how often rules are evaluated")
-@span_option(
-    "--scrape-interval",
-    "scrape_s",
-    "15s",
-    "how often Prometheus scrapes the servers; range selectors cover at least 4 scrapes",
-)
-@click.option(
-    "--prefix", default=VLLM_PREFIX, show_default=True, help="prefix of vLLM's metric names"
-)
-@selector_option
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME",
-    help="keep this label in results; repeatable",
-)
-@click.option("--triage-url", default="", metavar="URL", help="base URL of triage pages, for links")
-@click.option("--grafana-url", default="", metavar="URL", help="base URL of Grafana, for links")
-@click.option(
-    "--gpu-join",
-    "gpu_joins",
-    multiple=True,
-    metavar="LABEL=DCGM_LABEL",
-    help="without effect: the alerts about GPUs have DCGM's labels",
-)
-@click.option("--lean", is_flag=True, help="alerts only, no recorded series for dashboards")
-@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only matching DCGM series")
-@click.option(
-    "--flavor",
-    type=click.Choice(FLAVORS),
-    default=FLAVORS[0],
-    show_default=True,
-    help="what evaluates the rules",
-)
+@options("evaluation_s", "scrape_s", "prefix", "selector", "labels", "triage_url", "grafana_url")
+@options("gpu_joins", "lean", "gpu_selector", "flavor")
 def export_command(
     kind: str,
     folder: Path,
@@ -380,17 +304,7 @@ def export_command(
 
 
 @cli.command(short_help="Serve diagnoses to AI agents (Model Context Protocol).")
-@click.option(
-    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="URL of the running daemon"
-)
-@token_file_option
-@prometheus_option("query this metrics system instead of a daemon")
-@selector_option
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    help="serve streamable HTTP at /mcp on this loopback address; unset: stdin and stdout",
-)
+@options("daemon", "token_file", "mcp.prometheus", "selector", "mcp.listen")
 @setting_options("docs_url", *DIAGNOSIS, *DEPLOYMENT, *FETCH, *FLEET)
 def mcp(listen: str | None, **given: Any) -> int:  # noqa: ANN401 - listen is a setting as well
     """Serve kneewatch's diagnoses to AI agents over the Model Context Protocol.
@@ -408,16 +322,8 @@ def mcp(listen: str | None, **given: Any) -> int:  # noqa: ANN401 - listen is a 
 
 @cli.command(short_help="Make changed values the usual ones in a running daemon.")
 @click.argument("target")
-@click.option("--model", default="", help="only engines of this model")
-@click.option("--engine", default="", help="only the engine with this number")
-@click.option("--what", multiple=True, metavar="FAMILY", type=click.Choice(FAMILIES),
-              help="only these values: " + ", ".join(FAMILIES) + "; repeatable")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="only show what would become usual")
-@click.option(
-    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="URL of the running daemon"
-)
-@token_file_option
-@form_option("text", "json")
+@options("accept.model", "accept.engine", "what", "dry_run", "daemon", "token_file")
+@options("without_markdown.form")
 def accept(target: str, **given: Any) -> int:  # noqa: ANN401
     """Make present values of TARGET the usual ones: after a wanted change of model or launch.
 
@@ -433,15 +339,7 @@ def accept(target: str, **given: Any) -> int:  # noqa: ANN401
 @cli.command(short_help="Show servers or a running daemon live in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options("interval_s", "gpu_metrics", "docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
-@click.option("--attach", metavar="URL", help="show the targets of the daemon at this URL")
-@token_file_option
-@click.option(
-    "--speed",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="speed of captures, as a multiple of real time",
-)
+@options("attach", "token_file", "speed")
 def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Show TARGETs (servers' URLs or captures) live in the terminal; press ? for the keys.
 
@@ -465,32 +363,8 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     *FETCH,
     *FLEET,
 )
-@prometheus_option("read this metrics system instead of the history")
-@selector_option
-@span_option("--since", "since_s", "7d", "length of the period")
-@click.option(
-    "--to",
-    "to_time",
-    metavar="TIME",
-    help="end of the period: unix seconds or ISO 8601; unset: now",
-)
-@click.option(
-    "--compare",
-    metavar="PERIOD",
-    help="compare with the period this much earlier; none: no comparison; default: --since",
-)
-@click.option("--out", default="-", show_default="stdout", metavar="FILE", help="output file")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("html", "json", "markdown")),
-    help="unset: by FILE's extension, else html",
-)
-@click.option("--summary", is_flag=True, help="one page of text, for a mail, a chat or a ticket")
-@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier; repeatable")
-@click.option(
-    "--target", "targets", multiple=True, metavar="NAME", help="only this target; repeatable"
-)
+@options("report.prometheus", "selector", "since_s", "report.to_time", "compare", "out")
+@options("report.form", "summary", "tiers", "targets")
 def report_command(
     to_time: str | None,
     compare: str | None,

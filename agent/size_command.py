@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say, text_width
-from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, TTFT_TARGET_MOST_S
-from kneewatch.agent.size_options import FLAGS, KINDS
+from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, KINDS, TTFT_TARGET_MOST_S
+from kneewatch.agent.size_options import FLAGS
 from kneewatch.agent.stated_deployment import (
     named_gpu,
     named_model,

@@ -7,23 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from kneewatch.agent.settings.table import PAIR, SPAN, HeadedOption
+from kneewatch.agent.settings.table import KINDS, HeadedOption
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS as ALL_FLAGS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-KINDS: dict[str, click.ParamType[Any] | type] = {
-    "text": str,
-    "count": int,
-    "number": float,
-    "gib": float,
-    "seconds": SPAN,
-    "pair": PAIR,
-    "file": click.Path(),
-    "switch": bool,
-}
-"""The type of a flag's value for click, by its kind in flags.toml."""
 
 
 FLAGS = tuple(flag for flag in ALL_FLAGS if flag.help)

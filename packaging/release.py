@@ -176,10 +176,10 @@ def installed(wheel: Path, folder: Path) -> str:
 def exports(python: str, folder: Path) -> dict[str, bytes]:
     """What the installed kneewatch generates, by path: the rules of every flavor, and the JSON
     schemas. The repository has one flavor of the rules."""
+    listing = "from kneewatch.dashboards.prometheus.rule_files import Flavor; print(*Flavor)"
     flavors = subprocess.run(
-        [python, "-Ic", "from kneewatch.agent.cli import FLAVORS; print(*FLAVORS)"],
-        capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
+        [python, "-Ic", listing], capture_output=True, text=True, check=True
+    ).stdout.split()
     kinds = [("prometheus-rules", flavor, ("--flavor", flavor)) for flavor in flavors]
     for kind, name, flags in (*kinds, ("json-schemas", "json-schemas", ())):
         subprocess.run(

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.cli import FLAVORS, cli
+from kneewatch.agent.cli import cli
 from kneewatch.agent.report.schedule import LIBRARIES
+from kneewatch.agent.settings.table import OPTIONS
 from kneewatch.reports.json_schemas import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
@@ -148,7 +149,10 @@ def test_an_image_needs_everything_but_what_only_reports_need() -> None:
 def test_a_release_has_the_rules_of_every_flavor_and_the_schemas(tmp_path: Path) -> None:
     exports = runpy.run_path(str(ROOT / "packaging" / "release.py"))["exports"]
     texts: dict[str, bytes] = exports(sys.executable, tmp_path)
-    assert {Path(name).parts[0] for name in texts} == {*FLAVORS, "json-schemas"}
+    assert {Path(name).parts[0] for name in texts} == {
+        *OPTIONS["flavor"]["choices"],
+        "json-schemas",
+    }
     assert {f"json-schemas/{name}.schema.json" for name in SCHEMAS} < texts.keys()
     assert all(texts.values())
 

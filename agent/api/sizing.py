@@ -14,8 +14,8 @@ import orjson
 from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, unknown_parameter
-from kneewatch.agent.settings.table import SPAN
-from kneewatch.agent.size_options import FLAGS, KINDS
+from kneewatch.agent.settings.table import KINDS, SPAN
+from kneewatch.agent.size_options import FLAGS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import Flag
 

@@ -312,6 +312,46 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
     )
 
 
+KINDS: dict[str, click.ParamType[Any] | type] = {
+    "text": str,
+    "texts": str,
+    "count": int,
+    "number": float,
+    "gib": float,
+    "above_zero": click.FloatRange(0, min_open=True),
+    "seconds": SPAN,
+    "pair": PAIR,
+    "file": FILE,
+    "path": click.Path(path_type=Path),
+    "switch": bool,
+}
+"""The type of an option's value for click, by its kind in options.toml and flags.toml."""
+
+OPTIONS = packaged_tables("agent.settings", "options.toml")["options"]
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """A decorator that adds options of options.toml to a command, in this order."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            row, key = dict(OPTIONS[name]), name.rpartition(".")[2]
+            kind, flag = row.pop("kind", "text"), row.pop("flag", key.replace("_", "-"))
+            choices, shown = row.pop("choices", None), row.get("default") not in (None, "")
+            attributes = dict[str, Any]({"show_default": shown, **row})
+            command = click.option(
+                f"--{flag}",
+                key,
+                type=click.Choice(choices) if choices else KINDS[kind],
+                is_flag=kind == "switch",
+                multiple=kind == "texts",
+                **attributes,
+            )(command)
+        return command
+
+    return decorate
+
+
 @cache
 def _shared_option(declarations: tuple[str, ...], **attributes: Hashable) -> click.Option:
     """The option for a setting. All commands share the same object; they do not change it."""

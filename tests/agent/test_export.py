@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kneewatch.agent.cli import FLAVORS
+from kneewatch.agent.settings.table import OPTIONS
 from kneewatch.dashboards.prometheus.rule_files import Flavor
 from tests.agent.running import Main
 from tests.programs import require
@@ -74,7 +74,7 @@ def test_promtool_cannot_test_every_flavor(main: Main, tmp_path: Path) -> None:
 
 
 def test_every_flavor_can_be_asked_for() -> None:
-    assert list(FLAVORS) == list(Flavor)
+    assert OPTIONS["flavor"]["choices"] == list(Flavor)
 
 
 def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
