@@ -22,7 +22,13 @@ from kneewatch.diagnose.sizing.memory.budget import (
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
-from kneewatch.diagnose.sizing.memory.weights import Draft
+from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
+from kneewatch.diagnose.sizing.memory.weights import (
+    ONE_GPU,
+    Draft,
+    adapter_bytes,
+    draft_bytes,
+)
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.serving_cost import TokenCost, YearlyCost, token_cost, yearly_cost
@@ -132,7 +138,7 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield f"{setup.gpu.given_name} is taken as {setup.gpu.id} ({setup.gpu.name})"
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
-    if setup.gpu is not None and answer.overhead is not None:
+    if setup.gpu is not None and answer.overhead is not None and setup.overhead != "guide":
         alike, of_kind = start_ups(setup, setup.gpu)
         yield (
             f"the overhead's band stands on {alike} logged start-ups on GPUs of this class and "
@@ -579,8 +585,11 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
 
 
 def steps(answer: Size) -> tuple[Step, ...]:
-    """The arithmetic of speed, fleet and cost, line by line; memory is in `memory_steps`."""
-    lines: list[Step] = []
+    """The arithmetic of speed, fleet and cost, line by line; memory is in `memory_steps`.
+
+    With the overhead model "guide" the fewest GPUs by the sum of the parts come first.
+    """
+    lines = list(_planned_memory(answer))
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency
         lines += performance_steps(*answer.loaded, answer.performance, efficiency)
@@ -592,6 +601,21 @@ def steps(answer: Size) -> tuple[Step, ...]:
     for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
         lines += part.steps if part is not None else ()
     return tuple(lines)
+
+
+def _planned_memory(answer: Size) -> tuple[Step, ...]:
+    setup, question = answer.memory.setup, answer.question
+    if setup.overhead != "guide" or setup.gpu is None or setup.model.parameters is None:
+        return ()
+    return planned_memory(
+        setup,
+        setup.gpu,
+        concurrency=question.concurrency_per_engine,
+        draft_bytes=0.0 if setup.draft is None else draft_bytes(setup.draft, ONE_GPU),
+        adapters_bytes=0.0
+        if setup.adapters is None
+        else adapter_bytes(setup.model, setup.adapters, ONE_GPU),
+    ).steps
 
 
 def _exchange(answer: Size) -> tuple[Step, ...]:

@@ -20,8 +20,10 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.deployment.vllm_flags import Version
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup
+from kneewatch.diagnose.sizing.memory.weights import weights_per_gpu
 
 _LOGIT_BYTES = 4
 _ELEMENT_BYTES = 2
@@ -77,7 +79,7 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     If it was measured on the running server, the measured value, which is then also both bounds.
     """
     guide = setup.overhead == "guide"
-    predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
+    predicted = guide_overhead(setup, weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
     excess_bytes = setup.overhead_excess_bytes
     if excess_bytes is None:
         return predicted
@@ -90,16 +92,28 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     )
 
 
-def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
-    """Overhead by the guide's planning figures: 20% of the weights, 5 to 10% of memory (2.3,
-    2.4)."""
-    activation = ACTIVATION_RATIO * weights_bytes
+def guide_overhead(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+    """Overhead to plan with: 20% of the weights as published, and 5 to 10% of the memory.
+
+    Activations keep the checkpoint's own precision whatever the weights are quantized to.
+
+    Source: guide 2.3, 2.4 and figure 2.1.
+    """
+    own = scheme(setup.model.quantization)
+    published_ratio = 1.0
+    if own.id != setup.scheme.id:
+        published_ratio = (
+            weights_per_gpu(setup.model, own, setup.parallel).total_bytes
+            / weights_per_gpu(setup.model, setup.scheme, setup.parallel).total_bytes
+        )
+    activation = ACTIVATION_RATIO * weights_bytes * published_ratio
+    high = activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes
     return Overhead(
         activation_bytes=activation,
-        framework_bytes=0.075 * gpu.memory_bytes,
+        framework_bytes=high - activation,
         graphs_bytes=0.0,
         low_bytes=activation + FRAMEWORK_LOW_RATIO * gpu.memory_bytes,
-        high_bytes=activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes,
+        high_bytes=high,
     )
 
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
-from kneewatch.diagnose.sizing.memory.budget import (
-    HEADROOM_HIGH_RATIO,
-    HEADROOM_LOW_RATIO,
-    kv_layout_of,
-)
+from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.overhead import (
-    ACTIVATION_RATIO,
-    FRAMEWORK_HIGH_RATIO,
-    FRAMEWORK_LOW_RATIO,
-)
+from kneewatch.diagnose.sizing.memory.overhead import FRAMEWORK_LOW_RATIO
+from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,
     Adapters,
     adapter_bytes,
     check_adapters,
-    weights_per_gpu,
 )
 from kneewatch.diagnose.sizing.plan.plan_result import (
     Part,
@@ -40,8 +30,6 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
 from kneewatch.rules.formatting import figure, plural
-
-_ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
 
 class Floor(Struct, frozen=True):
@@ -70,77 +58,37 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     Source: guide 2.1 to 2.6.
     """
     profile, concurrency = pool.profile, planned_concurrency(pool)
+    longest = longest_request_tokens(pool)
     setup = Setup(
         model=pool.model,
         gpu=pool.gpu,
+        quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        max_model_len=longest_request_tokens(pool),
+        max_model_len=longest,
+        context_tokens=min(pool.tail_tokens, longest),
+        overhead="guide",
     )
-    request_bytes = kv_layout_of(setup).request_bytes(pool.tail_tokens)
-    draft_bytes = profile.speculation.draft_weights_bytes if profile.speculation else 0.0
-    published_bytes = _weights_bytes(pool, pool.model.quantization)
     adapters = profile.lora.max_simultaneous_adapters if profile.lora else 0
-    parts_bytes = (
-        _weights_bytes(pool, quantization) + draft_bytes,
-        request_bytes * concurrency,
-        published_bytes * ACTIVATION_RATIO,
-        adapters * _adapter_bytes(pool),
+    needed = planned_memory(
+        setup,
+        pool.gpu,
+        concurrency=concurrency,
+        draft_bytes=profile.speculation.draft_weights_bytes if profile.speculation else 0.0,
+        adapters_bytes=adapters * _adapter_bytes(pool),
     )
-    weights_bytes, kv_bytes, activation_bytes, adapters_bytes = parts_bytes
-    vram_bytes = pool.gpu.memory_bytes
-
-    def gpus_for(framework_ratio: float, headroom_ratio: float = 0.0) -> int:
-        needed_bytes = sum(parts_bytes) * (1 + headroom_ratio)
-        return max(1, math.ceil(needed_bytes / (vram_bytes * (1 - framework_ratio)) - _ROUNDING))
-
-    gpus = gpus_for(FRAMEWORK_HIGH_RATIO)
     output: dict[str, Value] = {
-        "weights_bytes": weights_bytes,
-        "kv_bytes": kv_bytes,
-        "kv_bytes_per_request": request_bytes,
-        "activation_bytes": activation_bytes,
-        "adapter_bytes": adapters_bytes,
+        "weights_bytes": needed.weights_bytes,
+        "kv_bytes": needed.kv_bytes,
+        "kv_bytes_per_request": needed.request_bytes,
+        "activation_bytes": needed.activation_bytes,
+        "adapter_bytes": needed.adapters_bytes,
         "concurrency": concurrency,
-        "min_gpus_low": gpus_for(FRAMEWORK_LOW_RATIO),
-        "min_gpus": gpus,
-        "gpus_with_headroom_low": gpus_for(FRAMEWORK_HIGH_RATIO, HEADROOM_LOW_RATIO),
-        "gpus_with_headroom_high": gpus_for(FRAMEWORK_HIGH_RATIO, HEADROOM_HIGH_RATIO),
+        "min_gpus_low": needed.gpus(FRAMEWORK_LOW_RATIO),
+        "min_gpus": needed.gpus(),
+        "gpus_with_headroom_low": needed.gpus(headroom_ratio=HEADROOM_LOW_RATIO),
+        "gpus_with_headroom_high": needed.gpus(headroom_ratio=HEADROOM_HIGH_RATIO),
     }
-    parameters, lengths = pool.model.parameters, pool.lengths
-    count = parameters.total / 1e9 if parameters else 0.0
-    needed = " + ".join(gigabytes(part_bytes) for part_bytes in parts_bytes)
-    steps = [
-        Step(
-            title="Weights",
-            formula="parameters x bytes each, some of them in 16 bit",
-            values=f"{figure(count)} billion in {quantization}",
-            result=gigabytes(weights_bytes),
-            source="guide 2.1; census of the model",
-        ),
-        Step(
-            title="KV cache",
-            formula="requests x bytes of a request with P95 input and output",
-            values=f"{concurrency} x {gigabytes(request_bytes)} "
-            f"({lengths.input_p95_tokens:,} + {lengths.output_p95_tokens:,} tokens)",
-            result=gigabytes(kv_bytes),
-            source="guide 2.2",
-        ),
-        Step(
-            title="Activations",
-            formula="20% of the published weights",
-            values=f"{ACTIVATION_RATIO} x {gigabytes(activation_bytes / ACTIVATION_RATIO)}",
-            result=gigabytes(activation_bytes),
-            source="guide 2.3",
-        ),
-        Step(
-            title="Fewest GPUs by memory",
-            formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10%)))",
-            values=f"ceil(({needed}) / ({gigabytes(vram_bytes)} x 0.9))",
-            result=f"{gpus}",
-            source="guide 2.4, 2.6",
-        ),
-    ]
-    return Floor(gpus, Part(output=output, steps=steps))
+    return Floor(needed.gpus(), Part(output=output, steps=list(needed.steps)))
 
 
 def _adapter_bytes(pool: Pool) -> float:
@@ -155,10 +103,6 @@ def _adapter_bytes(pool: Pool) -> float:
     adapter = Adapters(1, lora.max_lora_rank)
     check_adapters(adapter, pool.model)
     return adapter_bytes(pool.model, adapter, ONE_GPU)
-
-
-def _weights_bytes(pool: Pool, quantization: str) -> float:
-    return weights_per_gpu(pool.model, scheme(quantization), ONE_GPU).total_bytes
 
 
 def floor_step(pool: Pool, floor: Floor) -> PlanStep:

@@ -11,14 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.size import size, steps
 from tests.diagnose.sizing.evaluating import differing
 from tests.examples import examples
 from tests.plan_choices import contradictions
@@ -91,6 +95,32 @@ def test_the_guides_fleet_of_52_gpus() -> None:
     little = {step.title: step.result for step in curve.steps}
     assert little["Little's ceiling"] == "24 requests/s"
     assert little["Little's gap"] == "2 (consistent)"
+
+
+def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
+    """20% of the published weights, whatever they are quantized to, and 10% of each GPU."""
+    fleet_plan = planned(profile_text(deployment="concurrency = 50\ntensor_parallel = 4"))
+    floor, setup = (
+        fleet_plan.step(5),
+        Setup(
+            model=model(LLAMA),
+            gpu=gpu("h100-sxm"),
+            parallel=Parallel(tensor=4),
+            quantization="fp8",
+            kv_cache_dtype="fp8",
+            context_tokens=1500 + 350,
+            overhead="guide",
+        ),
+    )
+    sized = size(Question(setup=setup, concurrency=50))
+    lines = [line.line() for line in steps(sized)]
+    assert [line.line() for line in floor.steps] == lines[: len(floor.steps)]
+    assert any("Fewest GPUs with headroom" in line for line in lines)
+    taken = sized.memory.overhead
+    assert taken is not None
+    assert taken.activation_bytes * 4 == pytest.approx(0.2 * 141.1e9, rel=0.01)
+    assert taken.activation_bytes * 4 == pytest.approx(floor.output["activation_bytes"], rel=0.01)
+    assert taken.framework_bytes == pytest.approx(0.1 * gpu("h100-sxm").memory_bytes)
 
 
 def test_the_guides_memory_example_before_and_after_quantization() -> None:
