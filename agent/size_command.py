@@ -128,7 +128,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
             raise
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
-    model = replace(model, notes=(*doubts, *model.notes))
+    model, fixed = replace(model, notes=(*doubts, *model.notes)), _fixed_kv(given)
     for flag in FLAGS:
         if flag.kind == "gib":
             _gib(flag.parameter, given[flag.parameter])
@@ -142,7 +142,10 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
         prefix_caching=_prefix_caching(given),
         overhead=given["overhead"] or "fitted",
-        available_kv_bytes=_available_kv(given),
+        available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"])
+        if fixed is None
+        else fixed,
+        kv_cache_memory_bytes=fixed,
         network=given["network"] or NETWORKS[0],
         adapters=_adapters(given),
         draft=draft,
@@ -164,11 +167,11 @@ def _gpu(given: dict[str, Any]) -> Gpu | None:
     return stated_gpu(named, memory_bytes, bandwidth and bandwidth * 1e9)
 
 
-def _available_kv(given: dict[str, Any]) -> float | None:
-    """Bytes of the KV cache of a GPU: as logged, or as `--kv-cache-memory-bytes` sets them."""
+def _fixed_kv(given: dict[str, Any]) -> float | None:
+    """Bytes of the KV cache of a GPU as `--kv-cache-memory-bytes` sets them; None if unset."""
     fixed = given["kv_cache_memory_bytes"]
     if fixed is None:
-        return _gib("available_kv_gib", given["available_kv_gib"])
+        return None
     if given["available_kv_gib"] is not None:
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
     stated = number_of(fixed)

@@ -9,10 +9,9 @@ from typing import Any
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
-from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.recommend.serve_command import sized_command
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
+from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -431,20 +430,12 @@ def _for_users(answer: Size) -> str:
 def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The command of the launch, or of the best change if that fits and the launch does not."""
     if answer.fits:
-        return [f"run: {sized_command(answer.memory.setup)}{_checkpoint(answer.memory.setup)}"]
+        return [f"run: {sized_command(answer.memory.setup)}"]
     best = next(iter(better), None)
     if best is None or not best.fits:
         return []
     engines = f"{best.question.replicas} replicas of " if best.question.replicas > 1 else ""
-    command = f"{sized_command(best.memory.setup)}{_checkpoint(best.memory.setup)}"
-    return [f"instead ({best.change}): {engines}{command}"]
-
-
-def _checkpoint(setup: Setup) -> str:
-    """A shell comment where vLLM does not quantize the model itself while it loads."""
-    needed = setup.quantization is not None and setup.scheme.id not in ("fp8", "bitsandbytes")
-    is_other = setup.scheme.id != scheme(setup.model.quantization).id
-    return f"  # needs a checkpoint in {setup.scheme.id}" if needed and is_other else ""
+    return [f"instead ({best.change}): {engines}{sized_command(best.memory.setup)}"]
 
 
 _SHOWN_LEVERS = 5

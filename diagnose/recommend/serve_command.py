@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch
 from kneewatch.diagnose.recommend.recommendation import (
@@ -17,7 +16,6 @@ from kneewatch.diagnose.recommend.recommendation import (
     ServeCommand,
     Value,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 
 PRINTED = SHOWN | {
     "--chat-template",
@@ -76,55 +74,6 @@ def with_command(
         lost_prefix_hit_ratio=None if hit_ratio is None else round(hit_ratio, 2),
     )
     return replace(recommendation, command=command)
-
-
-def sized_command(setup: Setup) -> str:
-    """The command of a sized launch."""
-    parallel, adapters, draft = setup.parallel, setup.adapters, setup.draft
-    values: Mapping[str, Value] = {
-        "--tensor-parallel-size": parallel.tensor if parallel.tensor > 1 else None,
-        "--pipeline-parallel-size": parallel.pipeline if parallel.pipeline > 1 else None,
-        "--data-parallel-size": parallel.data if parallel.data > 1 else None,
-        "--decode-context-parallel-size": setup.decode_context_parallel
-        if setup.decode_context_parallel > 1
-        else None,
-        "--enable-expert-parallel": parallel.experts or None,
-        "--quantization": setup.quantization,
-        "--kv-cache-dtype": None if setup.kv_cache_dtype == "auto" else setup.kv_cache_dtype,
-        "--gpu-memory-utilization": setup.gpu_memory_utilization,
-        "--max-model-len": setup.max_model_len,
-        "--max-num-seqs": setup.max_num_seqs,
-        "--max-num-batched-tokens": setup.max_num_batched_tokens,
-        "--block-size": setup.block_tokens,
-        "--enable-prefix-caching": setup.prefix_caching,
-        "--disable-hybrid-kv-cache-manager": not setup.hybrid_pool or None,
-        "--enforce-eager": setup.enforce_eager or None,
-        "--compilation-config": json.dumps(
-            {"cudagraph_capture_sizes": setup.cudagraph_capture_sizes}
-        )
-        if setup.cudagraph_capture_sizes
-        else None,
-        "--speculative-config": None
-        if draft is None
-        else json.dumps(
-            (
-                {"method": "mtp"}
-                if draft.model == setup.model.own_draft
-                else {"model": draft.model.id}
-            )
-            | {"num_speculative_tokens": draft.tokens}
-        ),
-        "--limit-mm-per-prompt": json.dumps(dict(setup.limit_mm_per_prompt))
-        if setup.limit_mm_per_prompt
-        else None,
-        "--cpu-offload-gb": setup.cpu_offload_bytes / GIB or None,
-        "--kv-offloading-size": setup.kv_offloading_bytes / GIB or None,
-        "--enable-lora": None if adapters is None else True,
-        "--max-loras": None if adapters is None else adapters.slots,
-        "--max-lora-rank": None if adapters is None else adapters.rank,
-    }
-    flags = arguments(Change(flag, None, value) for flag, value in values.items())
-    return " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
 
 
 def arguments(changes: Iterable[Change]) -> list[str]:

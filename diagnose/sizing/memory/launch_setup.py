@@ -126,6 +126,8 @@ class Setup(Struct, frozen=True):
 
     - `weights_bytes`, `available_kv_bytes`: per GPU, as vLLM logs them; they replace computed
       values. Adapters and a draft are added to the weights.
+    - `kv_cache_memory_bytes`: if `available_kv_bytes` is what this flag sets, its value.
+    - `language_model_only`: `model` has no vision or audio tower, because of this flag.
     - `overhead_excess_bytes`: how much more memory the running server uses than the overhead model
       predicts; None if not measured.
     - `cpu_offload_bytes`: weights per GPU that stay in host memory.
@@ -158,6 +160,8 @@ class Setup(Struct, frozen=True):
     overhead: str = "fitted"
     weights_bytes: float | None = None
     available_kv_bytes: float | None = None
+    kv_cache_memory_bytes: float | None = None
+    language_model_only: bool = False
     overhead_excess_bytes: float | None = None
     context_tokens: int | None = None
     network: str = NETWORKS[0]

@@ -13,6 +13,9 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
+from kneewatch.diagnose.sizing.launch_command import sized_command
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters
 from kneewatch.diagnose.sizing.plan.launch_steps import batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
@@ -140,7 +143,7 @@ def _guardrails(sized: Sized) -> Part:
         "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
     part = Part(output=output, steps=[step])
-    part.output["launch"] = _launch_line(sized)
+    part.output["launch"] = sized_command(_launch(sized))
     if best is not None:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
@@ -164,28 +167,17 @@ def _guardrails(sized: Sized) -> Part:
     return part
 
 
-def _launch_line(sized: Sized) -> str:
-    """The command that starts a replica as it was planned. C_max bounds what runs at once."""
-    setup, lora = sized.setup, sized.pool.profile.lora
-    parallel, kv = setup.parallel, setup.kv_cache_dtype
-    words = [f"vllm serve {setup.model.id} --tensor-parallel-size {parallel.tensor}"]
-    if parallel.pipeline > 1:
-        words.append(f"--pipeline-parallel-size {parallel.pipeline}")
-    if parallel.experts:
-        words.append("--enable-expert-parallel")
-    # Of other schemes vLLM needs a checkpoint, which states it.
-    if setup.scheme.id == "fp8" != setup.model.quantization:
-        words.append("--quantization fp8")
-    if kv != "auto":
-        words.append(f"--kv-cache-dtype {kv}")
-    words.append(f"--max-model-len {setup.longest_tokens}")
-    if sized.point is not None:
-        words.append(f"--max-num-seqs {math.ceil(sized.point.concurrency)}")
-    words.append(f"--max-num-batched-tokens {setup.batched_tokens}")
-    if lora is not None:
-        rank = f" --max-lora-rank {lora.max_lora_rank}" if lora.max_lora_rank else ""
-        words.append(f"--enable-lora --max-loras {lora.max_simultaneous_adapters}{rank}")
-    return " ".join(words)
+def _launch(sized: Sized) -> Setup:
+    """The launch of a replica as it was planned. C_max bounds what runs at once."""
+    setup, lora, best = sized.setup, sized.pool.profile.lora, sized.point
+    return replace(
+        setup,
+        max_num_seqs=None if best is None else math.ceil(best.concurrency),
+        max_num_batched_tokens=setup.batched_tokens,
+        adapters=Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank or DEFAULT_RANK)
+        if lora is not None
+        else None,
+    )
 
 
 # --- The thirteen decisions in order (guide 9.1) --------------------------------------------------

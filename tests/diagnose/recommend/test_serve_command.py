@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOTHING, Reported
 from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand
-from kneewatch.diagnose.recommend.serve_command import serve_command, sized_command
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.reports.recommendation_text import command_rows
 from tests.diagnose.recommend.scenes import LLAMA, advised
 
@@ -122,18 +118,3 @@ def test_a_verdict_has_the_command_and_what_the_restart_costs() -> None:
 def test_without_a_known_launch_no_command_is_made_up() -> None:
     assert best(stated=NOTHING).command is None
     assert command_rows(best(stated=NOTHING)) == []
-
-
-def test_a_sized_launch() -> None:
-    setup = Setup(
-        model("meta-llama/Llama-3.1-8B-Instruct"),
-        gpu("h100-sxm"),
-        Parallel(2, 1, 1, False),
-        kv_cache_dtype="fp8",
-        max_num_seqs=64,
-        enforce_eager=True,
-    )
-    assert sized_command(setup) == (
-        "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 "
-        "--kv-cache-dtype fp8 --max-num-seqs 64 --enforce-eager"
-    )

@@ -1,0 +1,145 @@
+"""The commands of `size` and of plans: a real vLLM takes every flag and value in them.
+
+`tests/fixtures/serve_flags.json` is what vLLM's own parser takes (tests/lab/serve_flags.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from kneewatch.agent.size_options import FLAGS
+from kneewatch.collector.packaged import packaged_tables
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.quantization import schemes
+from kneewatch.diagnose.sizing.launch_command import flag_values, sized_command
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import RANKS, Adapters, Draft, Parallel
+from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+from tests import plan_choices
+from tests.agent.test_size import size
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "serve_flags.json"
+TAKEN: dict[str, Any] = json.loads(FIXTURE.read_text())["flags"]
+LLAMA = Setup(model("meta-llama/Llama-3.1-8B-Instruct"), gpu("h100-sxm"))
+BY_CHECKPOINT = {
+    "bf16": LLAMA.model,
+    "fp8": model("deepseek-ai/DeepSeek-V3"),
+    "int4-experts": model("moonshotai/Kimi-K2-Thinking"),
+    "mxfp4": model("openai/gpt-oss-120b"),
+}
+
+
+def refused(line: str) -> list[str]:
+    """The words of a command that vLLM's parser would refuse."""
+    words = shlex.split(line, comments=True)
+    assert words[:2] == ["vllm", "serve"]
+    assert not words[2].startswith("-"), "the model comes first"
+    bad: list[str] = []
+    left = words[3:]
+    while left:
+        flag = left.pop(0)
+        row = TAKEN.get(flag)
+        if row is None:
+            bad.append(flag)
+            continue
+        if row["takes"] == 0:
+            continue
+        value = left.pop(0) if left else ""
+        if not value or value.startswith("--") or value not in row.get("choices", [value]):
+            bad.append(f"{flag} {value}")
+    return bad
+
+
+def test_a_sized_launch() -> None:
+    setup = replace(
+        LLAMA,
+        parallel=Parallel(tensor=2),
+        kv_cache_dtype="fp8",
+        max_num_seqs=64,
+        enforce_eager=True,
+    )
+    assert sized_command(setup) == (
+        "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 "
+        "--kv-cache-dtype fp8 --max-num-seqs 64 --enforce-eager"
+    )
+
+
+def test_vllm_takes_every_flag_that_a_size_can_set() -> None:
+    whole = replace(
+        LLAMA,
+        parallel=Parallel(tensor=2, pipeline=2, data=2, experts=True),
+        decode_context_parallel=2,
+        quantization="fp8",
+        kv_cache_dtype="fp8",
+        gpu_memory_utilization=0.85,
+        kv_cache_memory_bytes=8 * GIB,
+        language_model_only=True,
+        max_model_len=8192,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        block_tokens=32,
+        prefix_caching=False,
+        hybrid_pool=False,
+        enforce_eager=True,
+        cudagraph_capture_sizes=(1, 2, 4),
+        limit_mm_per_prompt=(("image", 2),),
+        cpu_offload_bytes=4.5 * GIB,
+        kv_offloading_bytes=16 * GIB,
+        adapters=Adapters(8, 16),
+        draft=Draft(LLAMA.model, 4),
+    )
+    line = sized_command(whole)
+    assert refused(line) == []
+    assert line.count(" --") == 25
+    assert refused(sized_command(replace(whole, prefix_caching=True))) == []
+
+
+def test_a_flag_of_size_that_is_vllms_is_in_the_command() -> None:
+    """Each of them changes what starts, so the command must not lose it."""
+    done = size(
+        "vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct --language-model-only --max-model-len 4096 "
+        "--kv-cache-memory-bytes 8G --no-enable-prefix-caching", "--gpu", "h100-sxm",
+    )  # fmt: skip
+    line = next(text for text in done.stdout.splitlines() if text.startswith("run: "))
+    words = line.removeprefix("run: ").split()
+    sets = {flag.launch for flag in FLAGS if flag.launch} - {"--no-enable-prefix-caching"}
+    assert sets <= set(flag_values(LLAMA))
+    assert {"--language-model-only", "--no-enable-prefix-caching", "8589934592"} <= set(words)
+
+
+@pytest.mark.parametrize("name", schemes())
+@pytest.mark.parametrize("checkpoint", BY_CHECKPOINT)
+def test_a_scheme_is_a_method_of_vllm_or_a_checkpoint(name: str, checkpoint: str) -> None:
+    """vLLM refuses `--quantization nvfp4`: such weights come with their checkpoint."""
+    setup = replace(LLAMA, model=BY_CHECKPOINT[checkpoint], quantization=name)
+    line = sized_command(setup)
+    assert refused(line) == []
+    is_own = setup.scheme.id == setup.model.quantization
+    loads = name == "fp8" and checkpoint == "bf16"
+    assert ("--quantization" in line) == loads
+    assert ("# needs a checkpoint in" in line) == (not is_own and not loads)
+
+
+def test_vllm_takes_the_caches_and_ranks_that_are_sized() -> None:
+    formats = packaged_tables("diagnose.sizing.memory", "kv_formats.toml")
+    lines = [sized_command(replace(LLAMA, kv_cache_dtype=name)) for name in formats]
+    lines += [sized_command(replace(LLAMA, adapters=Adapters(2, rank))) for rank in RANKS]
+    assert [words for line in lines for words in refused(line)] == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_vllm_takes_the_launch_of_a_plan(seed: int) -> None:
+    text = example_profile() if seed == 0 else plan_choices.profile_text(seed)
+    found = plan_choices.planned(text)
+    if found is None:
+        return
+    lines = [str(v) for k, v in found.step(13).output.items() if k.endswith("launch")]
+    assert lines
+    assert [words for line in lines for words in refused(line)] == []
