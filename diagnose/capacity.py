@@ -26,7 +26,8 @@ class BenchmarkPoint(Struct, frozen=True):
     """One run at one concurrency. A field is None if the report does not contain it.
 
     `requests` is the number of completed requests, `failed` of failed ones. `origin` names the row
-    or document. `latency_mean_s` is the time from sending a request to its last token.
+    or document. `latency_mean_s` and `latency_p99_s` are from sending a request to its last
+    token.
     """
 
     concurrency: float
@@ -36,6 +37,7 @@ class BenchmarkPoint(Struct, frozen=True):
     ttft_p50_s: float | None = None
     itl_p50_s: float | None = None
     latency_mean_s: float | None = None
+    latency_p99_s: float | None = None
     output_tokens_per_s: float | None = None
     requests: int | None = None
     failed: int | None = None

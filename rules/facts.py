@@ -49,8 +49,14 @@ class Targets:
         """Whether any target is set."""
         return self.ttft_p99_s is not None or self.itl_p99_s is not None
 
-    def beside(self, ttft_s: float, itl_s: float) -> Iterator[tuple[str, float, float]]:
-        """For each latency with a target: its name, the latency and the target, both in seconds."""
+    def beside(
+        self, ttft_s: float, itl_s: float, latency_s: float | None = None
+    ) -> Iterator[tuple[str, float, float]]:
+        """For each latency with a target: its name, the latency and the target, both in seconds.
+
+        `latency_s` is of a whole request; None if it is unknown. Subclasses may have a target.
+        """
+        del latency_s
         if self.ttft_p99_s is not None:
             yield "TTFT", ttft_s, self.ttft_p99_s
         if self.itl_p99_s is not None:

@@ -20,6 +20,7 @@ ACCEPTED = (
     "ttft_p50_ms",
     "itl_p50_ms",
     "latency_mean_ms",
+    "latency_p99_ms",
     "output_tokens_per_s",
     "requests",
     "failed",
@@ -67,7 +68,9 @@ def _time(words: set[str]) -> str | None:
 
 def _time_field(quantity: str, words: set[str]) -> str | None:
     if quantity == "latency":
-        return None if words & (_P99 | _P50 | {"p90", "p95"}) else "latency_mean_s"
+        if words & _P99:
+            return "latency_p99_s"
+        return None if words & (_P50 | {"p90", "p95"}) else "latency_mean_s"
     if words & _P99:
         return f"{quantity}_p99_s"
     if words & _P50:

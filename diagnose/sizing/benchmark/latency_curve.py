@@ -71,7 +71,7 @@ def checked(point: BenchmarkPoint) -> BenchmarkPoint:
         SizingError: a number is not positive, or a median is above its P99.
     """
     needed = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
-    optional = ("ttft_p50_s", "itl_p50_s", "latency_mean_s", "output_tokens_per_s")
+    optional = ("ttft_p50_s", "itl_p50_s", "latency_mean_s", "latency_p99_s", "output_tokens_per_s")
     for name in (*needed, *optional):
         value: float | None = getattr(point, name)
         if value is None:

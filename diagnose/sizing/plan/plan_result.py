@@ -139,9 +139,29 @@ class Pool(Struct, frozen=True, kw_only=True):
 
     @property
     def usd_per_gpu_hour(self) -> float:
-        """The stated price, otherwise the catalogue's default."""
+        """What a GPU costs with its power and its share of the node, where these are stated."""
+        hosting = self.profile.hosting
+        power = self.gpu_kilowatts * hosting.usd_per_kwh
+        return self.gpu_price + power + hosting.usd_per_node_hour / hosting.node_gpus
+
+    @property
+    def gpu_price(self) -> float:
+        """USD per hour of the GPU alone: as stated, otherwise the catalogue's default."""
         stated = self.deployment.usd_per_gpu_hour
         return self.gpu.usd_per_hour if stated is None else stated
+
+    @property
+    def gpu_kilowatts(self) -> float:
+        """The power of one GPU: as stated, otherwise the highest of its board."""
+        return (self.profile.hosting.watts_per_gpu or self.gpu.power_watts) / 1000
+
+    @property
+    def usable_requests_per_s(self) -> float | None:
+        """Of one replica, as stated; a rate of output tokens is divided by the mean answer."""
+        tokens_per_s = self.deployment.usable_output_tokens_per_s
+        if tokens_per_s is None:
+            return self.deployment.usable_requests_per_s
+        return tokens_per_s / self.lengths.mean_output_tokens
 
 
 def average_requests_per_s(profile: WorkloadProfile) -> float | None:
@@ -154,7 +174,10 @@ def average_requests_per_s(profile: WorkloadProfile) -> float | None:
 
 def planned_peak_per_s(profile: WorkloadProfile) -> float:
     """The peak to size for: the stated peak, or a batch's own rate, multiplied by the growth."""
-    peak = profile.traffic.peak_requests_per_s or average_requests_per_s(profile)
+    traffic, tokens_per_s = profile.traffic, profile.traffic.peak_output_tokens_per_s
+    peak = traffic.peak_requests_per_s or average_requests_per_s(profile)
+    if tokens_per_s is not None:
+        peak = tokens_per_s / profile.lengths.mean_output_tokens
     if peak is None:
         raise SizingError("the profile has no peak", name="peak_requests_per_s")
     return peak * (1 + profile.traffic.growth_ratio)

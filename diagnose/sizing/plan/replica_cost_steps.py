@@ -186,7 +186,9 @@ def _cold(sized: Sized) -> tuple[Part, float]:
 
     If the cold start is unknown, these are the guide's longest.
     """
-    hosting = sized.pool.profile.hosting
+    hosting, own = sized.pool.profile.hosting, sized.pool.deployment
+    provision_s = hosting.provision_s if own.provision_s is None else own.provision_s
+    initialise_s = hosting.initialise_s if own.initialise_s is None else own.initialise_s
     if hosting.storage_path is None:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
@@ -195,12 +197,12 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     start_s, step = cold_start(
         weights_bytes=weights_bytes,
         path=path,
-        provision_s=hosting.provision_s or 0.0,
-        initialise_s=hosting.initialise_s or 0.0,
+        provision_s=provision_s or 0.0,
+        initialise_s=initialise_s or 0.0,
     )
     transfer_s = weights_bytes / path.low_bytes_per_s
     part = Part(output={"weights_transfer_s": transfer_s, "cold_start_s": start_s}, steps=[step])
-    if hosting.provision_s is not None and hosting.initialise_s is not None:
+    if provision_s is not None and initialise_s is not None:
         return part, start_s
     part.to_measure.append(
         "provisioning and initialization time: the cold start excludes what is not set"
@@ -294,7 +296,7 @@ def _cost(sized: Sized) -> _Cost | None:
             "utilization_ratio": ratio,
             "usd_per_million_output_tokens": None,
         },
-        steps=list(year.steps),
+        steps=[*_price_steps(sized.pool), *year.steps],
     )
     full = 0.0
     if ratio:
@@ -315,6 +317,24 @@ def _cost(sized: Sized) -> _Cost | None:
             )
     hourly = fleet.gpus * price
     return _Cost(fleet.gpus, hourly, year.usd_per_year, ratio, full * (ratio or 0.0), part)
+
+
+def _price_steps(pool: Pool) -> list[Step]:
+    """The price of a GPU-hour with power and the rest of the node, where these are stated."""
+    hosting, watts = pool.profile.hosting, pool.profile.hosting.watts_per_gpu
+    if not (hosting.usd_per_kwh or hosting.usd_per_node_hour):
+        return []
+    return [
+        Step(
+            title="Price of a GPU-hour",
+            formula="GPU + kW x USD per kWh + USD of the node / its GPUs",
+            values=f"{figure(pool.gpu_price)} + {figure(pool.gpu_kilowatts)} x "
+            f"{figure(hosting.usd_per_kwh)} + {figure(hosting.usd_per_node_hour)} / "
+            f"{hosting.node_gpus}",
+            result=f"{figure(pool.usd_per_gpu_hour)} USD",
+            source="text 003, stage 4" + ("" if watts else "; highest power of the GPU's sheet"),
+        )
+    ]
 
 
 def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:

@@ -120,17 +120,20 @@ def at(replica: Serving, concurrency: float) -> Performance:
 
 
 def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
-    """The prediction with P99s: TTFT of a P99 prompt, and ITL of a step with a prompt's chunk."""
+    """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk, and the
+    latency of a P99 answer at the mean ITL."""
     lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     longer *= 1 - replica.tail_hit_ratio
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
+    ttft_s = predicted.ttft_s + longer / predicted.prefill_tokens_per_s
     return BenchmarkPoint(
         concurrency=concurrency,
         requests_per_s=predicted.requests_per_s,
-        ttft_p99_s=predicted.ttft_s + longer / predicted.prefill_tokens_per_s,
+        ttft_p99_s=ttft_s,
         itl_p99_s=max(step.total_s * predicted.draft_factor, predicted.itl_s),
+        latency_p99_s=ttft_s + max(lengths.output_p99_tokens - 1, 0) * predicted.itl_s,
     )
 
 
@@ -138,7 +141,9 @@ def missed(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
     """The targets that a point misses, as text with its values."""
     return tuple(
         f"{name} P99 {seconds(value)}, above the target of {seconds(target)}"
-        for name, value, target in targets.beside(point.ttft_p99_s, point.itl_p99_s)
+        for name, value, target in targets.beside(
+            point.ttft_p99_s, point.itl_p99_s, point.latency_p99_s
+        )
         if value > target
     )
 
@@ -261,6 +266,11 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     part = Part(steps=list(measured.steps), notes=[*table.notes])
     part.notes += [flag.message for flag in measured.flags]
     best = measured.c_max
+    if slo.e2e_p99_s is not None and any(row.latency_p99_s is None for row in table.points):
+        part.to_measure.append(
+            "E2E latency P99: the benchmark has none, so its target was not compared (vllm bench "
+            "serve --percentile-metrics ttft,tpot,itl,e2el)"
+        )
     if best is None:
         return Curve(None, "measured", part)
     # The targets stand for the latency where the benchmark has no mean.

@@ -301,7 +301,7 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     Source: guide 3.5 and 9.1 step 2 (cost for the targets, not the fastest GPU).
     """
     cards, stated = candidates(pool.deployment), pool.deployment
-    measured = stated.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
+    measured = pool.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
     unknown: dict[str, float | None] = dict.fromkeys(card.id for card in cards)
     if len(cards) == 1 or measured:
         return Choice(size_pool(pool, benchmarks), unknown)
@@ -330,13 +330,16 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
 
 
 def _behind_router(profile: WorkloadProfile) -> WorkloadProfile:
-    """The profile whose TTFT target is what the router leaves of it."""
-    target_s, routing = profile.slo.ttft_p99_s, profile.routing
-    if target_s is None or routing.method != "route":
+    """The profile whose TTFT and E2E targets are what the router leaves of them."""
+    slo, routing = profile.slo, profile.routing
+    if routing.method != "route":
         return profile
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
-    slo = dataclasses.replace(profile.slo, ttft_p99_s=max(target_s - router_s, 0.0))
-    return dataclasses.replace(profile, slo=slo)
+    left = {
+        name: None if target_s is None else max(target_s - router_s, 0.0)
+        for name, target_s in (("ttft_p99_s", slo.ttft_p99_s), ("e2e_p99_s", slo.e2e_p99_s))
+    }
+    return dataclasses.replace(profile, slo=dataclasses.replace(slo, **left))
 
 
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:
@@ -373,7 +376,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     cached_step, cached = kv_step(pool, baseline, kv_cache_dtype=kv)
     batched_step, final = batching_step(pool, cached)
     last = _final(pool, final, first, benchmarks)
-    stated = pool.deployment.usable_requests_per_s
+    stated = pool.usable_requests_per_s
     shared = pool.profile.session or pool.profile.prefix
     usable = None if last.best is None else last.best.requests_per_s
     return Sized(
@@ -401,7 +404,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
 def _unmet(curve: Curve, replica: Serving) -> str:
     pool = replica.pool
     if curve.best is None and pool.profile.slo.are_set:
-        if pool.deployment.usable_requests_per_s is not None:
+        if pool.usable_requests_per_s is not None:
             return ""
         if curve.source == "measured":
             return "the targets, at any measured concurrency"

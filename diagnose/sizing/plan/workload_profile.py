@@ -111,6 +111,7 @@ class Traffic:
     archetype: Annotated[str, one_of(ARCHETYPES)]
     average_requests_per_s: Number | None = None
     peak_requests_per_s: Number | None = None
+    peak_output_tokens_per_s: Number | None = None
     lowest_requests_per_s: NumberOrZero | None = None
     rise_per_s_per_s: NumberOrZero | None = None
     growth_ratio: Annotated[int | float, ratio_to(100)] = 0.0
@@ -126,6 +127,20 @@ class Slo(Targets):
 
     ttft_p99_s: Annotated[int | float, number_to(600)] | None = None
     itl_p99_s: Annotated[int | float, number_to(10)] | None = None
+    e2e_p99_s: Annotated[int | float, number_to(86_400)] | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether any target is set."""
+        return (self.ttft_p99_s, self.itl_p99_s, self.e2e_p99_s) != (None, None, None)
+
+    def beside(
+        self, ttft_s: float, itl_s: float, latency_s: float | None = None
+    ) -> Iterator[tuple[str, float, float]]:
+        """As for other targets; with that of whole requests where their latency is known."""
+        yield from Targets.beside(self, ttft_s, itl_s)
+        if self.e2e_p99_s is not None and latency_s is not None:
+            yield "E2E", latency_s, self.e2e_p99_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +157,10 @@ class Deployment:
     max_model_len: Count | None = None
     concurrency: Annotated[int, count_to(100_000)] | None = None
     usable_requests_per_s: Number | None = None
+    usable_output_tokens_per_s: Number | None = None
     usd_per_gpu_hour: NumberOrZero | None = None
+    provision_s: NumberOrZero | None = None
+    initialise_s: NumberOrZero | None = None
     baseline_benchmark: Text | None = None
     final_benchmark: Text | None = None
     benchmark_gpu_ratio: Ratio | None = None
@@ -197,7 +215,10 @@ class SessionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """Nodes and their interconnect."""
+    """Nodes, their interconnect, and what they cost beside the GPUs.
+
+    `watts_per_gpu` includes cooling; without it, the GPU's highest power counts.
+    """
 
     node_gpus: Annotated[int, count_to(128)] = 8
     network: Annotated[str, one_of(LINK_BYTES_PER_S)] | None = None
@@ -205,6 +226,9 @@ class Hosting:
     provision_s: NumberOrZero | None = None
     initialise_s: NumberOrZero | None = None
     host_memory_bytes: Number | None = None
+    usd_per_node_hour: NumberOrZero = 0.0
+    usd_per_kwh: NumberOrZero = 0.0
+    watts_per_gpu: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +389,11 @@ def _problems_of_traffic(traffic: Traffic) -> Iterator[str]:
     elif any(stated) and not all(stated):
         missing = "batch_window_s" if stated[0] else "batch_requests"
         yield f"traffic.{missing} is missing: the two go together"
-    elif traffic.peak_requests_per_s is None and not all(stated):
+    elif traffic.peak_requests_per_s is not None and traffic.peak_output_tokens_per_s is not None:
+        yield "traffic.peak_requests_per_s and peak_output_tokens_per_s are both stated"
+    elif traffic.peak_requests_per_s is None and not (
+        all(stated) or traffic.peak_output_tokens_per_s
+    ):
         yield "traffic.peak_requests_per_s is missing" + (
             "; or set batch_requests and batch_window_s" if traffic.kind == "batch" else ""
         )
@@ -397,6 +425,10 @@ def _problems_of_memory(profile: WorkloadProfile) -> Iterator[str]:
             f"session.held_tokens is {session.held_tokens}, above the first call's input P50 of "
             f"{profile.lengths.input_p50_tokens}"
         )
+    for number, launch in enumerate((profile.deployment, *profile.tiers)):
+        if launch.usable_requests_per_s and launch.usable_output_tokens_per_s:
+            place = f"tiers[{number}]" if number else "deployment"
+            yield f"{place}: set usable_requests_per_s or usable_output_tokens_per_s"
     if lora is not None and (lora.max_lora_rank is None) == (not lora.adapter_bytes):
         yield "lora: set max_lora_rank, or adapter_bytes"
     if lora is not None and lora.max_simultaneous_adapters > lora.adapters:

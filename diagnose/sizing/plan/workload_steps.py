@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -47,7 +48,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     kind, target = ARCHETYPES[traffic.archetype], TARGETS[traffic.kind]
     average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
     notes = [f"{traffic.archetype}: the bottleneck is {kind.bottleneck}; watch {kind.slo}"]
-    if slo.ttft_p99_s is None and slo.itl_p99_s is None and traffic.kind == "online":
+    if not slo.are_set and traffic.kind == "online":
         notes.append(_NO_SLO)
     elif traffic.kind == "online":
         for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
@@ -74,6 +75,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
         "planned_peak_requests_per_s": peak,
         "ttft_p99_slo_s": slo.ttft_p99_s,
         "itl_p99_slo_s": slo.itl_p99_s,
+        **({} if slo.e2e_p99_s is None else {"e2e_p99_slo_s": slo.e2e_p99_s}),
     }
     return PlanStep(
         number=1,
@@ -257,7 +259,7 @@ def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: 
     parts: list[str] = []
     for name, usd in usd_per_year.items():
         card = gpu(name)
-        hourly = pool.deployment.usd_per_gpu_hour or card.usd_per_hour
+        hourly = replace(pool, gpu=card).usd_per_gpu_hour
         cost = "cannot meet the targets" if usd is None else f"{figure(round(usd))} USD a year"
         bandwidth = card.memory_bandwidth_bytes_per_s / 1e12 / hourly
         parts.append(f"{name} {cost} ({figure(round(bandwidth, 2))} TB/s per USD/h)")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -727,3 +728,71 @@ def test_offloading_is_for_batches_that_the_cache_holds_back(
     assert isinstance(hot, int)
     assert isinstance(both, int)
     assert hot < both
+
+
+PER_S = "peak_requests_per_s = 20"
+
+
+def test_rates_may_be_stated_in_output_tokens() -> None:
+    """Text 004: 20 requests/s of 300 tokens at 1,200 tokens/s a replica take 5 of them."""
+    usable = "usable_output_tokens_per_s = 1200\ntensor_parallel = 2"
+    text = profile_text(traffic="peak_output_tokens_per_s = 6000", deployment=usable)
+    text = text.replace("output_mean_tokens = 200", "output_mean_tokens = 300")
+    fleet = planned(text).step(11)
+    assert fleet.output["planned_peak_requests_per_s"] == 20
+    assert fleet.output["usable_requests_per_s"] == 4
+    assert fleet.steps[0].result == "5"
+    for both in (
+        profile_text(traffic=f"{PER_S}\npeak_output_tokens_per_s = 6000"),
+        profile_text(traffic=PER_S, deployment=f"{usable}\nusable_requests_per_s = 4"),
+    ):
+        with pytest.raises(SettingsError, match="output_tokens_per_s"):
+            read_profile(both)
+
+
+def test_a_target_for_whole_requests_limits_the_load() -> None:
+    """500 tokens within 12 s after the first one leave 24 ms each."""
+    slo = "ttft_p99_s = 2.0\n"
+    free = planned(profile_text(traffic=PER_S, slo=slo))
+    bound = planned(profile_text(traffic=PER_S, slo=slo + "e2e_p99_s = 12\n"))
+    assert (bound.fits, free.fits) == (True, True)
+    assert (bound.gpus or 0) > (free.gpus or 0)
+    none = planned(profile_text(traffic=PER_S, slo="e2e_p99_s = 0.5\n"))
+    assert not none.fits
+    assert "E2E P99" in plan_lines(none)[0]
+
+
+@pytest.mark.parametrize("has_latency", [True, False])
+def test_a_benchmark_is_compared_with_the_target_for_whole_requests(has_latency: bool) -> None:
+    head, *rows = CURVE.strip().splitlines()
+    column = [f"{row},{4 + number}" for number, row in enumerate(rows)]
+    table = "\n".join([f"{head},latency_p99_s", *column]) if has_latency else CURVE
+    text = profile_text(
+        slo="ttft_p99_s = 2.0\ne2e_p99_s = 6.5\n",
+        deployment='tensor_parallel = 4\nfinal_benchmark = "curve.csv"',
+    )
+    curve = planned(text, {"curve.csv": table}).step(10)
+    assert curve.output["c_max"] == (32 if has_latency else 48)
+    unknown = [line for line in curve.to_measure if "E2E latency P99" in line]
+    assert bool(unknown) != has_latency
+
+
+def test_a_gpu_hour_costs_what_its_node_and_its_power_cost_too() -> None:
+    stated = "tensor_parallel = 4\nusd_per_gpu_hour = 2.0"
+    hosting = "[hosting]\nusd_per_node_hour = 8\nusd_per_kwh = 0.5\nwatts_per_gpu = 1000\n"
+    alone = planned(profile_text(deployment=stated)).step(12)
+    whole = planned(profile_text(deployment=stated, more=hosting)).step(12)
+    ratio = float(whole.output["usd_per_year"] or 0) / float(alone.output["usd_per_year"] or 0)
+    assert ratio == pytest.approx((2.0 + 8 / 8 + 0.5) / 2.0)
+    assert whole.steps[0].title == "Price of a GPU-hour"
+    assert differing(whole.steps)[0] == []
+
+
+def test_a_tier_may_take_longer_to_provision() -> None:
+    text = example_profile()
+    slower = re.sub(r'(?m)^name = "small"$', 'name = "small"\nprovision_s = 340', text)
+    before, after = planned(text).step(11).output, planned(slower).step(11).output
+    assert float(after["small.cold_start_s"] or 0) == pytest.approx(
+        float(before["small.cold_start_s"] or 0) + 300
+    )
+    assert after["large.cold_start_s"] == before["large.cold_start_s"]
