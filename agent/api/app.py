@@ -22,26 +22,11 @@ from kneewatch.agent.api import alerts
 from kneewatch.agent.api.auth import READ
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
-from kneewatch.agent.api.parameters import (
-    At,
-    PageAt,
-    PageSince,
-    PageTarget,
-    Since,
-    Strict,
-    TargetPath,
-    TriageFormat,
-)
 from kneewatch.agent.api.probe import probe
 from kneewatch.agent.api.responses import (
-    API,
-    COMPONENTS,
     HTML,
     JSON,
-    MARKDOWN,
     MEDIA_TYPES,
-    PROBLEM_TYPE,
-    TEXT,
     Problem,
     clean,
     dumped,
@@ -87,7 +72,7 @@ class Routes:
         """Liveness: answers while the process runs."""
         return Response("ok\n", media_type="text/plain; charset=utf-8")
 
-    async def readyz(self, request: Request, strict: Strict = None) -> Response:
+    async def readyz(self, request: Request, strict: str | None = None) -> Response:
         """Ready once a target or the fleet has been diagnosed, and from then on. If a source fails
         later, the endpoints report since when its state is unknown. `reasons` lists the sources
         that fail now; it is included only with the read token."""
@@ -106,7 +91,7 @@ class Routes:
         kneewatch cannot know."""
         return probe(self._service, "")
 
-    async def probe_target(self, target: TargetPath) -> Response:
+    async def probe_target(self, target: str) -> Response:
         """503 while an engine of the target is hung, for vLLM's livenessProbe; 200 whenever
         kneewatch cannot know."""
         return probe(self._service, target)
@@ -118,10 +103,10 @@ class Routes:
     async def triage(
         self,
         request: Request,
-        target: PageTarget = None,
-        at: At = None,
-        since: Since = None,
-        format: TriageFormat = None,
+        target: str | None = None,
+        at: str | None = None,
+        since: str | None = None,
+        format: str | None = None,
     ) -> Response:
         """All targets, worst first, or one target. `at` selects a past moment. The text is for
         people and may change; the JSON is stable."""
@@ -132,10 +117,10 @@ class Routes:
     async def triage_target(
         self,
         request: Request,
-        target: TargetPath,
-        at: At = None,
-        since: Since = None,
-        format: TriageFormat = None,
+        target: str,
+        at: str | None = None,
+        since: str | None = None,
+        format: str | None = None,
     ) -> Response:
         """One target. `at` selects a past moment. The text is for people and may change; the JSON
         is stable."""
@@ -198,9 +183,9 @@ class Routes:
     async def page(
         self,
         request: Request,
-        target: PageTarget = None,
-        at: PageAt = None,
-        since: PageSince = None,
+        target: str | None = None,
+        at: str | None = None,
+        since: str | None = None,
     ) -> Response:
         """The triage page: all targets and the pools of a fleet, or one of them, or a replica."""
         parameters = page_request(self._service.clock(), target=target, at=at, since=since)
@@ -230,7 +215,7 @@ class Routes:
             notice = f"The replicas at that moment are unknown: {problem.detail}."
             return None, replace(asked, notices=(*asked.notices, notice))
 
-    async def page_target(self, request: Request, target: TargetPath) -> Response:
+    async def page_target(self, request: Request, target: str) -> Response:
         """A file of the triage page, or a redirect to the triage page of a target."""
         from kneewatch.reports.triage import page
 
@@ -273,9 +258,6 @@ def _to_fleet(request: Request, up: str) -> Response:
 
 
 Endpoint = Callable[..., Awaitable[Response]]
-Documented = dict[int | str, str | dict[str, Any]]
-"""The answers of an endpoint by status code. A plain text is the description of a problem
-document."""
 
 ABOUT = (
     "Diagnosis of the watched vLLM servers: what is wrong, since when, the evidence, and what to "
@@ -298,114 +280,20 @@ class App(FastAPI):
         return self.openapi_schema
 
     def serve(
-        self,
-        path: str,
-        endpoint: Endpoint,
-        answers: Documented,
-        *,
-        post: str | None = None,
-        any_parameter: bool = False,
+        self, path: str, endpoint: Endpoint, *, post: bool = False, any_parameter: bool = False
     ) -> None:
-        """Add a documented GET endpoint, or with `post` a POST endpoint whose JSON body has the
-        schema `post`.
+        """Add a GET endpoint, or a POST endpoint, that endpoints.toml documents.
 
         `any_parameter`: the names of query parameters are not checked here, because the endpoint
         checks or ignores them.
         """
-        kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
-        problem = _content(*kinds, schema="Problem")
-        rows: dict[int | str, Any] = {**answers, "default": "The request was refused."}
-        for status, answer in rows.items():
-            if isinstance(answer, str):
-                rows[status] = {"description": answer, "content": problem}
-        body = {"required": True, "content": _content(MEDIA_TYPES[JSON], schema=post or "")}
         self.add_api_route(
             path,
             endpoint,
             methods=["POST" if post else "GET"],
-            responses=rows,
             response_class=Response,
             dependencies=[] if any_parameter else [Depends(_check_parameters)],
-            openapi_extra={"requestBody": body} if post else None,
         )
-
-
-def _answer(description: str, *forms: str, schema: str = "") -> dict[str, Any]:
-    """The OpenAPI description of an answer in the formats `forms`. `schema` names the schema of its
-    JSON."""
-    return {
-        "description": description,
-        "content": _content(*map(_media_type, forms), schema=schema),
-    }
-
-
-def _content(*media_types: str, schema: str = "") -> dict[str, Any]:
-    reference, text = {"$ref": COMPONENTS + schema}, {"type": "string"}
-    return {
-        media_type: {"schema": reference if media_type.endswith("json") else text}
-        for media_type in media_types
-    }
-
-
-def _media_type(form: str) -> str:
-    return MEDIA_TYPES[form].partition(";")[0]
-
-
-NO_FORMAT = "No format matches the Accept header."
-NO_JSON: Documented = {
-    400: "The body is not JSON.",
-    415: "The content type is not application/json.",
-}
-WRONG = "A parameter is invalid."
-NO_HISTORY = "The history cannot be read."
-READY: Documented = {
-    200: _answer("Ready.", JSON, schema="Readiness"),
-    422: WRONG,
-    503: _answer(
-        "Nothing has been diagnosed yet; with `strict`: a source fails.", JSON, schema="Readiness"
-    ),
-}
-TRIAGE: Documented = {
-    200: _answer("The diagnoses.", JSON, TEXT, MARKDOWN, schema="Triage"),
-    307: {"description": "Redirect to the HTML page, or to the fleet's diagnosis."},
-    404: "No data is stored for that moment.",
-    406: NO_FORMAT,
-    422: WRONG,
-    503: NO_HISTORY,
-}
-SIZE: Documented = {
-    200: _answer("The size; `fits` says whether the model fits.", JSON, schema="Size"),
-    422: "A parameter is unknown or cannot be sized.",
-}
-ALERTS: Documented = NO_JSON | {
-    200: _answer("Each alert with its diagnosis.", JSON, schema="Alerts"),
-    403: "The token may only read.",
-    413: "The body is too large.",
-    422: "The payload is not one of Alertmanager's.",
-    503: NO_HISTORY,
-}
-ACCEPT: Documented = NO_JSON | {
-    200: _answer("The values that were accepted, by engine.", JSON, schema="Accepted"),
-    403: "The token may only read.",
-    404: "No such target or engine.",
-    413: "The body is too large.",
-    422: "A parameter is invalid.",
-}
-PAGE: Documented = {
-    200: _answer("The page for people; it works without JavaScript.", HTML),
-    404: "No such target.",
-}
-FLEET_ANSWERS: Documented = {
-    200: _answer(
-        "The newest diagnosis, or that of the moment.", JSON, TEXT, MARKDOWN, schema="Fleet"
-    ),
-    307: {"description": "Redirect to the HTML page."},
-    404: "No data at that moment.",
-    406: NO_FORMAT,
-    422: "A parameter is invalid; `since` is not available for a fleet.",
-    503: "The metrics system does not answer, or another query is running.",
-    504: "The metrics system did not answer in time.",
-}
 
 
 def make_app(service: Service) -> FastAPI:
@@ -434,27 +322,20 @@ def make_app(service: Service) -> FastAPI:
         docs_url = service.settings.docs_url or OWN_DOCS
         fleet_past = FleetPast(service.fleet.at)
         fleet = FleetAnswers(service.fleet, fleet_past, service.clock, docs_url)
-        app.serve("/api/v1/fleet", fleet.answer, FLEET_ANSWERS)
+        app.serve("/api/v1/fleet", fleet.answer)
     routes = Routes(service, fleet_past)
-    known_target: Documented = {404: "No data is stored for that moment, or no such target."}
-    healthy: Documented = {200: _answer("The process answers.", TEXT)}
-    app.serve("/healthz", routes.healthz, healthy, any_parameter=True)
-    app.serve("/readyz", routes.readyz, READY)
-    hung: Documented = {
-        200: _answer("Not hung, or not known.", TEXT),
-        503: _answer("An engine is hung.", TEXT),
-    }
-    app.serve("/probe", routes.probe, hung, any_parameter=True)
-    app.serve("/probe/{target:path}", routes.probe_target, hung, any_parameter=True)
-    exposition: Documented = {200: _answer("The metrics.", TEXT)}
-    app.serve("/metrics", routes.metrics, exposition, any_parameter=True)
-    app.serve("/api/v1/triage", routes.triage, TRIAGE)
-    app.serve("/api/v1/triage/{target:path}", routes.triage_target, TRIAGE | known_target)
-    app.serve("/api/v1/size", routes.size, SIZE, any_parameter=True)
-    app.serve("/api/v1/size", routes.size, SIZE | NO_JSON, post="SizeInputs")
-    app.serve("/api/v1/alerts", routes.alerts, ALERTS, post="Alertmanager")
-    app.serve("/api/v1/accept", routes.accept, ACCEPT, post="Accept")
-    app.serve("/triage", routes.page, PAGE, any_parameter=True)
+    app.serve("/healthz", routes.healthz, any_parameter=True)
+    app.serve("/readyz", routes.readyz)
+    app.serve("/probe", routes.probe, any_parameter=True)
+    app.serve("/probe/{target:path}", routes.probe_target, any_parameter=True)
+    app.serve("/metrics", routes.metrics, any_parameter=True)
+    app.serve("/api/v1/triage", routes.triage)
+    app.serve("/api/v1/triage/{target:path}", routes.triage_target)
+    app.serve("/api/v1/size", routes.size, any_parameter=True)
+    app.serve("/api/v1/size", routes.size, post=True)
+    app.serve("/api/v1/alerts", routes.alerts, post=True)
+    app.serve("/api/v1/accept", routes.accept, post=True)
+    app.serve("/triage", routes.page, any_parameter=True)
     for path, endpoint in (("/", routes.home), ("/triage/{target:path}", routes.page_target)):
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
     add_docs(app)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kneewatch.agent.api.metrics import Families, described
-from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable, moment
+from kneewatch.agent.api.parameters import TRIAGE_FORMS, Unavailable, moment
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
@@ -216,14 +216,18 @@ class FleetAnswers:
         self._cache: dict[str, tuple[FleetState, str | None, bytes]] = {}
 
     async def answer(
-        self, request: Request, at: At = None, format: FleetFormat = None, since: Unavailable = None
+        self,
+        request: Request,
+        at: str | None = None,
+        format: str | None = None,
+        since: Unavailable = None,
     ) -> Response:
         """The fleet that a metrics system monitors, with causes across replicas and the replicas
         that each tier needs. `health` is unknown while the metrics system does not answer. With
         `at`, the metrics system is queried for that moment: one query at a time, cached for 60
         s."""
         now_s = self._now_s()
-        form = form_of(format, request.headers.get("accept"), FLEET_FORMS)
+        form = form_of(format, request.headers.get("accept"), TRIAGE_FORMS)
         if since:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
         if form == HTML:

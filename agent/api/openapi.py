@@ -1,5 +1,5 @@
-"""Completes the OpenAPI document: FastAPI cannot derive the JSON schemas, the inputs of `size` and
-the examples.
+"""Completes the OpenAPI document with what FastAPI cannot derive: the JSON schemas, the answers,
+the descriptions of parameters, the inputs of `size` and the examples.
 
 Examples are a file of the package. This module is imported at the first request for the
 document, because most daemons never serve it.
@@ -7,7 +7,7 @@ document, because most daemons never serve it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -16,10 +16,17 @@ from fastapi.utils import deep_dict_update
 from msgspec import Struct
 
 from kneewatch.agent.api.alerts import AlertsAnswer
-from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
+from kneewatch.agent.api.responses import (
+    API,
+    COMPONENTS,
+    HTML,
+    JSON,
+    MEDIA_TYPES,
+    PROBLEM_TYPE,
+)
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
-from kneewatch.agent.settings.table import SPAN
-from kneewatch.agent.size_options import KINDS
+from kneewatch.agent.settings.table import KINDS, SPAN
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.vllm_flags import Flag
 from kneewatch.reports.json_schemas import of_record
 from kneewatch.reports.json_schemas import schema as document_schema
@@ -52,6 +59,9 @@ def completed(document: JsonObject) -> JsonObject:
     }
     document["security"] = [{}, {"bearer": []}, {"basic": []}]
     paths: JsonObject = document["paths"]
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            _document(operation, path, method)
     examples: JsonObject = orjson.loads(
         (files("kneewatch.agent.api") / "examples.json").read_bytes()
     )
@@ -72,6 +82,48 @@ def completed(document: JsonObject) -> JsonObject:
         for name, schema in inputs["properties"].items()
     ]
     return document
+
+
+def _document(operation: JsonObject, path: str, method: str) -> None:
+    """Add the parameters, the answers and the body that endpoints.toml states for an endpoint."""
+    every = packaged_tables("agent.api", "endpoints.toml")
+    stated = every[path]
+    for parameter in operation.get("parameters", ()):
+        name, shared = parameter["name"], every["parameters"]
+        if parameter["in"] == "path":
+            shared = every["path_parameters"]
+        row = stated.get("parameters", {}).get(name) or shared[name]
+        title = parameter["schema"]["title"]
+        parameter["schema"] = {"type": "string", **row.get("schema", {}), "title": title}
+        parameter["description"] = row["description"]
+        if "examples" in row:
+            parameter["examples"] = {value: {"value": value} for value in row["examples"]}
+    kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
+    answers = dict(stated[method])
+    if body := answers.pop("body", ""):
+        content = _content([MEDIA_TYPES[JSON]], body)
+        operation["requestBody"] = {"required": True, "content": content}
+    operation["responses"] = responses = dict[str, JsonObject]()
+    for status, answer in {**answers, "default": "The request was refused."}.items():
+        if isinstance(answer, str):
+            responses[status] = {"description": answer, "content": _content(kinds, "Problem")}
+            continue
+        description, schema, *forms = (*answer, "")[: max(2, len(answer))]
+        responses[status] = {"description": description}
+        if forms:
+            responses[status]["content"] = _content(map(_media_type, forms), schema)
+
+
+def _content(media_types: Iterable[str], schema: str) -> JsonObject:
+    reference, text = {"$ref": COMPONENTS + schema}, {"type": "string"}
+    return {
+        media_type: {"schema": reference if media_type.endswith("json") else text}
+        for media_type in media_types
+    }
+
+
+def _media_type(form: str) -> str:
+    return MEDIA_TYPES[form].partition(";")[0]
 
 
 def schemas() -> JsonObject:

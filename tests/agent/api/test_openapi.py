@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 
 from kneewatch.agent.api.app import make_app
+from kneewatch.collector.packaged import packaged_tables
 from tests.agent.api.serving import SICK_STATE, asking, service_of
 
 HIDDEN = {
@@ -51,6 +52,12 @@ def test_every_route_is_in_it_or_hidden_on_purpose(document: dict[str, Any]) -> 
         (path, method) for path, methods in document["paths"].items() for method in methods
     }
     assert documented == there
+
+
+def test_every_endpoint_of_the_table_is_served(document: dict[str, Any]) -> None:
+    stated = packaged_tables("agent.api", "endpoints.toml").keys() - {"parameters"}
+    # The fleet's is served where a fleet is watched.
+    assert stated - {"path_parameters", "/api/v1/fleet"} == document["paths"].keys()
 
 
 def test_every_body_and_answer_has_an_example_that_matches_its_schema(
