@@ -111,62 +111,20 @@ def history_text(document: Mapping[str, Any]) -> str:
 
 
 REFERENCE = re.compile(rf'"\$ref":"{re.escape(COMPONENTS)}([^"]+)"')
-TIME = {"type": "number", "minimum": 0}
-TEXT = {"type": "string"}
 
 
-def _object(required: Sequence[str], **properties: Any) -> JsonObject:  # noqa: ANN401 - JSON
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-def schema_of(name: str) -> JsonObject:
-    """The schema of a kneewatch document, with all definitions that it refers to."""
+def schema_of(name: str, documents: Mapping[str, JsonObject]) -> JsonObject:
+    """The schema of a document of the HTTP API, or of one of `documents`, with all definitions that
+    it refers to."""
     every = schemas()
-    needed, left = dict[str, Any](), [name]
+    whole = documents.get(name) or {"type": "object", "$ref": COMPONENTS + name}
+    needed, left = dict[str, Any](), REFERENCE.findall(orjson.dumps(whole).decode())
     while left:
         part = left.pop()
         if part not in needed:
             needed[part] = every[part]
             left += REFERENCE.findall(orjson.dumps(every[part]).decode())
-    return {"type": "object", "$ref": COMPONENTS + name, "components": {"schemas": needed}}
-
-
-def incidents_schema() -> JsonObject:
-    """The schema of the document that the tool `incidents` returns."""
-    interval = schemas()["Triage_interval"]
-    moment = schemas()["Triage_moment"]
-    return {
-        **_object(
-            ("schema", "since", "t", "incidents", "left_out"),
-            schema={"const": "kneewatch.incidents/1"},
-            since=TIME,
-            t=TIME,
-            incidents={"type": "array", "items": {"$ref": COMPONENTS + "Triage_interval"}},
-            left_out={"type": "integer", "minimum": 0},
-        ),
-        "components": {"schemas": {"Triage_interval": interval, "Triage_moment": moment}},
-    }
-
-
-HISTORY_SCHEMA = _object(
-    ("schema", "target", "times", "series"),
-    schema={"const": HISTORY},
-    target=TEXT,
-    times={"type": "array", "items": TIME},
-    series={
-        "type": "array",
-        "items": _object(
-            ("model", "engine", "signal", "values"),
-            model=TEXT,
-            engine=TEXT,
-            signal=TEXT,
-            values={"type": "array", "items": {"type": ["number", "null"]}},
-        ),
-    },
-)
-PAGE_SCHEMA = _object(
-    ("id", "kind", "markdown"), id=TEXT, kind={"enum": ["cause", "rule"]}, markdown=TEXT
-)
+    return {**whole, "components": {"schemas": needed}} if needed else dict(whole)
 
 
 # --- Backends of the tools: a running daemon's HTTP API, or a metrics system. I/O edge ------------

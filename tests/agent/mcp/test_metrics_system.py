@@ -35,7 +35,8 @@ def system() -> Iterator[MetricsSystem]:
 def test_the_fleet_at_its_worst(system: MetricsSystem) -> None:
     (fleet,) = [tool for tool in metrics_system_tools(system) if tool.name == "fleet"]
     text, document = fleet.answer({"at": f"{WORST_S:.0f}"})
-    jsonschema.validate(document, fleet.gives)
+    assert fleet.listed.output_schema is not None
+    jsonschema.validate(document, fleet.listed.output_schema)
     assert document["causes"][0]["id"] == "kv_pressure"
     assert "kv_pressure" in text
 
