@@ -39,6 +39,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     parse_launch,
     setup_fields,
 )
+from kneewatch.diagnose.sizing.benchmark.achieved import Achieved, achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -62,6 +63,8 @@ from kneewatch.diagnose.sizing.search_results import brief, document, explain, q
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
 from kneewatch.diagnose.sizing.size import Size, for_users, size
 from kneewatch.reports.size_rendering import (
+    achieved_document,
+    achieved_lines,
     nothing_document,
     operating_point_document,
     operating_point_lines,
@@ -394,8 +397,11 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         SizingError: the value of a flag is invalid; the error has the flag's name.
     """
     given = with_launch(given)
-    sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = stated_question(given, find)
+    sweeps = [
+        replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
+        for sweep in sweeps_of(given["benchmark_by_tensor_parallel"])
+    ]
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
     question = plain
     if point is not None and point.usable_requests_per_s is not None:
@@ -420,6 +426,9 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         answer = size(question_of(question, result.winner)) if result.winner else None
     else:
         answer = size(question)
+    if answer is not None and (reached := _reached(answer, point)) is not None:
+        extra["operating_point"] |= achieved_document(reached)
+        lines += achieved_lines(reached)
     compared = list[Lever]()
     if answer is not None and given["compare"]:
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
@@ -459,11 +468,34 @@ def _measured(
     The sweep is used only if a latency target is set and `--usable-rps` is not.
     """
     if given["benchmark"] is not None:
-        return read_benchmark(text_of(given["benchmark"], "benchmark"))
+        return _of_launch(read_benchmark(text_of(given["benchmark"], "benchmark")), question)
     if not question.targets.are_set or given["usable_rps"] is not None:
         return None
     tensor = question.setup.parallel.tensor
     return next((sweep.benchmark for sweep in sweeps if sweep.tensor_parallel == tensor), None)
+
+
+def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:
+    """The benchmark with doubts whether it is of this launch and of such requests.
+
+    Raises:
+        SizingError: it is of another model.
+    """
+    return matched(
+        benchmark,
+        question.setup.model,
+        input_tokens=question.input_tokens,
+        output_tokens=question.output_tokens,
+    )
+
+
+def _reached(answer: Size, point: OperatingPoint | None) -> Achieved | None:
+    """MBU and MFU of the benchmark at C_max; None if either is unknown."""
+    if point is None or point.c_max is None or answer.loaded is None:
+        return None
+    question, (costs, load) = answer.question, answer.loaded
+    engines = question.setup.parallel.data
+    return achieved(point.c_max, costs, load, question.efficiency, engines=engines)
 
 
 def _operating_point(

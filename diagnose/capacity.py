@@ -26,8 +26,8 @@ class BenchmarkPoint(Struct, frozen=True):
     """One run at one concurrency. A field is None if the report does not contain it.
 
     `requests` is the number of completed requests, `failed` of failed ones. `origin` names the row
-    or document. `latency_mean_s` and `latency_p99_s` are from sending a request to its last
-    token.
+    or document, `model` the model as the report does. `input_tokens` is a mean. `latency_mean_s`
+    and `latency_p99_s` are from sending a request to its last token.
     """
 
     concurrency: float
@@ -39,9 +39,11 @@ class BenchmarkPoint(Struct, frozen=True):
     latency_mean_s: float | None = None
     latency_p99_s: float | None = None
     output_tokens_per_s: float | None = None
+    input_tokens: float | None = None
     requests: int | None = None
     failed: int | None = None
     origin: str = ""
+    model: str = ""
 
 
 class Degree(Struct, frozen=True):

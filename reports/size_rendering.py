@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.benchmark.achieved import Achieved
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
@@ -238,6 +239,20 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
         f"arrivals at or below {figure(knee.safe.requests_per_s)} requests/s per replica"
     )
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
+
+
+def achieved_document(reached: Achieved) -> dict[str, Any]:
+    """The MBU and MFU of the benchmark at C_max, and the predicted ones, as JSON."""
+    return {name: round(value, 4) for name, value in asdict(reached).items() if "ratio" in name}
+
+
+def achieved_lines(reached: Achieved) -> list[str]:
+    """The MBU and MFU of the benchmark at C_max beside the predicted ones."""
+    return [
+        f"  at {figure(reached.concurrency)} in flight it reached MBU {percent(reached.mbu_ratio)} "
+        f"and MFU {percent(reached.mfu_ratio)}; predicted: {percent(reached.predicted_mbu_ratio)} "
+        f"and {percent(reached.predicted_mfu_ratio)}"
+    ]
 
 
 # --- Tensor-parallel degrees ----------------------------------------------------------------------

@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import NormalDist, median
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.memory.budget import fewest_gpus
+from kneewatch.diagnose.sizing.memory.budget import Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -23,7 +24,8 @@ from kneewatch.diagnose.sizing.memory.weights import (
     parameters_of,
 )
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, launch_costs
 from kneewatch.diagnose.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
@@ -42,8 +44,32 @@ R1 = model("deepseek-ai/DeepSeek-R1")
 R1_KV = kv_layout(R1.layers, KvSettings(kv_format=kv_format("fp8"))).token_bytes
 NDR = LINK_BYTES_PER_S["infiniband-ndr"]
 RIDGE = gpu("h100-sxm").bf16_flop_per_s / gpu("h100-sxm").memory_bandwidth_bytes_per_s
+KIMI = Setup(
+    model=model("moonshotai/Kimi-K2.6"),
+    gpu=gpu("b200"),
+    parallel=Parallel(tensor=8),
+    kv_cache_dtype="fp8",
+)
 ATTENTION = [(8192, 8192), (8192, 1024), (8192, 1024), (8192, 8192)]
 MLP = [(8192, 28672), (8192, 28672), (28672, 8192)]
+
+
+def kimi(quantization: str | None = None, *, tokens: int = 80_000) -> Memory:
+    """Kimi K2.6 on a node of B200, for requests of so many tokens."""
+    return memory(replace(KIMI, quantization=quantization, context_tokens=tokens))
+
+
+def prefill_of_kimi() -> Performance:
+    """One prompt of 80,000 tokens alone."""
+    load = Load(input_tokens=80_000, output_tokens=1, concurrency=1, max_num_batched_tokens=16_384)
+    return performance(launch_costs(KIMI), load)
+
+
+def kimi_prefill_flop() -> float:
+    """FLOP of a prompt of 80,000 tokens over all GPUs."""
+    read = launch_costs(KIMI)
+    pairs = 80_000**2 / 2
+    return 8 * (80_000 * read.body_flop_per_token + pairs * read.prefill_flop_per_pair)
 
 
 def guide_gpus(quantization: str, kv_cache_dtype: str) -> float:
@@ -239,6 +265,11 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         gpu("b200").memory_bytes / GIB,
         gpu("b200").memory_bytes / GB,
     ],
+    "text 001, 4: weights of 1T parameters in FP4 are 500 GB": lambda: [
+        8 * (kimi().weights_bytes or 0) / GB,
+        8 * (kimi("nvfp4").weights_bytes or 0) / GB,
+        16,
+    ],
     "text 001, 4: activations of a 500 GB model take about 80 GB, nothing els": lambda: [
         0.2 * 500,
         0.05 * 1536,
@@ -255,6 +286,13 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         956 / 8 * GB // (32_000 * R1_KV),
         32,
         8,
+        *(kimi(tokens=tokens).concurrency.expected // 1 for tokens in (80_000, 32_000)),
+    ],
+    "text 001, 4.9: 80,000 tokens/s of prefill: 1 s for an 80K prompt": lambda: [
+        prefill_of_kimi().ttft_s,
+        16,
+        kimi_prefill_flop() / 8 / gpu("b200").bf16_flop_per_s,
+        80,
     ],
     "text 001, 4.2: 10-12% MBU is 312-375 tokens/s": lambda: [
         0.10 * 64e12 / 16e9,

@@ -445,6 +445,8 @@ def test_a_benchmark_gives_the_usable_rps(tmp_path: Path) -> None:
     assert status == 0
     assert not any("check them with a benchmark" in note for note in answer["notes"])
     assert answer["operating_point"]["c_max"]["concurrency"] == 48
+    shares = [answer["operating_point"][f"{name}_ratio"] for name in ("mbu", "predicted_mbu")]
+    assert all(0 < share < 1 for share in shares)
     assert answer["inputs"]["usable_requests_per_s"] == 12
     assert answer["fleet"]["gpus"] == 52
 

@@ -23,11 +23,11 @@ class Benchmark(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def point_of(figures: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
+def point_of(figures: Mapping[str, float], *, origin: str, model: str = "") -> BenchmarkPoint:
     """A point from figures by field name; the first four fields are required."""
     counts = {name: int(figures[name]) for name in ("requests", "failed") if name in figures}
     fields: dict[str, Any] = {**figures, **counts}
-    return BenchmarkPoint(**fields, origin=origin)
+    return BenchmarkPoint(**fields, origin=origin, model=model)
 
 
 def refuse(message: str, *choices: str) -> SizingError:

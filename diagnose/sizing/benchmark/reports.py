@@ -25,6 +25,7 @@ Keys: TypeAlias = Mapping[str, Sequence[str]]
 Paths with `_ms` are in milliseconds.
 """
 
+_LONGEST_NAME = 200
 TOOLS = ("vllm bench serve", "guidellm", "aiperf")
 _UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
 """Units per second by aiperf's unit names; for users' spellings in headings see `csv_tables`."""
@@ -117,8 +118,25 @@ def _figures(document: object, keys: Keys) -> dict[str, float]:
     }
 
 
+def _model(document: object, paths: Sequence[str]) -> str:
+    """The name of the served model; empty if the report has none."""
+    for path in paths:
+        named = _inside(document, *path.split("."))
+        if isinstance(named, list) and named:
+            named = cast("list[object]", named)[0]
+        if isinstance(named, str):
+            return named[:_LONGEST_NAME]
+    return ""
+
+
 def _point(
-    origin: str, figures: Mapping[str, float], notes: list[str], *, tool: str, advice: str
+    origin: str,
+    document: object,
+    figures: Mapping[str, float],
+    notes: list[str],
+    *,
+    tool: str,
+    advice: str,
 ) -> BenchmarkPoint:
     """The point from a report's figures.
 
@@ -136,7 +154,8 @@ def _point(
         figures.get("latency_mean_s"),
         notes,
     )
-    return point_of({**figures, "concurrency": concurrency}, origin=origin)
+    named = _model(document, _keys_of(tool)["model"])
+    return point_of({**figures, "concurrency": concurrency}, origin=origin, model=named)
 
 
 def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint:
@@ -146,6 +165,9 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
         figures |= _derived(document)
     notes += _too_even(document)
     limit, requests = figures.get("concurrency"), figures.get("requests")
+    prompt_tokens = _number(document, "total_input_tokens")
+    if prompt_tokens and requests:
+        figures["input_tokens"] = prompt_tokens / requests
     if limit is not None and requests is not None:
         sent = int(requests + figures.get("failed", 0.0))
         if sent < limit:
@@ -154,7 +176,7 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
         "run `vllm bench serve` with --percentile-metrics ttft,tpot,itl,e2el "
         "--metric-percentiles 50,99"
     )
-    return _point(origin, figures, notes, tool="vllm", advice=advice)
+    return _point(origin, document, figures, notes, tool="vllm", advice=advice)
 
 
 def _too_even(document: Json) -> list[str]:
@@ -188,7 +210,8 @@ def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> Benchma
     """The point from one entry of guidellm's `benchmarks`; only successful requests count."""
     notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
     figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, _keys_of("guidellm"))}
-    return _point(origin, figures, notes, tool="guidellm", advice="check that guidellm wrote it")
+    advice = "check that guidellm wrote it"
+    return _point(origin, benchmark, figures, notes, tool="guidellm", advice=advice)
 
 
 def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
@@ -216,7 +239,8 @@ def _aiperf_point(origin: str, metrics: Json, notes: list[str]) -> BenchmarkPoin
     if by_gaps:
         metrics = {**metrics, "inter_token_latency": metrics["inter_chunk_latency"]}
     figures = {**_aiperf_concurrency(metrics), **_figures(metrics, _keys_of("aiperf"))}
-    return _point(origin, figures, notes, tool="aiperf", advice="run aiperf with --streaming")
+    advice = "run aiperf with --streaming"
+    return _point(origin, metrics, figures, notes, tool="aiperf", advice=advice)
 
 
 def _in_seconds(document: Json, origin: str) -> Json:

@@ -13,6 +13,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
@@ -259,7 +260,13 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     """
     if name not in benchmarks:
         raise SizingError(f"benchmark {name!r} is named in the profile but missing", name="plan")
-    table, slo = read_benchmark(benchmarks[name]), pool.profile.slo
+    lengths, slo = pool.lengths, pool.profile.slo
+    table = matched(
+        read_benchmark(benchmarks[name]),
+        pool.model,
+        input_tokens=lengths.mean_input_tokens,
+        output_tokens=lengths.mean_output_tokens,
+    )
     if not slo.are_set:
         return _untargeted(pool, table)
     measured = operating_point(table, slo)

@@ -518,6 +518,14 @@ class Intensity(Struct, frozen=True):
     step: Step
 
 
+def decode_bytes(costs: Costs, *, context_tokens: float, sequences: float) -> tuple[float, float]:
+    """Bytes that a decode step reads: weights once for all sequences, and the KV cache of each."""
+    read = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
+    read += sum(min(w.tokens, context_tokens) * w.kv_bytes_per_token for w in costs.windows)
+    touched_bytes = costs.experts_bytes * touched_ratio(costs.touched_ratio, sequences)
+    return costs.weights_bytes + touched_bytes, read
+
+
 def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> Intensity:
     """The arithmetic intensity of one decode step on one GPU.
 
@@ -529,10 +537,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     """
     ridge = costs.flop_per_s / costs.bandwidth_bytes_per_s
     token_flop = costs.body_flop_per_token + costs.head_flop_per_token
-    read = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
-    read += sum(min(w.tokens, context_tokens) * w.kv_bytes_per_token for w in costs.windows)
-    touched_bytes = costs.experts_bytes * touched_ratio(costs.touched_ratio, sequences)
-    weights_bytes = costs.weights_bytes + touched_bytes
+    weights_bytes, read = decode_bytes(costs, context_tokens=context_tokens, sequences=sequences)
     decode_flop_per_byte = token_flop * sequences / (weights_bytes + sequences * read)
     left = token_flop - ridge * read
     batch = ridge * (costs.weights_bytes + costs.experts_bytes) / left if left > 0 else None

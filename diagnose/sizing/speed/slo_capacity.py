@@ -174,16 +174,16 @@ def performance_steps(
     costs: Costs, load: Load, predicted: Performance, efficiency: Efficiency = DEFAULT
 ) -> tuple[Step, ...]:
     """The prediction line by line: bytes read, a plain step, a step with a prompt, the results."""
-    fixed = "guide 3.3 and 3.4; " + SOURCE
+    fixed = _cited(efficiency, "mfu_ratio", "mbu_ratio")
     places = min(load.concurrency, load.max_running)
     passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
     return (
         _reading(costs, efficiency),
-        _step("Decode step", predicted.decode_step, source=fixed),
+        _step("Decode step", predicted.decode_step, source=f"guide 3.3 and 3.4; {fixed}"),
         _step(
             f"Step with {figure(round(predicted.chunk_tokens))} prompt tokens",
             predicted.prefill_step,
-            source="guide 3.2 and 5.1; " + SOURCE,
+            source=f"guide 3.2 and 5.1; {fixed}",
         ),
         _token(load, predicted),
         Step(
@@ -238,8 +238,17 @@ def _reading(costs: Costs, efficiency: Efficiency) -> Step:
         f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.mbu_ratio)})",
         seconds((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
         + (" if every expert is used" if costs.experts_bytes else ""),
-        "guide 3.3; " + SOURCE,
+        f"guide 3.3; {_cited(efficiency, 'mbu_ratio')}",
     )
+
+
+def _cited(efficiency: Efficiency, *names: str) -> str:
+    """Where these shares come from: stated ones are the user's."""
+    stated = [name for name in names if getattr(efficiency, name) != getattr(DEFAULT, name)]
+    words = " and ".join(name.removesuffix("_ratio").upper() for name in stated)
+    if len(stated) == len(names) == 1:
+        return f"{words} as stated"
+    return f"{words} as stated, the rest {SOURCE}" if stated else SOURCE
 
 
 def _step(title: str, time: StepTime, *, source: str) -> Step:

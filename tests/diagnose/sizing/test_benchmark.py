@@ -8,10 +8,17 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from kneewatch.diagnose.capacity import BenchmarkPoint
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.csv_tables import column
 from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
+from kneewatch.diagnose.sizing.speed.performance import Load
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
 
 TABLE = """\
 # vLLM 0.21, Llama-3 70B FP8, TP=4
@@ -360,3 +367,69 @@ def test_a_table_and_vllm_json_of_the_same_figures_agree(
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(SizingError):
         assert read_benchmark(text).points
+
+
+QWEN = model("Qwen/Qwen3-32B")
+
+
+@pytest.mark.parametrize(
+    ("named", "note"),
+    [
+        pytest.param("Qwen/Qwen3-32B", "", id="the same"),
+        pytest.param("/models/qwen3-32b/", "", id="by a path"),
+        pytest.param("Qwen/Qwen3-32B-FP8", "", id="in another precision"),
+        pytest.param("chat", "check that it is Qwen/Qwen3-32B", id="a served name"),
+        pytest.param("", "", id="none"),
+    ],
+)
+def test_a_benchmark_names_its_model(named: str, note: str) -> None:
+    benchmark = read_benchmark(json.dumps({**VLLM, "model_id": named}))
+    before = len(benchmark.notes)
+    notes = matched(benchmark, QWEN).notes[before:]
+    assert [note in text for text in notes] == [True] * bool(note)
+
+
+def test_a_benchmark_of_another_model_is_refused() -> None:
+    benchmark = read_benchmark(json.dumps({**VLLM, "model_id": "Qwen/Qwen3-8B"}))
+    with pytest.raises(SizingError, match="is of Qwen/Qwen3-8B, not of Qwen/Qwen3-32B") as refused:
+        matched(benchmark, QWEN)
+    assert refused.value.name == "benchmark"
+
+
+@pytest.mark.parametrize("tool", ["vllm", "guidellm", "aiperf"])
+def test_a_benchmark_of_other_lengths_says_so(tool: str) -> None:
+    run = guidellm_run({"type_": "concurrent", "streams": 8})
+    metrics: dict[str, object] = dict(run["metrics"])  # type: ignore[call-overload]
+    run["metrics"] = metrics | {"prompt_token_count": {"successful": {"mean": 1000.0}}}
+    texts = {
+        "vllm": json.dumps(VLLM),
+        "guidellm": json.dumps({"benchmarks": [run]}),
+        "aiperf": json.dumps({**AIPERF, "input_sequence_length": {"avg": 1000.0}}),
+    }
+    benchmark = read_benchmark(texts[tool])
+    assert benchmark.points[0].input_tokens == 1000
+    tokens = (benchmark.points[0].output_tokens_per_s or 0) / benchmark.points[0].requests_per_s
+    fits = matched(benchmark, QWEN, input_tokens=1200, output_tokens=1.2 * tokens)
+    far = matched(benchmark, QWEN, input_tokens=4000, output_tokens=3000)
+    assert not any("to size for" in note for note in fits.notes)
+    assert sum("to size for" in note for note in far.notes) == 2
+
+
+def test_achieved_shares_are_those_of_the_bytes_and_products() -> None:
+    """Text 001, 4.3 and 4.8: tokens/s x bytes per token / bandwidth, tokens/s x FLOP / peak."""
+    card, rate = gpu("h200"), 2.0
+    read = costs(QWEN, card)
+    load = Load(input_tokens=1000, output_tokens=200, concurrency=1)
+    point = BenchmarkPoint(1, rate, 1.0, 0.02, output_tokens_per_s=rate * 200, input_tokens=1000)
+    reached = achieved(point, read, load, DEFAULT)
+    kept_bytes = read.weights_bytes + read.kv_bytes_per_token * 1100
+    assert reached.mbu_ratio == pytest.approx(
+        rate * 200 * kept_bytes / card.memory_bandwidth_bytes_per_s
+    )
+    flop = 1200 * read.body_flop_per_token + 200 * read.head_flop_per_token
+    assert reached.mfu_ratio == pytest.approx(rate * flop / card.bf16_flop_per_s)
+    twice = achieved(replace(point, requests_per_s=2 * rate), read, load, DEFAULT)
+    assert twice.predicted_mbu_ratio != twice.mbu_ratio
+    shared = achieved(replace(point, concurrency=64.0), read, load, DEFAULT)
+    assert shared.mbu_ratio < reached.mbu_ratio, "64 requests share a read of the weights"
+    assert shared.predicted_mfu_ratio > reached.predicted_mfu_ratio

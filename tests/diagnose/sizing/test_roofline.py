@@ -25,10 +25,12 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
     MEASURED_GPUS,
     MEASURED_RATIOS,
+    SOURCE,
     Costs,
     Efficiency,
     costs,
     touched_ratio,
+    with_shares,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import performance_steps
 from tests import throughput, throughput_2026
@@ -376,6 +378,20 @@ def test_the_arithmetic_is_shown() -> None:
     assert all(step.source for step in steps)
     assert steps[0].values == "(34.75 GB + 0 GB) / (3.35 TB/s x 0.95)"
     assert f"{speed.itl_s * 1000:.4g} ms" in steps[3].result
+
+
+def test_a_stated_share_is_cited_as_stated() -> None:
+    cost = costs_of(tensor_parallel=4)
+    for stated, first, second in (
+        (DEFAULT, SOURCE, SOURCE),
+        (with_shares(DEFAULT, mbu_ratio=0.5), "MBU as stated", "MBU as stated, the rest"),
+        (with_shares(DEFAULT, mfu_ratio=0.5), SOURCE, "MFU as stated, the rest"),
+    ):
+        speed = performance(cost, CHAT, stated)
+        steps = performance_steps(cost, CHAT, speed, stated)
+        assert first in steps[0].source
+        assert second in steps[1].source
+        assert (SOURCE in steps[0].source) == (first == SOURCE)
 
 
 @pytest.mark.parametrize(
