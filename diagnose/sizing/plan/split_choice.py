@@ -38,7 +38,11 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     point,
     serving,
 )
-from kneewatch.diagnose.sizing.speed.performance import all_to_all_bytes, planned_overhead_ratio
+from kneewatch.diagnose.sizing.speed.performance import (
+    TP_OVERHEAD_RATIO,
+    all_to_all_bytes,
+    planned_overhead_ratio,
+)
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_ratio
 from kneewatch.rules.formatting import figure, percent, plural
 
@@ -191,13 +195,12 @@ def named(parallel: Parallel) -> str:
 
 def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
     """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
-    setup, gpu, node = split.setup, pool.gpu, pool.profile.hosting.node_gpus
+    setup, node = split.setup, pool.profile.hosting.node_gpus
     parallel, replica = setup.parallel, serving(pool, setup)
-    stages = parallel.pipeline
-    within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus
-    link = "nvlink" if within_domain else "pcie"
-    planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
-    decode = at(replica, 1).decode_step
+    stages, decode = parallel.pipeline, at(replica, 1).decode_step
+    link, planned = replica.costs.link.lower(), None
+    if link in TP_OVERHEAD_RATIO:
+        planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
     bubble_ratio = (stages - 1) / (stages * DEFAULT.microbatches_per_stage + stages - 1)
     nodes = math.ceil(parallel.gpus / node)
     network = pool.profile.hosting.network or NETWORKS[0]
@@ -220,7 +223,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
             "kv_concurrency_at_p95": replica.memory.concurrency.expected,
         },
-        steps=_parallel_steps(pool, replica, planned),
+        steps=_parallel_steps(pool, replica, planned, decode.interconnect_s / decode.total_s),
         notes=list(split.refused),
         tier=pool.name,
     )
@@ -278,9 +281,11 @@ def _experts(pool: Pool, replica: Serving) -> Part:
     return part
 
 
-def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
+def _parallel_steps(
+    pool: Pool, replica: Serving, planned: float | None, predicted: float
+) -> list[Step]:
     setup, answer = replica.setup, replica.memory
-    tensor = setup.parallel.tensor
+    tensor, lost = setup.parallel.tensor, predicted if planned is None else planned
     taken = setup.utilization * pool.gpu.memory_bytes / 1e9
     weights = (answer.weights_bytes or 0.0) / 1e9
     free = answer.available_bytes.expected / 1e9
@@ -305,8 +310,8 @@ def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
         Step(
             title="Speedup of tensor parallelism",
             formula="TP x (1 - all-reduce share)",
-            values=f"{tensor} x (1 - {figure(planned)})",
-            result=f"{figure(tensor * (1 - planned))}x one GPU",
-            source="guide 5.1, 5.6",
+            values=f"{tensor} x (1 - {figure(lost)})",
+            result=f"{figure(tensor * (1 - lost))}x one GPU",
+            source="guide 5.1; roofline" if planned is None else "guide 5.1, 5.6",
         ),
     ]

@@ -796,3 +796,28 @@ def test_a_tier_may_take_longer_to_provision() -> None:
         float(before["small.cold_start_s"] or 0) + 300
     )
     assert after["large.cold_start_s"] == before["large.cold_start_s"]
+
+
+@pytest.mark.parametrize(
+    ("split", "node", "card", "link", "nodes"),
+    [
+        pytest.param((16, 1), 16, "h100-sxm", "infiniband-ndr", 1, id="TP 16: two NVLink domains"),
+        pytest.param((8, 2), 8, "h100-sxm", "nvlink", 2, id="TP 8 x PP 2"),
+        pytest.param((8, 1), 8, "h100-sxm", "nvlink", 1, id="TP 8"),
+        pytest.param((2, 1), 8, "l40s", "pcie", 1, id="PCIe"),
+    ],
+)
+def test_a_split_names_the_link_of_its_all_reduces(
+    split: tuple[int, int], node: int, card: str, link: str, nodes: int
+) -> None:
+    text = profile_text(
+        deployment=f'gpus = ["{card}"]\ntensor_parallel = {split[0]}\npipeline_parallel = '
+        f"{split[1]}",
+        more=f'[hosting]\nnode_gpus = {node}\nnetwork = "infiniband-ndr"\n',
+        slo="ttft_p99_s = 20.0",
+    )
+    step = planned(text).step(6)
+    assert (step.output["link"], step.output["nodes_per_instance"]) == (link, nodes)
+    assert f"over {link}" in step.decision
+    assert (step.output["allreduce_ratio_planned"] is None) == (link == "infiniband-ndr")
+    assert ("infiniband-ndr" in step.decision) == (nodes > 1 or link == "infiniband-ndr")
