@@ -12,8 +12,10 @@ from msgspec import Struct
 
 from kneewatch.agent.captures import capture_name
 from kneewatch.agent.settings.effective import (
+    RULES_PREFIX,
     Effective,
     Settings,
+    add_threshold,
     flattened,
     gathered,
     reported_together,
@@ -204,8 +206,12 @@ def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> Ta
     mistakes: list[str] = []
     own = {key: table[key] for key in OWN_KEYS if key in table}
     values: dict[str, Any] = {}
+    thresholds: dict[str, dict[str, float]] = {}
     for key, value in (own | flattened({k: table[k] for k in table if k not in own})).items():
         with gathered(mistakes):
+            if key.startswith(RULES_PREFIX):
+                add_threshold(thresholds, key, value, origin)
+                continue
             values[key] = validated(_setting_of(key, origin), value, origin)
     address, name, labels = (values.pop(key, None) for key in OWN_KEYS)
     overrides = {key: Effective(value, origin) for key, value in values.items()}
@@ -217,13 +223,15 @@ def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> Ta
     with gathered(mistakes):
         target = spec(
             address,
-            settings.with_values(overrides) if overrides else settings,
+            settings.with_values(overrides, thresholds, origin),
             origin,
             played=is_capture(address),
             name=name,
             labels=labels,
             address_key="url",
         )
+        if thresholds:
+            target.settings.profile().rules()
         if not mistakes:
             return target
     raise SettingsError(*mistakes)
@@ -258,6 +266,12 @@ def targets_toml(settings: Settings) -> list[str]:
             f"{setting.key} = {toml_value(setting, effective.value)}"
             for setting, effective in target.settings.rows()
             if effective.origin == target.origin
+        ]
+        lines += [
+            f"rules.{json.dumps(rule)}.{severity} = {threshold}"
+            for rule, bounds in target.settings.thresholds.items()
+            for severity, threshold in bounds.items()
+            if settings.thresholds.get(rule, {}).get(severity) != threshold
         ]
     return lines
 

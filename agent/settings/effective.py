@@ -60,10 +60,22 @@ class Settings:
         self.thresholds, self.thresholds_origin = thresholds, thresholds_origin
         self.tables: Mapping[str, Sequence[Mapping[str, Any]]] = tables or {}
 
-    def with_values(self, values: Mapping[str, Effective]) -> Settings:
-        """A copy of the settings in which `values` replace the present ones."""
-        changed = {**self._values, **values}
-        return Settings(changed, self.thresholds, self.thresholds_origin, self.tables)
+    def with_values(
+        self,
+        values: Mapping[str, Effective],
+        thresholds: Mapping[str, Mapping[str, float]] | None = None,
+        origin: str = "",
+    ) -> Settings:
+        """A copy of the settings in which `values` and `thresholds` replace the present ones.
+
+        `origin` contains the thresholds.
+        """
+        changed, own = {**self._values, **values}, thresholds or {}
+        bounds = {
+            rule: {**self.thresholds.get(rule, {}), **own.get(rule, {})}
+            for rule in dict.fromkeys((*self.thresholds, *own))
+        }
+        return Settings(changed, bounds, origin if own else self.thresholds_origin, self.tables)
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - a setting has its own kind
         return self._values[key].value
@@ -216,7 +228,7 @@ def load(
         for key, value in (_from_file(file) if file else {}).items():
             with gathered(mistakes):
                 if key.startswith(RULES_PREFIX):
-                    _threshold(thresholds, key, value, origin)
+                    add_threshold(thresholds, key, value, origin)
                 elif key in TABLES:
                     tables[key] = _tables(key, value, origin)
                 else:
@@ -301,9 +313,14 @@ def _setting_of(key: str, origin: str) -> Setting:
     return setting
 
 
-def _threshold(
+def add_threshold(
     thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
 ) -> None:
+    """Add the threshold of a key rules.<ID>.<severity>.
+
+    Raises:
+        SettingsError: the key has other parts, or the value is no number.
+    """
     parts = key.removeprefix(RULES_PREFIX).split(".")
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if len(parts) != 2 or not number:

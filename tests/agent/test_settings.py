@@ -13,7 +13,9 @@ import trustme
 from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, RUN_DEFAULTS, SETTINGS, HeadedOption, Setting
+from kneewatch.agent.targets import table_specs
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.rules.rule import Severity
 from tests.agent.running import Main
 from tests.agent.test_benchmarks import ONE
 
@@ -303,7 +305,22 @@ name = "second"
 tier = "batch"
 [targets.fetch]
 read_timeout_s = 4
+[targets.rules.KV-FULL]
+info = 0.8
 """
+
+
+def test_a_target_has_thresholds_of_its_own(tmp_path: Path) -> None:
+    """Tiers that differ by hardware or traffic have different bounds."""
+    (tmp_path / "k.toml").write_text("rules.KV-FULL.info = 0.9\n" + TARGETS)
+    chat, batch = table_specs(load(file=tmp_path / "k.toml", environ={}, flags={}))
+    bounds = [
+        {bound.severity: bound.threshold for bound in rule.bounds}[Severity.INFO]
+        for target in (chat, batch)
+        for rule in target.settings.profile().rules()
+        if rule.id == "KV-FULL"
+    ]
+    assert bounds == [0.9, 0.8]
 
 
 def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -> None:
@@ -327,6 +344,7 @@ def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -
         "name": "second",
         "labels": {"tier": "batch"},
         "fetch": {"read_timeout_s": 4.0},
+        "rules": {"KV-FULL": {"info": 0.8}},
     }
     (tmp_path / "again.toml").write_text(ended.out)
     again = tomllib.loads(main("config", "--config", "again.toml").out)
@@ -340,6 +358,8 @@ WRONG_TARGETS = {
     "url = 'a'\nname = ''": "number 1: name = '': write 1 to 200 printable characters",
     "url = 'a'\nname = \"a\\u001b\"": "number 1: name = 'a\\x1b': write 1 to 200",
     "url = 'a'\nname = 3": "number 1: name must be text, not 3",
+    "url = 'a'\nrules.KV-FULL = 3": "number 1: rules.KV-FULL must be rules.<ID>.<severity> = num",
+    "url = 'a'\nrules.KV-FUL.info = 3": "number 1: no rule 'KV-FUL'; did you mean KV-FULL?",
     "url = 'a'\nlabels = 3": "number 1: labels must be a table with text values, not ",
     "url = 'a'\nlabels.a = 3": "number 1: labels must be a table with text values, not ",
     "url = 'a'\nlabels.'a-b' = ''": "number 1: labels: 'a-b' is not a label name",
