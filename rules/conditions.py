@@ -51,36 +51,40 @@ class Quantity:
         return Compare(self, "<", quantity(other))
 
     def __add__(self, other: Quantity | float) -> Quantity:
-        return Arithmetic(self, "+", quantity(other))
+        return Formula("{0} + {1}", (self, quantity(other)))
 
     def __sub__(self, other: Quantity | float) -> Quantity:
-        return Arithmetic(self, "-", quantity(other))
+        return Formula("{0} - {1}", (self, quantity(other)))
 
     def __mul__(self, other: Quantity | float) -> Quantity:
-        return Arithmetic(self, "*", quantity(other))
+        return Formula("{0} * {1}", (self, quantity(other)))
 
     def __rmul__(self, other: float) -> Quantity:
-        return Arithmetic(quantity(other), "*", self)
+        return Formula("{0} * {1}", (quantity(other), self))
 
     def __rsub__(self, other: float) -> Quantity:
-        return Arithmetic(quantity(other), "-", self)
+        return Formula("{0} - {1}", (quantity(other), self))
 
     def __radd__(self, other: float) -> Quantity:
-        return Arithmetic(quantity(other), "+", self)
+        return Formula("{0} + {1}", (quantity(other), self))
 
     def __truediv__(self, other: Quantity | float) -> Quantity:
-        return Quotient(self, quantity(other))
+        return Formula(QUOTIENT, (self, quantity(other)))
 
     def __rtruediv__(self, other: float) -> Quantity:
-        return Quotient(quantity(other), self)
+        return Formula(QUOTIENT, (quantity(other), self))
 
     def otherwise(self, value: float) -> Quantity:
         """This quantity, but `value` wherever it is unknown."""
-        return WithDefault(self, Number(value))
+        return FirstOf((self, Number(value)))
 
     def at_least(self, value: Quantity | float) -> Quantity:
         """The larger of this quantity and a number."""
-        return AtLeast(self, quantity(value))
+        return Formula(LARGER, (self, quantity(value)))
+
+    def root(self) -> Quantity:
+        """The square root; unknown unless this quantity is above zero."""
+        return Formula(SQUARE_ROOT, (self,))
 
     @property
     def known(self) -> Condition:
@@ -102,61 +106,39 @@ class Number(Quantity, Struct, frozen=True):
         return repr(self.value) if isfinite(self.value) else scope.name_of(self.value)
 
 
-def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
-    """A Python expression of two quantities' values; None if either is unknown.
-
-    `of` is the expression, with `{0}` and `{1}` for the two values.
-    """
-    (a, *left_checks), (b, *right_checks) = scope.checked(left), scope.checked(right)
-    value = of.format(a, b)
-    checks = [*left_checks, *right_checks]
-    return f"({value} if {' and '.join(checks)} else None)" if checks else f"({value})"
+QUOTIENT = "({0} / {1} if {1} > 0 else None)"
+LARGER = "max({0}, {1})"
+SQUARE_ROOT = "({0}**0.5 if {0} > 0 else None)"
 
 
-class Arithmetic(Quantity, Struct, frozen=True):
-    """A sum, difference or product; unknown if either operand is."""
+class Formula(Quantity, Struct, frozen=True):
+    """A Python expression of quantities, which it names as `{0}` and `{1}`; unknown if any of them
+    is."""
 
-    left: Quantity
-    sign: str
-    right: Quantity
+    form: str
+    parts: tuple[Quantity, ...]
 
     def source(self, scope: Scope) -> str:
-        return _of_both(scope, self.left, self.right, f"{{0}} {self.sign} {{1}}")
+        values, checks = list[str](), list[str]()
+        for part in self.parts:
+            value, *check = scope.checked(part)
+            values.append(value)
+            checks += check
+        value = self.form.format(*values)
+        return f"({value} if {' and '.join(checks)} else None)" if checks else f"({value})"
 
 
-class Quotient(Quantity, Struct, frozen=True):
-    """One quantity divided by another.
+class FirstOf(Quantity, Struct, frozen=True):
+    """The first known one of several quantities."""
 
-    Unknown if either is unknown, or if the divisor is not above zero.
-    """
-
-    left: Quantity
-    right: Quantity
-
-    def source(self, scope: Scope) -> str:
-        return _of_both(scope, self.left, self.right, "({0} / {1} if {1} > 0 else None)")
-
-
-class AtLeast(Quantity, Struct, frozen=True):
-    """The larger of a quantity and a number; unknown if the quantity is."""
-
-    of: Quantity
-    least: Quantity
+    options: tuple[Quantity, ...]
 
     def source(self, scope: Scope) -> str:
-        return _of_both(scope, self.of, self.least, "max({0}, {1})")
-
-
-class WithDefault(Quantity, Struct, frozen=True):
-    """A quantity, but a default number wherever it is unknown."""
-
-    of: Quantity
-    default: Number
-
-    def source(self, scope: Scope) -> str:
-        value, *checks = scope.checked(self.of)
-        default = self.default.source(scope)
-        return f"({value} if {checks[0]} else {default})" if checks else value
+        *options, value = [option.source(scope) for option in self.options]
+        for option in reversed(options):
+            name = scope.variable()
+            value = f"({name} if ({name} := {option}) is not None else {value})"
+        return value
 
 
 # --- conditions ---------------------------------------------------------------------------------

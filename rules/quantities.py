@@ -80,29 +80,6 @@ class WindowSeconds(Quantity, Struct, frozen=True):
         return f"({self.share!r} * facts.window_s)"
 
 
-class SquareRoot(Quantity, Struct, frozen=True):
-    """The square root of a quantity; unknown unless the quantity is above zero."""
-
-    of: Quantity
-
-    def source(self, scope: Scope) -> str:
-        value, *checks = scope.checked(self.of)
-        return f"({value}**0.5 if {' and '.join([*checks, f'{value} > 0'])} else None)"
-
-
-class FirstOf(Quantity, Struct, frozen=True):
-    """The first known one of several quantities."""
-
-    options: tuple[Quantity, ...]
-
-    def source(self, scope: Scope) -> str:
-        *options, value = [option.source(scope) for option in self.options]
-        for option in reversed(options):
-            name = scope.variable()
-            value = f"({name} if ({name} := {option}) is not None else {value})"
-        return value
-
-
 class Minimum(Quantity, Struct, frozen=True):
     """The smaller of two quantities; if one is unknown, the other one."""
 

@@ -32,21 +32,22 @@ from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.conditions import (
     ALWAYS,
+    LARGER,
     OPPOSITE,
-    Arithmetic,
+    QUOTIENT,
+    SQUARE_ROOT,
     Assume,
-    AtLeast,
     Compare,
     Condition,
     Constant,
     Every,
+    FirstOf,
+    Formula,
     Known,
     Not,
     Number,
     Quantity,
-    Quotient,
     Some,
-    WithDefault,
     nodes,
 )
 from kneewatch.rules.facts import Targets
@@ -55,12 +56,10 @@ from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
     Exposed,
-    FirstOf,
     Held,
     Minimum,
     Recent,
     Signal,
-    SquareRoot,
     Target,
     Watched,
     WindowSeconds,
@@ -426,6 +425,10 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             raise TypeError(f"no words for {type(condition).__name__}")
 
 
+WORDS = {LARGER: "max({}, {})", SQUARE_ROOT: "sqrt({})"}
+SPELLED = {QUOTIENT: "{0} / {1}"}
+
+
 def quantity(value: Quantity, *, inside: bool = False) -> str:
     """A quantity in words, signals by their keys."""
     match value:
@@ -441,22 +444,17 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
             return f"the target `slo.{name}`"
         case WindowSeconds(share):
             return "the window (s)" if share == 1 else f"{share:g} x the window (s)"
-        case WithDefault(of, default):
+        case FirstOf((of, Number(default))):
             # An unknown value that counts as 0 is what a reader expects.
             inner = quantity(of, inside=inside)
-            return f"{inner} (unknown: {default.value:g})" if default.value else inner
-        case Arithmetic(left, sign, right):
-            text = f"{quantity(left, inside=True)} {sign} {quantity(right, inside=True)}"
+            return f"{inner} (unknown: {default:g})" if default else inner
+        case Formula(form, parts) if form in WORDS:
+            return WORDS[form].format(*map(quantity, parts))
+        case Formula(form, parts):
+            text = SPELLED.get(form, form).format(*(quantity(part, inside=True) for part in parts))
             return f"({text})" if inside else text
-        case Quotient(left, right):
-            text = f"{quantity(left, inside=True)} / {quantity(right, inside=True)}"
-            return f"({text})" if inside else text
-        case AtLeast(of, least):
-            return f"max({quantity(of)}, {quantity(least)})"
         case Minimum(left, right):
             return f"min({quantity(left)}, {quantity(right)})"
-        case SquareRoot(of):
-            return f"sqrt({quantity(of)})"
         case FirstOf(options):
             first, *others = (quantity(option) for option in options)
             return first + "".join(f", if unknown {other}" for other in others)

@@ -14,9 +14,9 @@ from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.values import PREFILL_SILENCE
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, Scope
+from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span
-from kneewatch.rules.quantities import FirstOf, Signal
+from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 STALLED_S = 30.0

@@ -9,8 +9,8 @@ from kneewatch.diagnose.account_signals import SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.rules.conditions import Number
-from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal, Target, WindowSeconds
+from kneewatch.rules.conditions import FirstOf, Number
+from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE
 
 WINDOW_S = WindowSeconds()

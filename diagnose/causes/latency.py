@@ -43,9 +43,9 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5

@@ -20,17 +20,9 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.diagnose.values import AdapterUse
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import percent, span
-from kneewatch.rules.quantities import (
-    RECENT_SHARE,
-    Exposed,
-    FirstOf,
-    Recent,
-    Signal,
-    SquareRoot,
-    WindowSeconds,
-)
+from kneewatch.rules.quantities import RECENT_SHARE, Exposed, Recent, Signal, WindowSeconds
 from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
@@ -177,7 +169,7 @@ def _surely_below(bound: Quantity | float, ratio: Quantity, share: float) -> Con
     """
     started = WindowSeconds(share) * ARRIVALS.otherwise(0.0)
     requests = BATCH.otherwise(0.0) + started
-    return ratio + 0.25 / SquareRoot(requests) < bound
+    return ratio + 0.25 / requests.root() < bound
 
 
 def _poor(bound: Quantity | float) -> Condition:

@@ -17,17 +17,9 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, Term, cause, term
 from kneewatch.diagnose.values import HIT_SPREAD
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import (
-    BaselineValue,
-    Configured,
-    FirstOf,
-    Minimum,
-    Recent,
-    Signal,
-    Watched,
-)
+from kneewatch.rules.quantities import BaselineValue, Configured, Minimum, Recent, Signal, Watched
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
