@@ -19,7 +19,6 @@ from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
-from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.rule_files import ALERTS, AlertText, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.learned.derived_signals import DERIVED
@@ -28,6 +27,7 @@ from kneewatch.reports.json_schemas import schema_files
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
+from tests.dashboards.grafana_boards import dashboards
 from tests.guide_rows import ROWS
 from tests.reference_pages import SETTING_RULES, filled, reference_pages
 

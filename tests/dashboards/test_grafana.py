@@ -15,10 +15,10 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.samples import Page
 from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel, bounds_of
-from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running
+from tests.dashboards.grafana_boards import dashboards
 from tests.programs import require
 from tests.recordings import CAPTURES, phases
 from tests.waiting import PATIENCE_S, until
