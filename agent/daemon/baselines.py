@@ -18,11 +18,12 @@ from msgspec import Struct
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.store.learned import read_learned, write_learned
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
+from kneewatch.agent.store.records import DAY_S, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+from kneewatch.diagnose.engine_history import ConfigChange
 from kneewatch.diagnose.learned.knee import (
     FORGOTTEN_S,
     IN_FLIGHT_MIN,

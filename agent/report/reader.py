@@ -18,20 +18,19 @@ from kneewatch.agent.report.history import EngineHistory, History, Member, seen
 from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportRequest
 from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
 from kneewatch.agent.store.records import Scrapes
+from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
 from kneewatch.reports.weekly.measures import add_levels
 from kneewatch.reports.weekly.observed import (
     HOUR_S,
-    Configured,
     EngineObserved,
     Episode,
     EpisodeObserved,
     Grid,
     Level,
     Observed,
-    Recommended,
     Span,
     TargetObserved,
     TierObserved,
@@ -107,7 +106,7 @@ class PeriodReader:
         self._tiers: dict[str, _TierEngines] = {}
         self._incidents: list[EpisodeObserved] = []
         self._recommended: list[Recommended] = []
-        self._configured: list[Configured] = []
+        self._configured: list[ConfigChange] = []
 
     def read(self) -> Observed:
         """The data of both periods.
@@ -158,13 +157,10 @@ class PeriodReader:
         self._incidents += self._episodes(member, numbers)
         self._recommended += _recommended(history, member, grid)
         self._configured += [
-            Configured(
-                change.t_s, engine.target, engine.engine, change.before, change.after,
-                change.restart,
-            )
+            replace(change, target=engine.target, engine=engine.engine)
             for change in changes
             if change.t_s >= grid.from_s
-        ]  # fmt: skip
+        ]
 
     def _episodes(self, member: Member, numbers: EngineHistory) -> list[EpisodeObserved]:
         """The incidents of an engine. The worst DETAILED_MOST of them include their diagnosis."""
@@ -269,19 +265,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
     engine = member.engine
     rows = history.recommendations(from_s=grid.from_s, to_s=grid.to_s, engine_id=engine.id)
     return [
-        Recommended(
-            tier=member.tier,
-            target=engine.target,
-            engine=engine.engine,
-            recommendation=row.recommendation,
-            outcome=row.outcome,
-            first_s=row.first_s,
-            last_s=row.last_s,
-            applied_s=row.applied_s,
-            predicted=row.predicted,
-            measured=row.measured,
-        )
-        for row in rows
+        replace(row, tier=member.tier, target=engine.target, engine=engine.engine) for row in rows
     ]
 
 

@@ -29,11 +29,9 @@ from kneewatch.agent.store.encoding import (
 )
 from kneewatch.agent.store.records import (
     KINDS,
-    ConfigChange,
     Scrapes,
     Series,
     StoredEngine,
-    StoredRecommendation,
     VerdictLookup,
 )
 from kneewatch.agent.store.stored_series import (
@@ -46,6 +44,7 @@ from kneewatch.agent.store.stored_series import (
     read_signals,
 )
 from kneewatch.collector.errors import StoreError
+from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
@@ -325,7 +324,7 @@ class Reader:
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
-    ) -> list[StoredRecommendation]:
+    ) -> list[Recommended]:
         """The recommendations that were active or applied in a time range, sorted by start."""
         with self._snapshot() as connection:
             rows = connection.execute(
@@ -377,16 +376,14 @@ class Reader:
                     connection.execute("ROLLBACK")
 
 
-def _recommendation(row: Sequence[Any]) -> StoredRecommendation:
+def _recommendation(row: Sequence[Any]) -> Recommended:
     engine_id, body, first_s, last_s, outcome, applied_s, measured = row
-    recommendation = RECOMMENDATION.decode(body)
-    return StoredRecommendation(
-        engine_id,
-        recommendation,
-        first_s,
-        last_s,
-        outcome,
-        applied_s,
-        recommendation.predicted,
-        orjson.loads(measured),
+    return Recommended(
+        engine_id=engine_id,
+        recommendation=RECOMMENDATION.decode(body),
+        first_s=first_s,
+        last_s=last_s,
+        outcome=outcome,
+        applied_s=applied_s,
+        measured=orjson.loads(measured),
     )

@@ -10,7 +10,6 @@ from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -94,42 +93,6 @@ class VerdictLookup(Struct, frozen=True):
 
     verdict: Verdict | None
     damaged: bool = False
-
-
-class StoredRecommendation(Struct, frozen=True):
-    """A recommendation and its outcome.
-
-    `outcome` is one of:
-        "open": active, and apparently not applied
-        "applied": the engine runs with it, but it is not measured yet
-        "kept", "missed", "worsened": measured, compared with the prediction
-        "lapsed": never applied, and no longer active
-
-    `predicted` and `measured` are signals by key: the expected values after the change, and the
-    measured ones.
-    """
-
-    engine_id: int
-    recommendation: Recommendation
-    first_s: float
-    last_s: float
-    outcome: str
-    applied_s: float | None
-    predicted: Mapping[str, float]
-    measured: Mapping[str, float]
-
-
-class ConfigChange(Struct, frozen=True):
-    """A start of an engine, or a change of its configuration.
-
-    `before` is empty for the first known configuration. `restart` is the way in which a restart was
-    detected.
-    """
-
-    t_s: float
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-    restart: str
 
 
 # --- Input: one cycle of one target ---------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 
+from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.recommend.recommendation import (
     QUANTIZED,
     REPLICAS,
@@ -18,7 +19,7 @@ from kneewatch.diagnose.sizing.levers import levers as sizing_levers
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Advice, FlagChange
-from kneewatch.reports.weekly.observed import EpisodeObserved, Recommended
+from kneewatch.reports.weekly.observed import EpisodeObserved
 from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
 from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 
@@ -79,7 +80,7 @@ def _recommended_lever(recommended: Recommended) -> Lever:
         changes=changes_of(of),
         figures=tuple(
             LeverFigure(signal, of.before.get(signal), after)
-            for signal, after in recommended.predicted.items()
+            for signal, after in recommended.recommendation.predicted.items()
         ),
         gpus_after=None,
         saves_usd_per_hour=None if cost is None else 0.0 - cost,
@@ -167,7 +168,7 @@ def advice(recommended: Recommended) -> Advice:
         last_s=recommended.last_s,
         applied_s=recommended.applied_s,
         before=of.before,
-        predicted=recommended.predicted,
+        predicted=recommended.recommendation.predicted,
         measured=recommended.measured,
         cost_usd_per_hour=of.cost_usd_per_hour,
         risk=of.risk,

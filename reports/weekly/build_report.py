@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.engine_history import ConfigChange
 from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.figures import (
     ConfigDifference,
@@ -22,7 +23,6 @@ from kneewatch.reports.weekly.incidents import incidents
 from kneewatch.reports.weekly.knee import curve, faults, knee
 from kneewatch.reports.weekly.measures import NOISE_TEST, past
 from kneewatch.reports.weekly.observed import (
-    Configured,
     EngineObserved,
     Grid,
     Observed,
@@ -75,7 +75,7 @@ def _target(target: TargetObserved, period_s: float) -> TargetQuality:
     )
 
 
-def _change(change: Configured) -> EngineChange:
+def _change(change: ConfigChange) -> EngineChange:
     differences = tuple(
         ConfigDifference(key, change.before.get(key, ""), change.after.get(key, ""))
         for key in dict.fromkeys((*change.before, *change.after))
@@ -91,7 +91,7 @@ def _change(change: Configured) -> EngineChange:
     )
 
 
-def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
+def _what(change: ConfigChange, differences: Sequence[ConfigDifference]) -> str:
     if not change.before and not change.restart:
         return "first seen"
     if any(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.weekly import measures as m
@@ -17,7 +18,6 @@ from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Episode,
     EpisodeObserved,
-    Recommended,
     TierStated,
     ends_last,
 )

@@ -14,9 +14,9 @@ from msgspec import Struct, field
 
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.rules.cascade import EVICTS
@@ -290,33 +290,6 @@ class EpisodeObserved(Struct, frozen=True):
     )
 
 
-class Recommended(Struct, frozen=True):
-    """A recommendation for an engine, as it is stored."""
-
-    tier: str
-    target: str
-    engine: str
-    recommendation: Recommendation
-    outcome: str
-    first_s: float
-    last_s: float
-    applied_s: float | None
-    predicted: Mapping[str, float]
-    measured: Mapping[str, float]
-
-
-class Configured(Struct, frozen=True):
-    """A start of an engine, or a change of its configuration. `before` is empty for the first known
-    configuration."""
-
-    t_s: float
-    target: str
-    engine: str
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-    restart: str
-
-
 class TargetObserved(Struct, frozen=True):
     """The scrapes of a target in the period. `interval_s` is the usual scrape interval."""
 
@@ -429,7 +402,7 @@ class Observed(Struct, frozen=True):
     tiers: Sequence[TierObserved] = ()
     episodes: Sequence[EpisodeObserved] = ()
     recommended: Sequence[Recommended] = ()
-    configured: Sequence[Configured] = ()
+    configured: Sequence[ConfigChange] = ()
     targets: Sequence[TargetObserved] = ()
     filters: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()

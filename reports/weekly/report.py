@@ -179,6 +179,11 @@ class Incident(Struct, frozen=True):
         return self.last_s if self.end_s is None else self.end_s
 
     @property
+    def lasted_s(self) -> float:
+        """Seconds from its start to its end."""
+        return self.until_s - self.start_s
+
+    @property
     def where(self) -> str:
         """The engine; if there are several replicas, their number and the worst one."""
         if len(self.replicas) == 1:

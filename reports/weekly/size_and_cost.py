@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
+from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit, size_fleet
@@ -25,7 +26,6 @@ from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, un
 from kneewatch.reports.weekly.observed import (
     HOUR_S,
     EngineObserved,
-    Recommended,
     Span,
     TierObserved,
 )

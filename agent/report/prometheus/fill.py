@@ -58,10 +58,8 @@ from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import (
-    ConfigChange,
     Scrapes,
     StoredEngine,
-    StoredRecommendation,
 )
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.scrape_history import Column
@@ -72,6 +70,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
     SUMMED_HISTOGRAMS,
 )
 from kneewatch.diagnose.deployment.deployment import config_capacity_tokens
+from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import methods
@@ -373,7 +372,7 @@ class FilledHistory(History):
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
-    ) -> list[StoredRecommendation]:
+    ) -> list[Recommended]:
         """The recommendations of the replays. Whether they were applied is unknown."""
         rows = super().recommendations(from_s=from_s, to_s=to_s, engine_id=engine_id)
         return [replace(row, outcome=UNKNOWN_OUTCOME, applied_s=None, measured={}) for row in rows]

@@ -68,7 +68,7 @@ ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
 SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A report on a single tier
 (--tier) has everything."""
 
-INCIDENTS_IN_FULL, PRINTED = 20, 1
+INCIDENTS_IN_FULL = 20
 
 
 SparkTable = tuple[list[str], list[tuple[float, list[str]]]]
@@ -106,22 +106,6 @@ class TierPart(Struct, frozen=True):
         return bool(self.tier.engines)
 
 
-class IncidentPart(Struct, frozen=True):
-    """An incident. `strip` is None if the incident appears only in the index.
-
-    `printed`: it is on paper too. `stretch` is its start and end, `length` its duration, and
-    `ending` a text on how it ended.
-    """
-
-    number: int
-    incident: Incident
-    stretch: str
-    length: str
-    ending: str
-    strip: Strip | None
-    printed: bool
-
-
 def _badness(verdict: Verdict) -> int:
     return RANKS[health(verdict.health)]
 
@@ -149,32 +133,15 @@ def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list
     return parts
 
 
-def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPart]:
-    """The incidents in order of start. Those with the worst severity and the most harm are shown in
-    full."""
+def strips(report: WeeklyReport, calendar: Calendar) -> dict[str, Strip]:
+    """The charts of the incidents that are shown in full, by id. They are those with the worst
+    severity and the most harm, the worst first."""
     worst = sorted(
-        range(len(report.incidents)),
-        key=lambda at: (
-            -RANKS[health(report.incidents[at].severity)],
-            -report.incidents[at].cost.harmed_requests,
-        ),
+        report.incidents,
+        key=lambda incident: (-RANKS[health(incident.severity)], -incident.cost.harmed_requests),
     )
     most = INCIDENTS_IN_FULL if len(report.tiers) <= ALL_MOST else SOME_IN_FULL
-    drawn = set(worst[:most])
-    parts: list[IncidentPart] = []
-    for at, incident in enumerate(report.incidents):
-        parts.append(
-            IncidentPart(
-                number=at + 1,
-                incident=incident,
-                stretch=calendar.stretch(incident.start_s, incident.until_s),
-                length=span(incident.until_s - incident.start_s),
-                ending=_ending(incident, calendar),
-                strip=strip(incident, calendar) if at in drawn else None,
-                printed=at in worst[:PRINTED],
-            )
-        )
-    return parts
+    return {incident.id: strip(incident, calendar) for incident in worst[:most]}
 
 
 NEEDS = re.compile(r"on the page \((needs .+)\)$")
@@ -202,7 +169,7 @@ DATA_ENDS_S = 300.0
 period, it is unknown whether the incident went on."""
 
 
-def _ending(incident: Incident, calendar: Calendar) -> str:
+def ending(incident: Incident, calendar: Calendar) -> str:
     """A text on how an incident ended."""
     if incident.end_s is not None:
         return ENDINGS.get(incident.ended, "ended")
@@ -269,6 +236,7 @@ GLOBALS: dict[str, Any] = {
     "ROWS_MOST": ROWS_MOST,
     "WEEKDAYS": formatting.WEEKDAYS,
     "cause_page": cause_page,
+    "ending": ending,
     "followed": formatting.followed,
     "incident_chart": incident_chart,
     "plural": plural,
@@ -301,6 +269,7 @@ def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict
     """What the templates of HTML and Markdown show, by name."""
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
+    drawn = strips(report, calendar)
     worst_first = sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True)
     return {
         "report": report,
@@ -309,7 +278,8 @@ def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict
         "tiers": [part for part in tiers if part.watched],
         "worst_first": worst_first,
         "week": next((part for part in worst_first if part.watched and part.full), None),
-        "incidents": incident_parts(report, calendar),
+        "strips": drawn,
+        "printed": next(iter(drawn), ""),
         "methods": methods(report),
         "rest": [part for part in tiers if part.watched and not part.full],
         "headline": headline(report),

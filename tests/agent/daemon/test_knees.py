@@ -21,7 +21,6 @@ from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import (
     DAY_S,
-    ConfigChange,
     Cycle,
     Retention,
     Series,
@@ -34,6 +33,7 @@ from kneewatch.diagnose.capacity import LearnedKnee
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.engine_history import ConfigChange
 from kneewatch.diagnose.learned.knee import (
     LOAD_SIGNALS,
     WINDOW_SIGNALS,

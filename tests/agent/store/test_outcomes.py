@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import Cycle, Retention, StoredRecommendation
+from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Restart
+from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.recommend.past_recommendations import (
     ChangeDocument,
     config_shows,
@@ -214,7 +215,7 @@ class Life:
         self.store.put(scrape)
         settle(self.store)
 
-    def ends(self) -> list[StoredRecommendation]:
+    def ends(self) -> list[Recommended]:
         """What the store then says of the recommendations."""
         self.store.close(PATIENCE_S)
         assert self.store.stats().last_error == ""
@@ -237,7 +238,7 @@ def test_a_recommendation_that_is_followed_and_right_is_kept(tmp_path: Path) -> 
     (advice,) = life.ends()
     assert (advice.outcome, advice.first_s, advice.last_s) == ("kept", START_S + STEP_S, told_s)
     assert advice.applied_s == told_s + STEP_S
-    assert advice.predicted == PREDICTED
+    assert advice.recommendation.predicted == PREDICTED
     assert advice.measured == pytest.approx({"kv_usage_ratio": 0.77, "preemption_per_s": 0.0})
     assert advice.recommendation.id == "kv-fp8"
 
@@ -331,7 +332,7 @@ def test_one_told_again_is_the_same_one(tmp_path: Path) -> None:
     life.lasts(0.1, PRESSED, fp8({"kv_usage_ratio": 0.6}))
     (advice,) = life.ends()
     assert (advice.first_s, advice.last_s) == (START_S + STEP_S, life.now_s)
-    assert advice.predicted == {"kv_usage_ratio": 0.6}, "the newest numbers"
+    assert advice.recommendation.predicted == {"kv_usage_ratio": 0.6}, "the newest numbers"
 
 
 def test_configurations_and_starts_are_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.verdict import Cause, Evidence
@@ -29,14 +30,13 @@ from kneewatch.reports.weekly.observed import (
     Episode,
     EpisodeObserved,
     Observed,
-    Recommended,
     Slot,
     Span,
     TierStated,
     WorkloadStated,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.html import incident_parts
+from kneewatch.reports.weekly.page.html import strips
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.facts import Targets
@@ -267,10 +267,10 @@ def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> Non
     tiers = observed(tier("t", [engine("a")], stated=STATED), episodes=[*rollouts, overload])
     report = made(tiers)
     assert report.verdicts[0].health_text.startswith(title("queue_saturation"))
-    parts = incident_parts(report, Calendar(report.timezone, report.period))
-    assert parts[-1].incident.cause == "queue_saturation"
-    assert parts[-1].strip is not None
-    assert any(part.strip is None for part in parts)
+    drawn = strips(report, Calendar(report.timezone, report.period))
+    assert report.incidents[-1].cause == "queue_saturation"
+    assert report.incidents[-1].id in drawn
+    assert len(drawn) < len(report.incidents)
 
 
 def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:
@@ -282,8 +282,9 @@ def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommend
         risk="quality", verify=("watch",), guide=("4.3",),
     )  # fmt: skip
     return Recommended(
-        "t", "a", "0", made_of, fate, WEEK.from_s + 100, WEEK.from_s + 900, None,
-        {"waiting": 2.0}, {"waiting": 3.0} if fate == "missed" else {},
+        tier="t", target="a", engine="0", recommendation=made_of, outcome=fate,
+        first_s=WEEK.from_s + 100, last_s=WEEK.from_s + 900, applied_s=None,
+        measured={"waiting": 3.0} if fate == "missed" else {},
     )  # fmt: skip
 
 
