@@ -102,6 +102,11 @@ class Dialect(Struct, frozen=True):
         matchers += [part for part in (self.selector, extra, engines) if part]
         return [self.labelled(metric, matchers, suffix)]
 
+    def edges(self, metric: str, wanted: Sequence[float]) -> Sequence[float]:
+        """Bucket bounds to count from: those of `wanted`, or the engine's own in their place."""
+        own = kind_of(self.prefix).bounds.get(metric, ())
+        return [edge for edge in own if edge >= wanted[0]] or wanted
+
     def names_of(self, metric: str) -> list[str]:
         """The names of a gauge's series."""
         if kind_of(self.prefix) is VLLM:
@@ -749,7 +754,7 @@ class SlowTimeShare(OfMetric, frozen=True):
         total_s = PartRate(self.metric, "sum").promql(dialect)
         terms = [
             f"{weight!r} * clamp_min({count} - ({self._at_most(dialect, edge)} or {count}), 0)"
-            for weight, edge in self._weights(self.edges)
+            for weight, edge in self._weights(dialect.edges(self.metric, self.edges))
         ]
         return f"({' + '.join(terms)}) / (({total_s}) > 0)"
 
@@ -781,7 +786,8 @@ class AboveRate(OfMetric, frozen=True):
 
     def promql(self, dialect: Dialect) -> str | None:
         count = PartRate(self.metric, "count").promql(dialect)
-        bucket = dialect.series(self.metric, "_bucket", extra=bound_matcher(self.bound))
+        bound = dialect.edges(self.metric, (self.bound,))[0]
+        bucket = dialect.series(self.metric, "_bucket", extra=bound_matcher(bound))
         at_most = dialect.sum(f"rate({bucket}[{dialect.range}])")
         # Extrapolation may give a bucket a little more than the count.
         return f"clamp_min({count} - {at_most}, 0)"

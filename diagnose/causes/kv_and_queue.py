@@ -35,7 +35,7 @@ from kneewatch.diagnose.causes.record import Finds, Form, Level, Say, cause, ter
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, FirstOf, Held, Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
@@ -141,7 +141,23 @@ STEADY_BY_DESIGN = (
 """The queue moves as fast as usual, and neither grows nor drains, and no quiet time was seen:
 callers that wait for their turn, as those of a batch do. Nothing says that they expect less."""
 
-KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE) & QUEUE_HELD
+KV_CLAIMED = Signal("kv_claimed_ratio")
+KV_TAKEN = FirstOf((KV_CLAIMED, KV_USAGE))
+"""What admission counts as taken: some engines keep blocks free for what requests may generate."""
+
+FULL_BY_CLAIMS = ((KV_CLAIMED >= 0.95) & (KV_USAGE < 0.85)).assume(unknown=False)
+
+PROMPTS_COME_FIRST = (
+    Signal("prefill_pass_per_s").known
+    & (PREFILL_BUSY >= 1.0)
+    & (ITL_P50_S <= 0.25 * Signal("itl_mean_s"))
+).assume(unknown=False)
+"""An engine that computes prompts apart from decodes computes prompts most of the time. Running
+requests then fill the KV cache because they wait for their steps: a larger one would fill too."""
+
+KV_BINDS = (
+    ((KV_TAKEN >= 0.95) & ~PROMPTS_COME_FIRST) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE
+) & QUEUE_HELD
 
 
 def _evicting(facts: Facts) -> str:
@@ -188,8 +204,16 @@ KV_PRESSURE = cause(
                     0.9,
                     -1.5,
                     "KV cache {value:%} full (mean)",
-                    when=KV_USAGE < 0.85,
+                    when=(KV_USAGE < 0.85) & ~FULL_BY_CLAIMS,
                     below=True,
+                ),
+                term(
+                    KV_CLAIMED,
+                    0.95,
+                    2.0,
+                    "KV cache {kv_usage_avg_ratio:%} full (mean); at least {reserved:%} more is "
+                    "kept free for what requests may still generate",
+                    when=FULL_BY_CLAIMS,
                 ),
                 term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
                 term(
@@ -234,9 +258,15 @@ KV_PRESSURE = cause(
                     "running one holds {held_each:%} of the KV cache on average, and "
                     "{kv_usage_avg_ratio:%} is in use.",
                 ),
+                (
+                    FULL_BY_CLAIMS,
+                    "Requests queue for KV blocks: {waiting_by_capacity} requests queued, "
+                    "{kv_usage_avg_ratio:%} of the KV cache is in use, and at least {reserved:%} "
+                    "is kept free for what requests may still generate.",
+                ),
                 (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
-            words=(("held_each", HELD_EACH),),
+            words=(("held_each", HELD_EACH), ("reserved", KV_CLAIMED - KV_USAGE)),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
             lever=_more_kv,
             guide=("7.4", "9.3"),
@@ -313,7 +343,7 @@ larger batch does not lengthen them.
 STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
 )
-KV_HAS_ROOM = KV_USAGE < 0.8
+KV_HAS_ROOM = KV_TAKEN < 0.8
 
 BATCH_LIMIT_BINDS = (PINNED & KV_HAS_ROOM & STEPS_ARE_FAST).assume(unknown=False)
 """The batch stays at its maximum, although the KV cache has room and steps are fast.
@@ -454,7 +484,9 @@ QUEUE_SATURATION = cause(
     "queue_saturation",
     forms=(
         _queue(
-            ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True) & ~FEW_FILL_THE_CACHE,
+            ~BATCH_LIMIT_BINDS
+            & ((KV_TAKEN < 0.95).assume(unknown=True) | PROMPTS_COME_FIRST)
+            & ~FEW_FILL_THE_CACHE,
             pinned=False,
             summary="Requests queue for capacity",
             say=_overloaded,

@@ -30,6 +30,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_USAGE,
     MEAN_TTFT_GROWTH,
     NOT_EVICTING,
+    PREFILL_BUSY,
     PREFILL_S,
     PREFILLS_REACH,
     SERVED,
@@ -70,6 +71,13 @@ A step is large if it has more tokens than the smallest chunk. If a short prompt
 the machine was slow, and a smaller chunk would not help.
 """
 
+PASSES_PER_S = Signal("prefill_pass_per_s")
+ROWS_PAUSE = ((PASSES_PER_S * BATCH >= 2.0 * STALLS_PER_S) & (PREFILL_BUSY >= 0.2)).assume(
+    unknown=False
+)
+"""An engine that computes prompts apart from decodes has passes enough for two before each pause:
+several short prompts in a row pause the streams as a long one does, in some windows by chance."""
+
 NONE_ENDED = SERVED <= 0.0
 """No request ended in the window. vLLM counts a prefill only when the request ends."""
 
@@ -99,10 +107,10 @@ which paused no stream before."""
 
 STALLS = (
     (STALL_SHARE >= 0.05)
-    & ~(SAME_PROMPTS | PREFILLS_ARE_SLOW | ALL_STEPS_SLOW)
+    & ~((SAME_PROMPTS & ~ROWS_PAUSE) | PREFILLS_ARE_SLOW | ALL_STEPS_SLOW)
     & (PREFILLS_REACH | NONE_ENDED)
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
-    & (LONG_WERE_SEEN | (NONE_ENDED & LARGE_STEPS_PAUSE))
+    & (LONG_WERE_SEEN | ROWS_PAUSE | (NONE_ENDED & LARGE_STEPS_PAUSE))
     & LARGE_STEPS_PAUSE.assume(unknown=True)
     & STANDS_OUT
 )
@@ -177,6 +185,13 @@ PREFILL_INTERFERENCE = cause(
                     "{long} of the window's prefills took 0.5 s or longer",
                     when=LONG_WERE_SEEN,
                     signal="prefill_long_per_s",
+                ),
+                term(
+                    PASSES_PER_S,
+                    None,
+                    0.8,
+                    "{value:prefill passes/s} run apart from decodes, several in a row",
+                    when=ROWS_PAUSE & ~LONG_WERE_SEEN,
                 ),
                 term(
                     Signal("iteration_tokens_mean"),

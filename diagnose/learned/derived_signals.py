@@ -31,10 +31,11 @@ from kneewatch.diagnose.values import (
     Values,
 )
 from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.conditions import Quantity, each_value, nodes
+from kneewatch.rules.conditions import Number, Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import (
     BaselineValue,
+    Minimum,
     Signal,
     Target,
     UsualValue,
@@ -74,6 +75,10 @@ target that the queue may use: the guide says 80 to 90% (9.4)."""
 PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
 """Margins for the next prompt: it may be longer than earlier ones, and long prompts prefill
 slower."""
+
+
+LONGEST = Minimum(Signal("output_tokens_p99"), Number(4096.0))
+"""Tokens of the longest answer that admission expects: SGLang expects at most 4,096."""
 
 
 class DerivedSignal(Struct, frozen=True):
@@ -206,6 +211,21 @@ DERIVED: tuple[DerivedSignal, ...] = (
         "prompt_p99_kv_share_ratio",
         "P99 prompt length over the KV cache's capacity",
         Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
+    ),
+    DerivedSignal(
+        "kv_claimed_ratio",
+        "kv_usage_avg_ratio plus what admission keeps free: a prompt and a longest answer, and a "
+        "share of what running requests may still generate (kv_reserve_share_ratio); the longest "
+        "answer is at least the P99 of those that ended",
+        Signal("kv_usage_avg_ratio")
+        + (
+            Signal("prompt_tokens_mean")
+            + LONGEST
+            + Signal("kv_reserve_share_ratio")
+            * Signal("running_avg")
+            * (LONGEST - 0.5 * Signal("output_tokens_mean"))
+        )
+        / Signal("kv_capacity_tokens"),
     ),
     DerivedSignal(
         "queue_wait_estimate_ratio",

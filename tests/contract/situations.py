@@ -32,6 +32,12 @@ CLIMBING = CALM.but(
     kv_floor_before_ratio=0.3, kv_floor_growth_ratio=0.15, kv_floor_level_ratio=0.45,
     kv_floor_straight_ratio=0.97, kv_floor_late_ratio=1.0, **SAME_WORK,
 )  # fmt: skip
+PROMPTS_FIRST: Mapping[str, float] = {
+    "prefill_pass_per_s": 5.0,
+    "prefill_busy_ratio": 1.4,
+    "itl_p50_s": 0.03,
+    "itl_mean_s": 0.2,
+}
 SAWTOOTH = QUEUED.but(kv_usage_avg_ratio=0.93, kv_usage_max_ratio=0.99)
 UNSERVED = QUEUED.but(completed_per_s=0.0, arrival_per_s=0.0)
 ITL_ONLY = Targets(itl_p99_s=0.1)
@@ -81,6 +87,29 @@ OTHERS: Mapping[str, Situation] = {
     },
     "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
     "kv_pressure:full at times": SAWTOOTH,
+    # Engines that keep blocks free for what running requests may generate.
+    "kv_pressure:full by claims": QUEUED.but(
+        kv_usage_avg_ratio=0.82, kv_claimed_ratio=0.97, waiting_by_capacity=3.0
+    ),
+    "kv_pressure: not full by claims": QUEUED.but(kv_usage_avg_ratio=0.82, kv_claimed_ratio=0.94),
+    # Engines that compute prompts apart from decodes.
+    "queue_saturation:prompts come first": QUEUED.but(
+        **PROMPTS_FIRST, kv_usage_avg_ratio=0.96, running_max=12.0
+    ),
+    "kv_pressure: not where prompts come first": QUEUED.but(
+        **PROMPTS_FIRST, kv_usage_avg_ratio=0.96
+    ),
+    "prefill_interference:short prompts in a row": replace(
+        CALM.but(
+            itl_stall_time_ratio=0.2,
+            itl_stall_per_s=0.5,
+            prefill_pass_per_s=0.1,
+            prefill_busy_ratio=0.3,
+            computed_moved_ratio=1.0,
+            demand_moved_ratio=1.0,
+        ),
+        quiet={**CALM.quiet, "itl_p99_s": 0.2},
+    ),
     "kv_pressure: not full at any time": SAWTOOTH.but(kv_usage_max_ratio=0.95),
     "kv_pressure: not full most of the time": SAWTOOTH.but(kv_usage_avg_ratio=0.87),
     "kv_pressure:giants": QUEUED.but(

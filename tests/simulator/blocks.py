@@ -41,6 +41,11 @@ class Blocks:
         return self._unused + self._evictable
 
     @property
+    def evictable(self) -> float:
+        """Cached blocks that no live request holds."""
+        return self._evictable
+
+    @property
     def usage_ratio(self) -> float:
         """vLLM's kv_cache_usage_perc: the share that live requests hold."""
         return min(1.0, max(0.0, 1 - self.free / self.usable))

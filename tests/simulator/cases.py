@@ -10,12 +10,11 @@ from random import Random
 from msgspec import Struct
 
 from kneewatch.collector.captures.format import Entry
-from tests.simulator.faults import FAULTS, QUIET, Fault
+from tests.simulator.faults import FAULTS, Fault
 from tests.simulator.gpus import Hardware, chunk_tokens, hardware
 from tests.simulator.page import NEWEST, WITH_SPECULATION
 from tests.simulator.scheduler import Launch
 from tests.simulator.server import SCRAPE_S, Begin, Server, Setting
-from tests.simulator.sglang_page import FORM as SGLANG
 
 BEGINS_S, LASTS_S = 300.0, 360.0
 SETTLE_S = 150.0
@@ -104,7 +103,7 @@ class Case(Struct, frozen=True, kw_only=True):
         case_setting = self.healthy_setting()
         for fault in self.faults if self.trouble is None else (self.trouble, *self.faults):
             fault.start(case_setting)
-        if case_setting.launch.num_speculative_tokens and case_setting.form != SGLANG:
+        if case_setting.launch.num_speculative_tokens:
             case_setting.form = WITH_SPECULATION
         return case_setting
 
@@ -193,7 +192,6 @@ def cases() -> Iterator[Case]:
             yield _one("other versions", fault(cause), "32B on H200", form=form,
                        name=f"vLLM {form.split('-')[0]}: {fault(cause).name}")  # fmt: skip
     yield from _lacking()
-    yield from _of_sglang()
 
 
 VERSION_CAUSES = (
@@ -204,36 +202,6 @@ VERSION_CAUSES = (
     "prefix_churn",
     "prefill_interference",
 )
-
-
-SGLANG_CAUSES = (
-    "kv_pressure",
-    "queue_saturation",
-    "admission_limit",
-    "spec_decode_poor",
-    "prefix_reuse_lost",
-    "prefix_churn",
-    "prefill_interference",
-    "engine_stalled",
-    "decode_bound",
-    "prefill_bound",
-    "gpu_throttled",
-    "target_down",
-)
-"""Causes that an SGLang page shows."""
-
-
-def _of_sglang() -> Iterator[Case]:
-    """Faults and quiet loads of SGLang: the same engine model, with the page that SGLang's own
-    collector classes write."""
-    for cause in SGLANG_CAUSES:
-        yield _one("SGLang", fault(cause), "8B on H100", form=SGLANG,
-                   name=f"SGLang: {fault(cause).name}")  # fmt: skip
-    for machine in ("8B on H100", "32B on H200", "70B FP8 on B200"):
-        for shape in ("chat", "documents", "summaries", "few long answers"):
-            quiet = Fault(cause="", name=shape, start=QUIET[shape])
-            yield _one("SGLang", quiet, machine, form=SGLANG, wanted=frozenset(),
-                       name=f"SGLang, quiet: {shape}")  # fmt: skip
 
 
 def _lacking() -> Iterator[Case]:

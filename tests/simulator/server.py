@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +17,6 @@ from tests.simulator.gpus import Exporter, GpuSteps, Hardware
 from tests.simulator.page import NEWEST, START_S, PageWriter
 from tests.simulator.requests import Kind, Open, lengths, lognormal
 from tests.simulator.scheduler import Launch
-from tests.simulator.sglang_page import FORM, SglangWriter
 from tests.simulator.work import Work
 
 SCRAPE_S, GPU_SCRAPE_S = 5.0, 15.0
@@ -134,6 +134,14 @@ class Setting(Struct, kw_only=True):
         return rate
 
 
+class Writer(Protocol):
+    """Writes an engine's pages."""
+
+    def page(self) -> str:
+        """The page now."""
+        ...
+
+
 @dataclass(slots=True)
 class Server:
     """A running server. What faults do to it, they do to its parts."""
@@ -149,7 +157,7 @@ class Server:
     down: bool = False
     factor: Callable[[float], float] = lambda _now_s: 1.0
     """What the rate of requests is multiplied by at a moment."""
-    _writer: PageWriter | SglangWriter = field(init=False)
+    _writer: Writer = field(init=False)
     _chains: list[Chain] = field(default_factory=list[Chain])
 
     def __post_init__(self) -> None:
@@ -171,12 +179,9 @@ class Server:
         setting = self.setting
         self.engine = Engine(setting.launch, self.steps, self.source, self.rng)
         self.engine.now_s = now_s
-        if setting.form == FORM:
-            self._writer = SglangWriter(self.engine, model=setting.model)
-        else:
-            self._writer = PageWriter(
-                self.engine, model=setting.model, form=setting.form, started_s=START_S + now_s
-            )
+        self._writer = PageWriter(
+            self.engine, model=setting.model, form=setting.form, started_s=START_S + now_s
+        )
 
     def restart(self, now_s: float) -> None:
         """Replace the process: all caches are empty, all counters zero."""

@@ -12,6 +12,8 @@ import pytest
 from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.samples import Page
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import watched
 from tests.collector.oracle import Prometheus, Target, running
@@ -105,6 +107,17 @@ def test_the_last_hour_is_known_of_every_kind(fleet: FleetVerdict) -> None:
     assert hours["sglang-full"]["running_hour_avg"] == 40
     assert hours["llama"]["running_hour_avg"] == 2
     assert hours["sglang-full"]["prompt_tokens_mean"] == pytest.approx(450, rel=0.05)
+
+
+@pytest.mark.parametrize("key", ["itl_stall_per_s", "prefill_long_per_s", "prefill_pass_per_s"])
+def test_bounds_and_labels_of_sglang_are_those_of_its_page(
+    prometheus: Prometheus, key: str
+) -> None:
+    (signal,) = (each for each in VLLM_SIGNALS if each.key == key)
+    selector = 'instance="sglang-full"'
+    query = signal.expr.promql(Dialect(range_s=WINDOW_S, selector=selector, prefix="sglang:"))
+    assert query is not None
+    assert [row.value for row in prometheus.ask(query, SCRAPES[-1][0])] == [0.0]
 
 
 def test_replicas_that_vanished_are_missed_while_only_another_kind_serves(
