@@ -145,9 +145,18 @@ def _refuse_fields(config: Config) -> None:
         raise config.missing("num_key_value_heads")
 
 
+def refusal_by_name(name: str, family: str) -> SizingError:
+    """The error for a model whose name says that its family is refused."""
+    return _refused(name, f"{family} {_tables()['refused'][family]}")
+
+
 def _refusal(config: Config, reason: str) -> SizingError:
+    return _refused(config.name, reason)
+
+
+def _refused(name: str, reason: str) -> SizingError:
     return SizingError(
-        f"{config.name}: it cannot be sized, because {reason}. Start it once: vLLM logs the "
+        f"{name}: it cannot be sized, because {reason}. Start it once: vLLM logs the "
         "capacity of its KV cache",
         name="model",
     )

@@ -19,6 +19,7 @@ from kneewatch.diagnose.catalogue.families import (
     family_value,
     in_group,
     is_known_family,
+    refusal_by_name,
     refuse_unmodelled,
     tower_of,
 )
@@ -189,6 +190,11 @@ def model(name: str) -> Model:
     alike = None if matches else _same_architecture(name)
     if alike is not None:
         return alike
+    rules = packaged_tables("diagnose.catalogue", "model_names.toml")
+    plain = name.lower().split("/")[-1]
+    for pattern, family in rules["unmodelled"].items():
+        if re.match(pattern, plain):
+            raise refusal_by_name(name, family)
     trouble = "matches several models" if matches else "is not in the catalogue"
     whole = name if "/" in name else f"ORGANISATION/{name}"
     raise SizingError(

@@ -130,6 +130,8 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     if gpu.shares_host_memory:
         images_gib = figures["shared_host_images_gib"] if _encoder_bytes(setup, gpu)[0] else 0.0
         framework += (figures["shared_host_gib"] + images_gib) * GIB
+    if setup.decode_context_parallel > 1:
+        framework += figures["context_parallel_gib"] * GIB
     expected = activation + framework + graphs
     band = _band(setup, gpu)
     above_gib = band["above_gib"]
@@ -314,7 +316,10 @@ def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
     expected = figures["first_graph_gib"] * GIB + _graphs(setup) * layers * each * _MIB
     if gpu.architecture == "blackwell" and _flashinfer(model):
         expected += figures["flashinfer_workspace_mib"] * _MIB
-    return expected, expected + figures["graphs_above_gib"] * GIB
+    above_gib, ranks = figures["graphs_above_gib"], setup.decode_context_parallel
+    if ranks > 1:
+        above_gib += figures["context_parallel_graphs_gib_per_rank"] * ranks
+    return expected, expected + above_gib * GIB
 
 
 def _flashinfer(model: Model) -> bool:

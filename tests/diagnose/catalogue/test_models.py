@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import known_model, model, model_from_config
+from kneewatch.diagnose.catalogue.models import (
+    known_model,
+    model,
+    model_from_config,
+    model_ids,
+)
 from kneewatch.diagnose.catalogue.quantization import schemes
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V3, llama
 
@@ -178,6 +185,33 @@ def test_a_release_of_a_known_architecture_is_sized_with_it(
     assert any(known.id.split("-")[0] in note for note in named.notes)
     # Judgements of a running server never rest on an entry that only resembles its name.
     assert known_model(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("moonshotai/Kimi-K3", "checkpoints of its recurrent states"),
+        ("zai-org/GLM-5-Next-FP8", "indexer's keys beside recurrent states"),
+        ("Qwen/Qwen4-32B", "indexer's keys beside recurrent states"),
+        ("GSAI-ML/LLaDA-8B-Instruct", "generates by diffusion"),
+    ],
+)
+def test_a_model_that_is_not_modelled_says_why_by_its_name(name: str, why: str) -> None:
+    """Its config.json would be refused with the same words: nothing to download."""
+    with pytest.raises(
+        SizingError, match=f"{name}: it cannot be sized, because .*{why}"
+    ) as refused:
+        model(name)
+    assert "vLLM logs the capacity" in str(refused.value)
+    assert refused.value.choices == ()
+
+
+def test_names_of_refused_models_name_a_family_and_no_entry() -> None:
+    unmodelled = packaged_tables("diagnose.catalogue", "model_names.toml")["unmodelled"]
+    families = packaged_tables("diagnose.catalogue", "families.toml")["refused"]
+    assert set(unmodelled.values()) <= families.keys()
+    ids = [name.lower().split("/")[-1] for name in model_ids()]
+    assert [name for name in ids for rule in unmodelled if re.match(rule, name)] == []
 
 
 def test_another_size_of_a_known_release_is_not_guessed() -> None:

@@ -187,6 +187,26 @@ def test_the_guides_overhead_is_a_fifth_of_the_weights_and_a_share_of_the_card()
     assert budget.available_bytes.low == pytest.approx(room - 0.10 * whole)
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_context_parallel_ranks_have_buffers_and_may_have_larger_graphs(eager: bool) -> None:
+    """GLM-5.1 on eight RTX PRO 6000: 18.51 GiB without, 18.42 with 2 and 4 ranks."""
+    plain = Setup(
+        model("zai-org/GLM-5-FP8"),
+        gpu("rtx-pro-6000"),
+        Parallel(tensor=8),
+        enforce_eager=eager,
+        max_model_len=8192,
+    )
+    alone, shared = (
+        memory(replace(plain, decode_context_parallel=ranks)).overhead for ranks in (1, 8)
+    )
+    assert alone is not None
+    assert shared is not None
+    assert (shared.expected_bytes - alone.expected_bytes) / GIB == pytest.approx(0.09)
+    wider = (shared.high_bytes - alone.high_bytes) / GIB
+    assert wider == pytest.approx(0.09 if eager else 0.89)
+
+
 def test_stated_kv_bytes_need_no_gpu_and_have_no_band() -> None:
     budget = memory(replace(LLAMA_8B, gpu=None, available_kv_bytes=1e9))
     assert budget.available_bytes.low == budget.available_bytes.high == 1e9
