@@ -18,6 +18,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import Stated, read_profile
+from tests.diagnose.workloads import lengths_table
 
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -41,10 +42,7 @@ def profile_text(seed: int) -> str:
     if chance.random() < 0.6 or not targets:
         targets.append(f"itl_p99_s = {2 ** chance.uniform(-6, -2):.4f}")
     lines = [
-        "[lengths]",
-        f"input_p50_tokens = {inputs}\ninput_p95_tokens = {tails[0]}\ninput_p99_tokens = {ends[0]}",
-        f"output_p50_tokens = {outputs}\noutput_p95_tokens = {tails[1]}",
-        f"output_p99_tokens = {ends[1]}",
+        lengths_table((inputs, tails[0], ends[0]), (outputs, tails[1], ends[1])),
         f'[traffic]\nkind = "online"\narchetype = "{chance.choice(("chat", "rag", "code"))}"',
         f"peak_requests_per_s = {2 ** chance.uniform(-2, 9):.2f}",
         "[slo]",

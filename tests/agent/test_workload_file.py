@@ -14,7 +14,7 @@ from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
 from kneewatch.diagnose.lengths import PROMPTS
 from tests.agent.running import Main
-from tests.diagnose.workloads import PROFILE
+from tests.diagnose.workloads import PROFILE, lengths_table
 from tests.recordings import CAPTURES
 
 OVERLOAD = str(CAPTURES / "queue_overload.jsonl.gz")
@@ -122,15 +122,8 @@ def test_a_target_may_have_its_own(tmp_path: Path) -> None:
     assert medians == {"a": 1000.0, "b": 60.0}
 
 
-SIZED = """
-[lengths]
-input_p50_tokens = 900
-input_p95_tokens = 1500
-input_p99_tokens = 2000
-input_mean_tokens = 1000
-output_p50_tokens = 180
-output_p95_tokens = 350
-output_p99_tokens = 500
+SIZED = f"""
+{lengths_table((900, 1500, 2000, 1000), (180, 350, 500))}
 [traffic]
 kind = "online"
 archetype = "rag"

@@ -6,7 +6,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp, inf, log
 
@@ -16,14 +16,21 @@ from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from tests.diagnose.streams import bodies
 from tests.pages import with_values
 
-SMALLEST = """
-[lengths]
-input_p50_tokens = 1000
-input_p95_tokens = 4000
-input_p99_tokens = 8000
-output_p50_tokens = 200
-output_p95_tokens = 500
-output_p99_tokens = 900
+LEVELS = ("p50", "p95", "p99", "mean")
+
+
+def lengths_table(inputs: Sequence[int], outputs: Sequence[int]) -> str:
+    """The table [lengths] of a profile: P50, P95, P99 and, if stated, the mean of each side."""
+    rows = [
+        f"{side}_{level}_tokens = {tokens}"
+        for side, sizes in (("input", inputs), ("output", outputs))
+        for level, tokens in zip(LEVELS, sizes, strict=False)
+    ]
+    return "\n".join(["[lengths]", *rows])
+
+
+SMALLEST = f"""
+{lengths_table((1000, 4000, 8000), (200, 500, 900))}
 [traffic]
 kind = "online"
 archetype = "chat"

@@ -25,6 +25,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size, steps
 from tests.diagnose.sizing.evaluating import differing
+from tests.diagnose.workloads import lengths_table
 from tests.examples import examples
 from tests.plan_choices import contradictions
 
@@ -50,15 +51,7 @@ def profile_text(
     gpus = "" if "gpus" in deployment else 'gpus = ["h100-sxm"]\n'
     model = "" if "model =" in deployment else f'model = "{LLAMA}"\n'
     return f"""
-[lengths]
-input_p50_tokens = 900
-input_p95_tokens = 1500
-input_p99_tokens = 2000
-input_mean_tokens = 1000
-output_p50_tokens = 180
-output_p95_tokens = 350
-output_p99_tokens = 500
-output_mean_tokens = 200
+{lengths_table((900, 1500, 2000, 1000), (180, 350, 500, 200))}
 [traffic]
 {kind}{peak}archetype = "chat"
 {traffic}
