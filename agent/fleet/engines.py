@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
 from itertools import zip_longest
 
 import msgspec
@@ -188,16 +187,13 @@ class FleetEngines:
             for targets, span_s in self._groups(by_target, at_s, interval_s)
         ]
         answered: list[Future[Sequence[Target]]] = []
-        with ThreadPoolExecutor(source.pace.at_once) as pool:
-            for targets, query in queries:
-                # At most so many answers are in memory at a time.
-                if len(answered) == source.pace.at_once:
-                    yield answered.pop(0).result()
-                answered.append(
-                    pool.submit(partial(self._answer, source, log, targets, query, at_s))
-                )
-            for answer in answered:
-                yield answer.result()
+        for targets, query in queries:
+            # At most so many answers are in memory at a time.
+            if len(answered) == source.pace.at_once:
+                yield answered.pop(0).result()
+            answered.append(source.pool.submit(self._answer, source, log, targets, query, at_s))
+        for answer in answered:
+            yield answer.result()
 
     def _answer(
         self,

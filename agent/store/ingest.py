@@ -202,8 +202,8 @@ class CycleWriter:
         engine.last_s, engine.seen_s = packed.t_s, self._monotonic()
 
     def _write_counters(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
-        """Write the newest counters, and delete the previous row. The previous row stays if it is
-        due to be kept, or if it is the last of a process or of a layout."""
+        """Write the newest counters, in place of the previous ones. The previous row stays, and
+        another follows, if it is due to be kept or is the last of a process or of a layout."""
         t_s = packed.t_s
         layout = self._cache.columns_layout(engine, packed.columns, t_s)
         if layout is None:
@@ -213,9 +213,13 @@ class CycleWriter:
             engine.counters_kept_s = t_s
         elif engine.counters_s != engine.counters_kept_s:
             if 0 <= t_s - engine.counters_kept_s <= COUNTERS_INTERVAL_S:
-                self._execute("DELETE FROM open_counters WHERE id = ?", (engine.counters_id,))
-            else:
-                engine.counters_kept_s = engine.counters_s
+                self._execute(
+                    "UPDATE open_counters SET t_s = ?, body = ? WHERE id = ?",
+                    (t_s, packed.counters, engine.counters_id),
+                )
+                engine.counters_s = t_s
+                return
+            engine.counters_kept_s = engine.counters_s
         self._execute(
             "INSERT OR REPLACE INTO open_counters (id, t_s, layout_id, body) VALUES (?, ?, ?, ?)",
             (row, t_s, layout, packed.counters),

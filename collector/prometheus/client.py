@@ -333,6 +333,8 @@ class PrometheusSource:
         self._query_url = f"{self.url}/api/v1/query"
         self._settings, self._wall, self._sleep = settings, wall, sleep
         self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
+        self.pool = ThreadPoolExecutor(settings.at_once, "kneewatch-query")
+        """The threads that send queries at once. What they run must not wait for one another."""
         self._counting = threading.Lock()
         self.asked = 0
         self.retried = 0
@@ -349,7 +351,8 @@ class PrometheusSource:
         self._session.mount(self.url, HTTPAdapter(pool_maxsize=settings.at_once, max_retries=0))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end the threads when their queries have ended."""
+        self.pool.shutdown(wait=False)
         self._session.close()
 
     def __enter__(self) -> PrometheusSource:
@@ -379,8 +382,7 @@ class PrometheusSource:
             except CollectError as exc:
                 return exc
 
-        with ThreadPoolExecutor(self._settings.at_once) as pool:
-            return dict(zip(queries, pool.map(answer, queries.values()), strict=True))
+        return dict(zip(queries, self.pool.map(answer, queries.values()), strict=True))
 
     def range(
         self, query: str, *, from_s: float, to_s: float, step_s: float, series: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.store.ingest import FLUSH_ROWS
+from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.encoding import Packer
+from kneewatch.agent.store.engine_cache import EngineCache
+from kneewatch.agent.store.ingest import FLUSH_ROWS, CycleWriter
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Series
 from tests.agent.store.factories import (
@@ -155,6 +159,20 @@ def long_run(scrapes: int) -> list[Cycle]:
         )
         for at in range(scrapes)
     ]
+
+
+def test_the_newest_counters_are_replaced_by_one_statement(tmp_path: Path) -> None:
+    connection, packer, statements = connect(tmp_path / "store.db"), Packer(), list[str]()
+    writer = CycleWriter(connection, EngineCache(connection, set()), time.monotonic)
+    first, second, *others = map(packer.pack, long_run(8))
+    writer.write(first)
+    writer.write(second)
+    connection.set_trace_callback(statements.append)
+    for packed in others:
+        writer.write(packed)
+    connection.close()
+    of_counters = [each.split()[0] for each in statements if "open_counters" in each]
+    assert of_counters == ["UPDATE"] * len(others)
 
 
 def plain(series: Series) -> list[tuple[float, float]]:

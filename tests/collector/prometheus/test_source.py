@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -136,6 +137,24 @@ def test_warnings_are_kept_with_the_answer_that_had_them(start: Start) -> None:
     with PrometheusSource(server.url, QUICK) as source:
         assert source.instant("up").warnings == ("shard 2 is down",)
         assert source.instant("up").warnings == ()
+
+
+def query_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("kneewatch-query")}
+
+
+def test_queries_at_once_share_threads_that_end_with_their_source(start: Start) -> None:
+    server = start(in_turn(vector([({"instance": "a"}, 1.0)])))
+    before = query_threads()
+    with PrometheusSource(server.url, QUICK) as source:
+        source.instants({str(at): "up" for at in range(20)})
+        first = query_threads() - before
+        source.instants({str(at): "up" for at in range(20)})
+        assert 1 <= len(first) <= len(query_threads() - before) <= QUICK.at_once
+        assert first <= query_threads()
+    for thread in first:
+        thread.join(PATIENCE_S)
+    assert not first & query_threads()
 
 
 def test_the_pace_is_kept_and_counted() -> None:
