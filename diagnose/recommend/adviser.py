@@ -308,6 +308,7 @@ LEVERS: Mapping[str, Lever] = {
         levers_kv_cache.kv_memory_bytes,
         levers_kv_cache.kv_fp8,
         levers_kv_cache.gpu_memory_utilization,
+        levers_kv_cache.host_cache,
         levers_limits.more_seqs,
         levers_limits.fewer_seqs,
         levers_limits.queue_limit,

@@ -315,6 +315,54 @@ def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float
     return floor(most * 100 + 1e-9) / 100
 
 
+LONG_CONTEXT_TOKENS = 8000.0
+"""Mean context of a running request from which host memory for evicted KV blocks is considered."""
+OFFLOADING_SINCE = (0, 12, 0)
+"""The first vLLM with --kv-offloading-size."""
+
+
+def host_cache(context: LeverContext) -> Recommendation | None:
+    """Host memory for evicted KV blocks, for long contexts without latency targets (batch work).
+
+    None where a block is computed again in less time than it is reloaded.
+    """
+    server, setup, held_tokens = context.server, context.server.setup, context.demand.held_tokens
+    evicts = context.get("preemption_per_s") or context.cause == "prefix_churn"
+    if not evicts or context.facts.targets.are_set or (held_tokens or 0.0) < LONG_CONTEXT_TOKENS:
+        return None
+    if setup is None or setup.gpu is None or server.layout is None or not server.capacity_tokens:
+        return None
+    too_old = server.version is None or server.version < OFFLOADING_SINCE
+    if too_old or setup.kv_offloading_bytes or server.prefix_caching is False:
+        return None
+    try:
+        costs = costs_of(setup)
+    except SizingError:
+        return None
+    tokens, gpu = held_tokens or 0.0, setup.gpu
+    reload_s = server.layout.request_bytes(floor(tokens)) / gpu.host_bytes_per_s
+    again_s = tokens * costs.body_flop_per_token / (costs.flop_per_s * DEFAULT.mfu_ratio)
+    if reload_s >= again_s:
+        return None
+    # As much again as all ranks hold.
+    ranks = setup.parallel.tensor * setup.parallel.pipeline
+    size_gib = rounded_up(server.layout.token_bytes * server.capacity_tokens * ranks / GIB)
+    return advice(
+        context,
+        "kv-offloading",
+        [("--kv-offloading-size", None, size_gib)],
+        f"Host memory keeps evicted KV blocks: a context of {tokens:,.0f} tokens is reloaded in "
+        f"{duration(reload_s)} over PCIe or NVLink-C2C, and computed again in "
+        f"{duration(again_s)} or more. No more requests run at once.",
+        before={**present(context), "context_tokens": tokens, "kv_recompute_s": again_s},
+        predicted={"kv_reload_s": reload_s},
+        checks=[f"confirm that the host has {size_gib} GiB of free memory"],
+        risk="Reloads delay first tokens: for batch work, not for users who wait.",
+        verify=[f"computed_prompt_tokens_per_s falls {SETTLE_WORDS}"],
+        guide=("7.6", "9.3"),
+    )
+
+
 # --- Prefix reuse and KV transfer (guide 6.5, 7.2, 7.3, 7.7) --------------------------------------
 
 

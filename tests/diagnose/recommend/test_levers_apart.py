@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
@@ -326,3 +326,44 @@ def test_a_target_that_holds_is_held_by_every_lever() -> None:
     for advice in advised("admission_limit", situation=met, stated=LLAMA).values():
         then_s = advice.predicted.get("itl_s")
         assert then_s is None or 0.03 * then_s / 0.02 <= 0.031
+
+
+DOCUMENTS = FULL.but(
+    prompt_tokens_mean=20_000.0,
+    prompt_tokens_p99=30_000.0,
+    running=8.0,
+    running_avg=8.0,
+    running_max=8.0,
+    waiting=4.0,
+    waiting_avg=4.0,
+    waiting_by_capacity=4.0,
+)
+OLD = replace(LLAMA, version=(0, 11, 0))
+OFFLOADS = launched("--kv-offloading-size 20")
+
+
+def test_evicted_blocks_of_long_contexts_may_go_to_host_memory() -> None:
+    """Behind an FP8 cache: guide 7.6 quantizes first."""
+    levers = advised("kv_pressure", situation=DOCUMENTS, stated=LLAMA, cache_dtype="fp8")
+    # 160,000 tokens of 65,536 bytes, as much again as the GPU holds.
+    assert changes(levers["kv-offloading"]) == {"--kv-offloading-size": (None, 10)}
+    assert "is reloaded in 21 ms" in levers["kv-offloading"].summary
+    assert "batch work, not for users who wait" in levers["kv-offloading"].risk
+    first = next(iter(advised("kv_pressure", situation=DOCUMENTS, stated=LLAMA)))
+    assert first != "kv-offloading"
+
+
+@pytest.mark.parametrize(
+    ("situation", "stated"),
+    [
+        pytest.param(FULL, LLAMA, id="short contexts"),
+        pytest.param(replace(DOCUMENTS, targets=Targets(ttft_p99_s=2.0)), LLAMA, id="users wait"),
+        pytest.param(DOCUMENTS, OLD, id="vLLM has no such flag"),
+        pytest.param(DOCUMENTS, OFFLOADS, id="it is set"),
+        pytest.param(DOCUMENTS, NOTHING, id="nothing to compute with"),
+        pytest.param(DOCUMENTS.but(preemption_per_s=0.0), LLAMA, id="nothing is evicted"),
+    ],
+)
+def test_host_memory_is_not_for_others(situation: Situation, stated: Stated) -> None:
+    levers = advised("kv_pressure", situation=situation, stated=stated, cache_dtype="fp8")
+    assert "kv-offloading" not in levers
