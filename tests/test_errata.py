@@ -17,6 +17,7 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
     Parallel,
@@ -204,8 +205,12 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         guide_gpus("bf16", "auto"),
     ],
     "guide 2, figure 2.1 against 9.1: activations stay 28 GB in FP8; are 20% ": lambda: [
-        28,
-        0.2 * 70,
+        planned_memory(
+            Setup(LLAMA, gpu("h100-sxm"), quantization="fp8", max_model_len=8192),
+            gpu("h100-sxm"),
+            concurrency=50,
+        ).activation_bytes
+        / GB,
     ],
     "guide 2 against 2.4: framework takes 10-20 GB per deployment whatever th": lambda: [
         5,

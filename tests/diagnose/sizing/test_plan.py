@@ -814,3 +814,20 @@ def test_a_split_names_the_link_of_its_all_reduces(
     assert f"over {link}" in step.decision
     assert (step.output["allreduce_ratio_planned"] is None) == (link == "infiniband-ndr")
     assert ("infiniband-ndr" in step.decision) == (nodes > 1 or link == "infiniband-ndr")
+
+
+@pytest.mark.parametrize(
+    ("traffic", "median", "told"),
+    [
+        pytest.param(PER_S, 900, False, id="alike"),
+        pytest.param(PER_S, 180, True, id="short and long prompts"),
+        pytest.param(
+            'kind = "batch"\nbatch_requests = 1e5\nbatch_window_s = 3600', 900, True, id="batch"
+        ),
+    ],
+)
+def test_mixed_requests_may_have_priorities(traffic: str, median: int, told: bool) -> None:
+    text = profile_text(traffic=traffic)
+    text = text.replace("input_p50_tokens = 900", f"input_p50_tokens = {median}")
+    notes = planned(text).step(9).notes
+    assert any("--scheduling-policy priority" in note for note in notes) == told
