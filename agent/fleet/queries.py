@@ -32,6 +32,7 @@ from kneewatch.collector.signals.expr import (
     OverTime,
     Quantile,
     any_of,
+    quoted,
 )
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
@@ -329,15 +330,19 @@ def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
     return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 
 
-IMAGES = (
-    "count by (cluster, exported_namespace, exported_pod, exported_container, namespace, pod, "
-    "container, image, image_spec) "
-    '(kube_pod_container_info{image=~".*vllm.*"} '
-    'or kube_pod_container_info{image_spec=~".*vllm.*"})'
-)
-"""A query for the containers whose image is vLLM's, from kube-state-metrics, which does not export
-arguments. `image` is the name that the container runtime reports; `image_spec` (newer versions) is
-the name in the pod's spec."""
+@cache
+def images() -> str:
+    """A query for the containers whose image is an engine's, from kube-state-metrics, which does
+    not export arguments. `image` is the name that the container runtime reports; `image_spec`
+    (newer versions) is the name in the pod's spec."""
+    parts = "|".join(re.escape(part) for kind in (VLLM, *engine_kinds()) for part in kind.images)
+    names = quoted(f".*({parts}).*")
+    return (
+        "count by (cluster, exported_namespace, exported_pod, exported_container, namespace, pod, "
+        "container, image, image_spec) "
+        f'(kube_pod_container_info{{image=~"{names}"}} '
+        f'or kube_pod_container_info{{image_spec=~"{names}"}})'
+    )
 
 
 def gpu_queries(scope: QueryScope) -> dict[str, str]:

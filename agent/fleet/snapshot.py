@@ -138,7 +138,7 @@ def places_of(member: Member) -> Iterable[Place]:
 
 
 def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key, str]:
-    """The container image of each engine. If the pod of an engine has several vLLM images and its
+    """The container image of each engine. If the pod of an engine has several such images and its
     series does not name the container, the engine is left out."""
     by_pod: dict[Place, dict[str, set[str]]] = {}
     for sample in samples:
@@ -336,7 +336,7 @@ def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict
 
 class _OfPods(NamedTuple):
     """The results of queries by pod, process and GPU: the shape with tiers and, by engine, hourly
-    signals and process ages, GPU figures, GPUs with an XID, and vLLM images."""
+    signals and process ages, GPU figures, GPUs with an XID, and images."""
 
     shape: Shape
     values: Values
@@ -353,7 +353,7 @@ def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape) -> _OfPods:
         **hourly,
         **queries.process_queries(scope),
         **queries.gpu_queries(scope),
-        "images": queries.IMAGES,
+        "images": queries.images(),
     }
     answers = moment.instants(extra_queries)
     for key in (*hourly, "running_hour_avg", "running_hour_max", "running_hour_ago"):

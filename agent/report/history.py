@@ -37,6 +37,7 @@ from kneewatch.agent.store.stored_series import (
     open_counters,
     signal_parts,
 )
+from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
@@ -232,6 +233,12 @@ class Member(Struct, frozen=True):
     verdict: Verdict | None
     counts: bool = True
 
+    @property
+    def program(self) -> str:
+        """The engine's program; empty for vLLM."""
+        known = self.verdict and self.verdict.program
+        return known or self.engine.labels.get(PROGRAM, "")
+
 
 def members_of(history: History, request: ReportRequest) -> list[Member]:
     """The requested engines of both periods.
@@ -278,7 +285,8 @@ def _member(history: History, engine: StoredEngine, request: ReportRequest) -> M
     tier = (verdict and verdict.tier) or engine.labels.get("tier") or ""
     gpu = request.stated(engine.target).stated.gpu
     name = gpu.id if gpu else ""
-    return Member(engine, tier_name(engine.model, tier, name), name, verdict)
+    program = verdict.program if verdict else None
+    return Member(engine, tier_name(engine.model, tier, name, program), name, verdict)
 
 
 class EngineHistory(Struct, frozen=True):

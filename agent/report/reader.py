@@ -232,6 +232,7 @@ class PeriodReader:
             id=tier,
             model=engines.first.engine.model or UNNAMED,
             gpu=engines.first.gpu,
+            program=engines.first.program,
             stated=self._request.stated(engines.first.engine.target),
             engines=engines.now.engines,
             before=engines.before.engines,

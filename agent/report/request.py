@@ -44,13 +44,14 @@ class ReportRequest(Struct, frozen=True):
     window_s: float = WINDOW_S
 
 
-def tier_name(model: str, tier: str, gpu: str) -> str:
+def tier_name(model: str, tier: str, gpu: str, program: str | None = "") -> str:
     """The name of a tier in the report: its `tier` label with the model; without the label, the
-    model and GPU."""
+    model and GPU. `program` are engines that are not vLLM: they are a tier of their own."""
     model = model or UNNAMED
+    name = f"{model}@{gpu}" if gpu else model
     if tier:
-        return tier if model in tier else f"{model} on {tier}"
-    return f"{model}@{gpu}" if gpu else model
+        name = tier if model in tier else f"{model} on {tier}"
+    return f"{name} on {program}" if program and program not in name else name
 
 
 def check_names(

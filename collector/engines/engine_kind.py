@@ -85,6 +85,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     - `switch_on`: what to do if expected metrics are missing.
     - `flags`: its flag for each of vLLM's; `levers`: what to do first about a cause; `words`: what
       its texts say instead.
+    - `images`: parts of the names of its container images.
     - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
       where a running server shows it.
     - `unjudged`: what cannot be judged from its page, and why.
@@ -109,6 +110,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     flags: Texts = field(default_factory=dict[str, str])
     levers: Texts = field(default_factory=dict[str, str])
     words: Texts = field(default_factory=dict[str, str])
+    images: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     memory: str = ""
     unjudged: Texts = field(default_factory=dict[str, str])
@@ -157,7 +159,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     @cached_property
     def _spoken(self) -> re.Pattern[str]:
         words = sorted((*self.words, *self.flags), key=len, reverse=True)
-        return re.compile("|".join(f"{re.escape(word)}(?![-a-z])" for word in words) or r"(?!)")
+        return re.compile("|".join(f"{re.escape(word)}(?![-_a-z])" for word in words) or r"(?!)")
 
     def said(self, text: str) -> str:
         """A text in this engine's words and flags."""
@@ -166,7 +168,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
         )
 
 
-VLLM = EngineKind("vLLM")
+VLLM = EngineKind("vLLM", images=("vllm",))
 PROGRAM = "kneewatch_program"
 """Label in the results of queries: the title of an engine that is not vLLM."""
 
@@ -185,6 +187,11 @@ def engine_kinds() -> tuple[EngineKind, ...]:
     )
 
 
+def kind_named(title: str | None) -> EngineKind:
+    """The engines with this title, which may be followed by the program that serves their page."""
+    return next((kind for kind in engine_kinds() if (title or "").startswith(kind.title)), VLLM)
+
+
 @cache
 def kind_of(prefix: str) -> EngineKind:
     """The engines whose metric names begin with this prefix."""
@@ -193,6 +200,5 @@ def kind_of(prefix: str) -> EngineKind:
 
 def canonical_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """The canonical labels of a sample that a query returned."""
-    title = labels.get(PROGRAM)
-    kind = next((each for each in engine_kinds() if each.title == title), VLLM)
+    kind = kind_named(labels.get(PROGRAM))
     return labels if kind is VLLM else kind.canonical(labels)

@@ -4,9 +4,12 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_named
 from kneewatch.diagnose.engine_history import ConfigChange
 from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.figures import (
@@ -36,6 +39,7 @@ from kneewatch.reports.weekly.verdict import TierSections, severity, verdict
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import BY_WORD, Severity
 
+Value = TypeVar("Value")
 METHODS = methods("history", noise_test=NOISE_TEST)
 
 
@@ -195,7 +199,7 @@ def _sections(
     ]
     work = workload(tier, now, before)
     size = sized(tier, work, knee_curve, now, roots=_worst(roots), recommended=recommended)
-    return TierSections(
+    sections = TierSections(
         tier=_tier(tier, observed.grid),
         partial=observed.partial,
         tables=tables(
@@ -213,6 +217,21 @@ def _sections(
         money=money(tier, size, knee_curve, now, before, recommended),
         incidents=own,
     )
+    kind = kind_named(tier.program)
+    return sections if kind is VLLM else in_words_of(kind, sections)
+
+
+def in_words_of(kind: EngineKind, value: Value) -> Value:
+    """A part of the report with the texts in it in the words of an engine."""
+    if isinstance(value, str):
+        return cast("Value", kind.said(value))
+    if isinstance(value, tuple):
+        items = cast("tuple[object, ...]", value)
+        return cast("Value", tuple(in_words_of(kind, each) for each in items))
+    if isinstance(value, Struct):
+        fields = {name: in_words_of(kind, getattr(value, name)) for name in value.__struct_fields__}
+        return replace(value, **fields)
+    return value
 
 
 def _worst(causes: Iterable[tuple[str, str]]) -> Mapping[str, Severity]:

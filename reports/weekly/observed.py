@@ -375,7 +375,8 @@ class TierStated(Struct, frozen=True):
 
 
 class TierObserved(Struct, frozen=True):
-    """The engines of a tier in the period, and in the period before."""
+    """The engines of a tier in the period, and in the period before. `program` is empty for
+    vLLM."""
 
     id: str
     model: str
@@ -385,6 +386,7 @@ class TierObserved(Struct, frozen=True):
     before: Sequence[EngineObserved] = ()
     totals: TierTotals = TierTotals()
     totals_before: TierTotals = TierTotals()
+    program: str = ""
 
 
 class Observed(Struct, frozen=True):

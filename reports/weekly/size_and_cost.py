@@ -247,6 +247,8 @@ def _answer(
     tier: TierObserved, work: TierWorkload, launched: Deployment, replicas: int
 ) -> tuple[Size | None, tuple[str, ...]]:
     """The sizing result for the present launch. If there is none: None, and the reason."""
+    if tier.program:
+        return None, (f"sizes are computed for vLLM only, not for {tier.program}",)
     if launched.setup is None:
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.targets

@@ -15,7 +15,7 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Steps
 from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import Floats, Truths
-from kneewatch.collector.engines.engine_kind import canonical_labels
+from kneewatch.collector.engines.engine_kind import PROGRAM, canonical_labels
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of
@@ -182,7 +182,8 @@ def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
 def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
     card = request.stated(member.replica).stated.gpu
     gpu = card.id if card else ""
-    return TierEngine(member, tier_name(member.model, member.tier, gpu), gpu or member.tier)
+    tier = tier_name(member.model, member.tier, gpu, member.labels.get(PROGRAM))
+    return TierEngine(member, tier, gpu or member.tier)
 
 
 def _by_pool(engines: Sequence[TierEngine]) -> list[TierEngine]:

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
@@ -656,3 +657,19 @@ def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
     only_first = dataclasses.replace(STATED.targets, itl_p99_s=None)
     report = made(observed(tier("t", [busy], stated=replace(STATED, targets=only_first))))
     assert report.slo[0].goodput_per_s.value == pytest.approx(3.0)
+
+
+def test_a_tier_of_another_engine_is_told_in_its_words_and_not_sized_as_vllms() -> None:
+    week = observed(
+        tier("a", [engine("a.0", preempted_per_s=2.0)]),
+        replace(tier("b", [engine("b.0", preempted_per_s=2.0)]), program="SGLang"),
+    )
+    of_vllm, of_sglang = (
+        msgspec.json.encode((at.tables[place], at.verdicts[place], at.sizes[place])).decode()
+        for at in (build(week, made_s=TO_S, version="0"),)
+        for place in (0, 1)
+    )
+    assert "vLLM" in of_vllm
+    assert "vLLM" not in of_sglang.replace("for vLLM only", "")
+    assert "not for SGLang" in of_sglang
+    assert "retract" in of_sglang
