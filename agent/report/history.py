@@ -40,6 +40,7 @@ from kneewatch.agent.store.stored_series import (
 from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.diagnose.fleet.routers import ROUTERS
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.diagnose.verdict import Verdict
@@ -224,7 +225,7 @@ class Member(Struct, frozen=True):
 
     A target that could not be reached at first is stored as an engine without a name. It has
     incidents, but if the target has other engines it does not count as an engine (`counts` is
-    false).
+    false). Neither does a router.
     """
 
     engine: StoredEngine
@@ -286,7 +287,8 @@ def _member(history: History, engine: StoredEngine, request: ReportRequest) -> M
     gpu = request.stated(engine.target).stated.gpu
     name = gpu.id if gpu else ""
     program = verdict.program if verdict else None
-    return Member(engine, tier_name(engine.model, tier, name, program), name, verdict)
+    counts = program not in {router.title for router in ROUTERS}
+    return Member(engine, tier_name(engine.model, tier, name, program), name, verdict, counts)
 
 
 class EngineHistory(Struct, frozen=True):

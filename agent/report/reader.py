@@ -123,7 +123,7 @@ class PeriodReader:
             grid=request.grid,
             before_grid=request.before,
             source=self._history.name,
-            tiers=[self._tier(tier, self._tiers[tier]) for tier in sorted(self._tiers)],
+            tiers=[self._tier(tier, self._tiers[tier]) for tier in self._shown()],
             episodes=sorted(self._incidents, key=lambda incident: incident.episode.start_s),
             recommended=sorted(self._recommended, key=lambda advice: advice.first_s),
             configured=sorted(self._configured, key=lambda change: change.t_s),
@@ -137,6 +137,13 @@ class PeriodReader:
             notes=remarks.notes,
             methods=remarks.methods,
             partial=remarks.partial,
+        )
+
+    def _shown(self) -> list[str]:
+        """The tiers to report: not those of routers without an incident."""
+        troubled = {incident.tier for incident in self._incidents}
+        return sorted(
+            name for name, tier in self._tiers.items() if tier.first.counts or name in troubled
         )
 
     def _engine(self, member: Member) -> None:

@@ -47,6 +47,8 @@ class ReportRequest(Struct, frozen=True):
 def tier_name(model: str, tier: str, gpu: str, program: str | None = "") -> str:
     """The name of a tier in the report: its `tier` label with the model; without the label, the
     model and GPU. `program` are engines that are not vLLM: they are a tier of their own."""
+    if program and not model:
+        return program
     model = model or UNNAMED
     name = f"{model}@{gpu}" if gpu else model
     if tier:

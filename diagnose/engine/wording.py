@@ -62,16 +62,19 @@ def cause_of(cause: AnyCause, kind: EngineKind) -> AnyCause:
 
 
 def lever_of(cause: Cause, kind: EngineKind) -> str:
-    """What to do first, in this engine's flags. A sentence with a flag that it lacks is dropped."""
+    """What to do first, in this engine's flags."""
     own = kind.levers.get(cause.id)
-    if own is not None:
-        return own
+    return own or spelled(cause.lever, kind) or NO_LEVER.format(title=kind.title)
+
+
+def spelled(text: str, kind: EngineKind) -> str:
+    """A text in this engine's words and flags. A sentence with a flag that it lacks is dropped."""
     kept = [
         kind.said(sentence)
-        for sentence in re.split(r"(?<=[.:;]) ", cause.lever)
+        for sentence in re.split(r"(?<=[.:;]) ", text)
         if all(flag in kind.flags for flag in FLAG.findall(sentence) if flag not in OWN_FLAGS)
     ]
-    return " ".join(kept) or NO_LEVER.format(title=kind.title)
+    return " ".join(kept)
 
 
 def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:

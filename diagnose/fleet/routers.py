@@ -458,13 +458,17 @@ def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
     if not tokens or tokens[0] < REUSE_TOKENS:
         return None
     best, picked, reused = (min(1.0, each / tokens[0]) for each in tokens[1:])
-    if best - reused < REUSE_LOST:
+    # Workers that never report a reused token do not count them.
+    is_counted = reused > 0
+    kept = reused if is_counted else picked
+    if best - kept < REUSE_LOST:
         return None
-    which = "routing" if best - picked >= picked - reused else "eviction"
+    which = "routing" if best - picked >= picked - kept else "eviction"
+    used = f"{percent(reused)} were reused" if is_counted else "how many were reused is unknown"
     return _case(
-        behind.own, Severity.WARNING, "router_reuse", best - reused, REUSE_LOST,
+        behind.own, Severity.WARNING, "router_reuse", best - kept, REUSE_LOST,
         f"{percent(best)} of the prompt tokens were cached on the best worker, {percent(picked)} "
-        f"on the picked one, {percent(reused)} were reused",
+        f"on the picked one, {used}",
         state.router.levers[which],
     )  # fmt: skip
 

@@ -155,12 +155,12 @@ class EnginePart(Struct, frozen=True):
         ]
 
     def fine(self) -> list[tuple[str, str]]:
-        """What was checked and is fine: the words of each rule whose value is inside its bounds,
-        and the value."""
+        """What was checked and is fine: the words of each rule that no cause covers and whose
+        value is inside its bounds, and the value."""
         return [
             (rule.fine, quantity(finding.signal, finding.value))
-            for finding in self.diagnosis.findings
-            if (rule := rule_of(finding)).fine and finding.state == "ok"
+            for finding in notable(self.diagnosis, "ok")
+            if (rule := rule_of(finding)).fine
             if finding.value is not None and rule.level(finding.value) is Severity.OK
         ]
 

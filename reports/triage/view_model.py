@@ -202,12 +202,13 @@ class Standing(Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """The model and engine. Empty if both are unknown."""
+        """The program that is not vLLM, the model and the engine. Empty if all are unknown."""
         diagnosis = self.diagnosis
         if diagnosis is None:
             return ""
         labels = {"model": diagnosis.model, "engine": diagnosis.engine}
-        return ", ".join(f"{name} {value}" for name, value in labels.items() if value)
+        named = [f"{name} {value}" for name, value in labels.items() if value]
+        return ", ".join([diagnosis.program, *named] if diagnosis.program else named)
 
     @property
     def headline(self) -> str:

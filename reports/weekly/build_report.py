@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_named
+from kneewatch.diagnose.engine.wording import spelled
 from kneewatch.diagnose.engine_history import ConfigChange
 from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.figures import (
@@ -224,7 +225,7 @@ def _sections(
 def in_words_of(kind: EngineKind, value: Value) -> Value:
     """A part of the report with the texts in it in the words of an engine."""
     if isinstance(value, str):
-        return cast("Value", kind.said(value))
+        return cast("Value", spelled(value, kind))
     if isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         return cast("Value", tuple(in_words_of(kind, each) for each in items))

@@ -248,7 +248,7 @@ def _answer(
 ) -> tuple[Size | None, tuple[str, ...]]:
     """The sizing result for the present launch. If there is none: None, and the reason."""
     if tier.program:
-        return None, (f"sizes are computed for vLLM only, not for {tier.program}",)
+        return None, (f"sizes are not computed for {tier.program}",)
     if launched.setup is None:
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.targets

@@ -24,7 +24,7 @@ from kneewatch.reports.weekly.tier_sections import TierMoney
 from kneewatch.rules.formatting import number, plural, wrapped
 
 STEPS_MOST, CHANGES_MOST = 3, 8
-ON_CALL, SERVING, CAPACITY = "who is on call", "who runs vLLM", "who owns the GPUs"
+ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns the GPUs"
 
 
 def title(report: WeeklyReport) -> str:
