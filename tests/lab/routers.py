@@ -120,9 +120,9 @@ def started(
             process.wait()
 
 
-def ask(url: str) -> int:
+def ask(url: str, *, model: str = "tiny", prompt: str = "w1", max_tokens: int = 2) -> int:
     """The status of a completion; 0 without an answer."""
-    body = json.dumps({"model": "tiny", "prompt": "w1", "max_tokens": 2}).encode()
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": max_tokens}).encode()
     request = urllib.request.Request(
         f"{url}/v1/completions", body, {"Content-Type": "application/json"}
     )
