@@ -48,6 +48,8 @@ def launch_notes(setup: Setup) -> Iterator[str]:
     """Warnings about the launch, and what its prediction assumes of experts and stages."""
     yield from hardware_notes(setup)
     parallel = setup.parallel
+    if setup.gpu is not None and (nodes := _nodes(setup, setup.gpu)) > 1:
+        yield several_nodes(nodes)
     if parallel.experts and setup.model.experts.count:
         busiest = busiest_ratio(setup.model.experts.count, parallel.tensor)
         yield (
@@ -64,8 +66,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
 
 def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
     """The warning about a launch that one node does not hold; empty if one does."""
-    tensor, node = setup.parallel.tensor, gpu.node_gpus
-    nodes = ceil(tensor * setup.parallel.pipeline / node)
+    tensor, node, nodes = setup.parallel.tensor, gpu.node_gpus, _nodes(setup, gpu)
     if nodes == 1:
         return
     crossing = "every step" if tensor <= node else "every all-reduce"
@@ -74,6 +75,18 @@ def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
     yield (
         f"a replica is on {nodes} nodes, and {crossing} crosses {setup.network}: measure its "
         f"latency{tcp}{stages}"
+    )
+
+
+def _nodes(setup: Setup, gpu: Gpu) -> int:
+    return ceil(setup.parallel.tensor * setup.parallel.pipeline / gpu.node_gpus)
+
+
+def several_nodes(nodes: int) -> str:
+    """How a replica is started on several nodes."""
+    return (
+        f"start it on each of the {nodes} nodes, with --nnodes {nodes} and the node's --node-rank "
+        "and --master-addr, or over Ray"
     )
 
 

@@ -258,6 +258,10 @@ class Sized(Struct, frozen=True, kw_only=True):
         """GPUs of one replica."""
         return self.setup.parallel.gpus
 
+    def decided(self, number: int) -> Mapping[str, Value]:
+        """The values of the step with this number."""
+        return next(step.output for step in self.steps if step.number == number)
+
 
 # --- A plan as lines of text, and as JSON ---------------------------------------------------------
 

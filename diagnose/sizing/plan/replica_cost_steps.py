@@ -89,7 +89,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
 
 def _two_pools(sized: Sized) -> str:
     """What step 9 predicts for separate pools, where it advises them; otherwise empty."""
-    batching = next(step.output for step in sized.steps if step.number == 9)
+    batching = sized.decided(9)
     if not batching.get("disaggregate"):
         return ""
     of = f" of {sized.pool.name}" if sized.pool.name else ""

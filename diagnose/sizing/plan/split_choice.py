@@ -14,6 +14,7 @@ from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     check_tensor_parallel,
@@ -232,6 +233,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     if parallel.experts:
         step.add(_experts(pool, replica))
     if nodes > 1:
+        step.notes.append(several_nodes(nodes))
         step.to_measure.append(f"bandwidth and latency of {network} between a replica's nodes")
     if parallel.gpus < after.gpus:
         step.notes.append(

@@ -144,6 +144,12 @@ def _guardrails(sized: Sized) -> Part:
     }
     part = Part(output=output, steps=[step])
     part.output["launch"] = sized_command(_launch(sized))
+    drafts = pool.profile.speculation
+    if drafts is not None and sized.decided(9)["speculation"]:
+        part.notes.append(
+            "the launch lacks the draft: add --speculative-config with its model and "
+            f"num_speculative_tokens {drafts.draft_tokens}"
+        )
     if best is not None:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)

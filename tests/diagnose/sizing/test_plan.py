@@ -814,6 +814,7 @@ def test_a_split_names_the_link_of_its_all_reduces(
     assert f"over {link}" in step.decision
     assert (step.output["allreduce_ratio_planned"] is None) == (link == "infiniband-ndr")
     assert ("infiniband-ndr" in step.decision) == (nodes > 1 or link == "infiniband-ndr")
+    assert any(f"--nnodes {nodes}" in note for note in step.notes) == (nodes > 1)
 
 
 @pytest.mark.parametrize(
@@ -831,3 +832,11 @@ def test_mixed_requests_may_have_priorities(traffic: str, median: int, told: boo
     text = text.replace("input_p50_tokens = 900", f"input_p50_tokens = {median}")
     notes = planned(text).step(9).notes
     assert any("--scheduling-policy priority" in note for note in notes) == told
+
+
+@pytest.mark.parametrize("acceptance", [0.9, 0.01])
+def test_a_launch_that_speculates_says_that_it_lacks_its_draft(acceptance: float) -> None:
+    more = f"[speculation]\ndraft_tokens = 4\nacceptance_ratio = {acceptance}\n"
+    fleet_plan = planned(profile_text(traffic=PER_S, more=more, slo="itl_p99_s = 0.05"))
+    lacks = [note for note in fleet_plan.step(13).notes if "--speculative-config" in note]
+    assert bool(lacks) == bool(fleet_plan.step(9).output["speculation"]) == (acceptance > 0.5)
