@@ -133,8 +133,17 @@ class RouterPages:
                 for name, scale in router.own.items()
                 if (mean := self._mean(name, PICKS_S, OWN_MIN)) is not None
             },
-            reuse={name: _total(self._gained(name)) or 0.0 for name in router.reuse},
+            reuse=self._reuse(router),
         )
+
+    def _reuse(self, router: Router) -> dict[str, dict[str, float]]:
+        """The increase of the counters of reuse, by model."""
+        by_model: dict[str, dict[str, float]] = {}
+        for name in router.reuse:
+            for row, tokens in self._gained(name).items():
+                own = by_model.setdefault(dict(row.labels).get("model", ""), {})
+                own[name] = own.get(name, 0.0) + tokens
+        return by_model
 
     def _tracks(self, metric: str, over_s: float) -> dict[Series, list[tuple[float, float]]]:
         """The series of a metric over the last seconds."""

@@ -109,10 +109,10 @@ ROUTERS = tuple(
 """The routers whose metrics are read."""
 
 GAUGES = ("ready", "queue", "errors", "stale", "rejected", "ttft")
-BY_NAME = ("picks", "health", "breaker", "own", "reuse")
-"""Questions with a value for each endpoint, histogram or counter."""
+BY_NAME = ("picks", "health", "breaker", "own")
+"""Questions with a value for each endpoint or histogram."""
 
-QUESTIONS = (*GAUGES, *BY_NAME)
+QUESTIONS = (*GAUGES, *BY_NAME, "reuse")
 NAMED = "router"
 """Label in query results: the row of ROUTERS that a result belongs to."""
 
@@ -177,7 +177,8 @@ def router_query(router: Router, question: str) -> str:
             return _mean(metric, TTFT_OVER_S, 1.0)
         case "reuse":
             return _each(
-                (name, f"sum by ({place}) (increase({name}{minutes}))") for name in router.reuse
+                (name, f"sum by ({place}, model) (increase({name}{minutes}))")
+                for name in router.reuse
             )
         case _:
             over = f"avg_over_time({metric}{minutes}) * {PICKS_S:g}"
@@ -216,7 +217,7 @@ class RouterState(Struct, frozen=True):
     `watched_s`: how long it was watched. `picks`: requests within five minutes, by endpoint.
     `health`: 0 for endpoints that fail its health checks. `breaker`: endpoints that it has taken
     out. `own`: mean seconds of its own steps. `reuse`: prompt tokens within five minutes, by
-    counter.
+    model and counter.
     """
 
     router: Router
@@ -232,7 +233,7 @@ class RouterState(Struct, frozen=True):
     health: Mapping[str, float] = NO_VALUES
     breaker: Mapping[str, float] = NO_VALUES
     own: Mapping[str, float] = NO_VALUES
-    reuse: Mapping[str, float] = NO_VALUES
+    reuse: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     def over(self, seconds: float) -> str:
         """The time for which a condition was watched, in words."""
@@ -269,8 +270,11 @@ def routers_of(answers: Answers) -> tuple[RouterState, ...]:
                     labels.get(OF) or labels.get(router.endpoint, ""): value
                     for labels, value in own[key]
                 }
+            reuse: dict[str, dict[str, float]] = {}
+            for labels, value in own["reuse"]:
+                reuse.setdefault(labels.get("model", ""), {})[labels[OF]] = value
             if (place, router.older_than) not in states:
-                states[place, router.title] = RouterState(router, place, **answered)
+                states[place, router.title] = RouterState(router, place, reuse=reuse, **answered)
     return tuple(states.values())
 
 
@@ -453,9 +457,14 @@ def _late(state: RouterState, behind: Behind) -> Fault | None:
 
 
 def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
-    """Prompt tokens that a worker had cached and that were computed again."""
-    tokens = [state.reuse.get(name, 0.0) for name in state.router.reuse]
-    if not tokens or tokens[0] < REUSE_TOKENS:
+    """Prompt tokens of a model that a worker had cached and that were computed again."""
+    lost = (_lost_of(model, state, behind) for model in sorted(state.reuse))
+    return next((fault for fault in lost if fault is not None), None)
+
+
+def _lost_of(model: str, state: RouterState, behind: Behind) -> Fault | None:
+    tokens = [state.reuse[model].get(name, 0.0) for name in state.router.reuse]
+    if tokens[0] < REUSE_TOKENS:
         return None
     best, picked, reused = (min(1.0, each / tokens[0]) for each in tokens[1:])
     # Workers that never report a reused token do not count them.
@@ -467,8 +476,8 @@ def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
     used = f"{percent(reused)} were reused" if is_counted else "how many were reused is unknown"
     return _case(
         behind.own, Severity.WARNING, "router_reuse", best - kept, REUSE_LOST,
-        f"{percent(best)} of the prompt tokens were cached on the best worker, {percent(picked)} "
-        f"on the picked one, {used}",
+        f"{percent(best)} of the prompt tokens{f' of {model}' * bool(model)} were cached on the "
+        f"best worker, {percent(picked)} on the picked one, {used}",
         state.router.levers[which],
     )  # fmt: skip
 

@@ -81,6 +81,24 @@ def test_a_quiet_router_is_ok_and_no_engine(name: str, program: str) -> None:
     assert decode(encode(verdict)).program == program
 
 
+def ladder(best: float, selected: float, reused: float) -> Mapping[str, float]:
+    """Dynamo's counters of reuse of a model."""
+    names = {"best_eligible_cached_prefix": best, "selected_cached_prefix": selected,
+             "worker_reused": reused}  # fmt: skip
+    return {
+        f'dynamo_component_router_kv_{name}_tokens_total{{model="tiny"}}': tokens
+        for name, tokens in names.items()
+    }
+
+
+def test_reuse_that_workers_do_not_count_is_unknown() -> None:
+    total = {'dynamo_frontend_input_sequence_tokens_sum{model="tiny"}': 10_000.0}
+    assert judged("dynamo-frontend", {}, {**total, **ladder(7000, 6900, 0)}).causes == []
+    (cause,) = judged("dynamo-frontend", {}, {**total, **ladder(7000, 2000, 0)}).causes
+    assert "how many were reused is unknown" in cause.summary
+    assert "--router-kv-overlap-score-credit" in cause.lever
+
+
 @pytest.mark.parametrize(
     ("name", "values", "growing", "severity", "says", "lever"),
     [
@@ -113,10 +131,9 @@ def test_a_quiet_router_is_ok_and_no_engine(name: str, program: str) -> None:
         pytest.param(
             "dynamo-frontend", {},
             {'dynamo_frontend_input_sequence_tokens_sum{model="tiny"}': 10_000,
-             'dynamo_component_router_kv_best_eligible_cached_prefix_tokens_total{phase="a"}': 7000,
-             'dynamo_component_router_kv_selected_cached_prefix_tokens_total{phase="a"}': 2000,
-             'dynamo_component_router_kv_worker_reused_tokens_total{phase="a"}': 1500},
-            "warning", "70% of the prompt tokens were cached on the best worker, 20% on the",
+             'dynamo_frontend_input_sequence_tokens_sum{model="another"}': 90_000,
+             **ladder(7000, 2000, 1500)},
+            "warning", "70% of the prompt tokens of tiny were cached on the best worker, 20% on",
             "--router-kv-overlap-score-credit", id="reuse lost by routing"),
     ],
 )  # fmt: skip
