@@ -1,2 +1,2 @@
-"""Grafana dashboards for the recorded signals, described as data. `make docs` builds their JSON with
-Grafana's own SDK (tests/dashboards/grafana_boards.py)."""
+"""Grafana dashboards for the recorded signals, described as data. `make docs` builds their JSON
+with Grafana's own SDK (tests/dashboards/boards.py)."""

@@ -17,7 +17,6 @@ from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.signals.expr import bound_matcher
 from kneewatch.collector.signals.vllm import within_ttft
-from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
 from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN, ROUTERS
@@ -72,9 +71,17 @@ class Flavor(StrEnum):
 
 def drawn() -> tuple[str, ...]:
     """The keys of the signals that the dashboards draw, in the order of their panels."""
-    panels = (panel for board in BOARDS for row in board.rows for panel in row.panels)
-    exprs = (query.expr for panel in panels for query in panel.queries)
-    return tuple(dict.fromkeys(key for expr in exprs for key in RECORDED.findall(expr)))
+    boards = packaged_tables("dashboards.grafana", "boards.toml")["board"]
+    panels = (panel for board in boards for row in board["row"] for panel in row["panels"])
+    return tuple(dict.fromkeys(key for panel in panels for key in _drawn_by(panel)))
+
+
+def _drawn_by(panel: Mapping[str, Any]) -> Iterator[str]:
+    yield from (*panel.get("signals", ()), *filter(None, [panel.get("day_before")]))
+    if of := panel.get("tail", ""):
+        yield from (f"{of}_p99_s", f"{of}_p50_s")
+    for query in (panel, *panel.get("queries", ())):
+        yield from RECORDED.findall(query.get("expr", ""))
 
 
 def signal_group(plan: Plan) -> Group:

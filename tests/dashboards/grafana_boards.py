@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 
-from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel
+from tests.dashboards.boards import BOARDS, Board, Panel
 
 COLOURS = {"info": "blue", "warning": "orange", "critical": "red"}
 KINDS: dict[str, Any] = {

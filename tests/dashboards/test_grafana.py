@@ -14,10 +14,10 @@ import pytest
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.samples import Page
-from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel, bounds_of
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running
+from tests.dashboards.boards import BOARDS, Board, Panel, bounds_of
 from tests.dashboards.grafana_boards import dashboards
 from tests.programs import require
 from tests.recordings import CAPTURES, phases

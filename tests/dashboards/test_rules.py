@@ -16,7 +16,6 @@ import yaml
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.prometheus.promtool_tests import TESTS_FILE, promtool_files, scenarios
 from kneewatch.dashboards.prometheus.rule_files import (
     OBJECT_FILE,
@@ -30,6 +29,7 @@ from kneewatch.dashboards.prometheus.rule_files import (
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record, span
 from kneewatch.rules.facts import Targets
+from tests.dashboards.boards import BOARDS
 from tests.programs import require
 
 PLANS = {

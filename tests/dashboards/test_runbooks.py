@@ -8,10 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec.structs import replace
 
 from kneewatch.agent.settings.table import BY_KEY
-from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.rules.facts import Targets
+from tests.dashboards.boards import BOARDS
 from tests.dashboards.grafana_boards import VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
