@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
+import msgspec
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
@@ -30,9 +31,9 @@ class Field(Struct, frozen=True):
     kind: Literal["gauge", "counter"]
     unit: str
     help: str
-    csv: str
-    labels: tuple[str, ...]
-    wide: bool
+    csv: str = ""
+    labels: tuple[str, ...] = ()
+    wide: bool = False
 
 
 class FieldName(Struct, frozen=True):
@@ -57,25 +58,13 @@ def field_table() -> FieldTable:
     fields: dict[str, Field] = {}
     names: dict[str, FieldName] = {}
     for name, row in packaged_tables("collector.names", "dcgm_metrics.toml")["fields"].items():
-        field = fields[name] = _field(name, row)
+        field = fields[name] = msgspec.convert({"name": name, **row}, Field)
         scale = float(row.get("scale", 1))
         spellings = [(newer["name"], newer.get("scale", 1)) for newer in row.get("newer", ())]
         spellings += [(old, scale) for old in (name, *row.get("former", ()))]
         for rank, (spelling, factor) in enumerate(spellings):
             names[spelling] = FieldName(field, float(factor), rank)
     return FieldTable(fields, names)
-
-
-def _field(name: str, row: Mapping[str, Any]) -> Field:
-    return Field(
-        name=name,
-        kind=row["kind"],
-        unit=row["unit"],
-        help=row["help"],
-        csv=row.get("csv", ""),
-        labels=tuple(row.get("labels", ())),
-        wide=row.get("wide", False),
-    )
 
 
 # Which GPU each value of a DCGM exporter's page belongs to, and its unit; once per layout. Pure.

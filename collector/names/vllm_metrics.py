@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct, field
 
 from kneewatch.collector.errors import CollectError
@@ -49,10 +50,10 @@ class Metric(Struct, frozen=True):
     name: str
     kind: Kind
     unit: str
-    core: bool
-    scope: str
-    labels: tuple[str, ...]
     names: tuple[str, ...]
+    core: bool = False
+    scope: str = "engine"
+    labels: tuple[str, ...] = ()
 
     @property
     def most(self) -> float:
@@ -101,15 +102,7 @@ def table_from(document: Mapping[str, Any]) -> MetricTable:
 
 def _metric(name: str, row: Mapping[str, Any]) -> Metric:
     former = (spelling["name"] for spelling in row.get("former", ()))
-    return Metric(
-        name,
-        row["kind"],
-        row["unit"],
-        row.get("core", False),
-        row.get("scope", "engine"),
-        tuple(row.get("labels", ())),
-        (name, *former),
-    )
+    return msgspec.convert({**row, "name": name, "names": (name, *former)}, Metric)
 
 
 def _samples(metric: Metric, name: str, age: int) -> dict[str, SampleName]:

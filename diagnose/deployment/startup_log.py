@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, Literal, cast
 
+import msgspec
 from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
@@ -95,17 +96,12 @@ def _tables() -> Mapping[str, Any]:
 @cache
 def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
     """The wordings of facts or of failures, from the packaged startup_log.toml."""
-    return tuple(
-        Wording(
-            "".join(row["pattern"]).replace("NUMBER", _NUMBER),
-            tuple(row.get("facts", ())),
-            row.get("kind", ""),
-            parse_version(row.get("since", "0.6.0")),
-            parse_version(row["until"]) if "until" in row else None,
-            row.get("ranks", "last"),
-        )
-        for row in _tables()[table]
-    )
+    rows: list[Wording] = []
+    for row in _tables()[table]:
+        regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER)
+        spans = {name: parse_version(row[name]) for name in ("since", "until") if name in row}
+        rows.append(msgspec.convert({**row, **spans, "regex": regex}, Wording))
+    return tuple(rows)
 
 
 _LIST = re.compile(r"non-default args: \{|args: Namespace\(|Initializing an? (?:V[01] )?LLM engine")
