@@ -209,12 +209,13 @@ class FleetEngines:
             with self._adding:
                 self._pages.add(series)
         except CollectError as exc:
-            log.failed["samples"] = str(exc)
+            log.fail("samples", exc)
             return ()
         except (msgspec.DecodeError, ValueError) as exc:
-            log.failed["samples"] = f"{source.url}: the answer is no matrix of samples: {exc}"
+            error = f"{source.url}: the answer is no matrix of samples: {exc}"
+            log.fail("samples", CollectError(error, kind="query"))
             return ()
-        log.warnings.update(dict.fromkeys(warnings))
+        log.warn(warnings)
         return targets
 
     def _groups(

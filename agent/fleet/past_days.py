@@ -177,7 +177,7 @@ def _complete(
     """The samples of each query, and the reason if they are incomplete, else ""."""
     log = AnswerLog()
     answers = QueryMoment(source, log, at_s).instants(queries_by_key)
-    failed = next(iter(log.failed.values()), "")
+    failed = next(map(str, log.failed.values()), "")
     partial = next((f"partial: {warning}" for warning in log.warnings), "")
     return answers, failed or partial
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from threading import Lock
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -410,17 +411,29 @@ alone."""
 
 
 class AnswerLog(Struct):
-    """Collects the warnings and errors of queries."""
+    """Collects the warnings of answers (they are partial), and the errors of failed queries by
+    name. Thread-safe."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
-    failed: dict[str, str] = field(default_factory=dict[str, str])
+    failed: dict[str, CollectError] = field(default_factory=dict[str, CollectError])
+    _lock: Lock = field(default_factory=Lock)
+
+    def fail(self, name: str, error: CollectError) -> None:
+        """Add the error of a query."""
+        with self._lock:
+            self.failed[name] = error
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Add the warnings of an answer."""
+        with self._lock:
+            self.warnings.update(dict.fromkeys(warnings))
 
     def samples(self, key: str, answer: Answer | CollectError) -> Sequence[Sample]:
         """The samples of an answer; empty for an error."""
         if isinstance(answer, CollectError):
-            self.failed[key] = str(answer)
+            self.fail(key, answer)
             return ()
-        self.warnings.update(dict.fromkeys(answer.warnings))
+        self.warn(answer.warnings)
         if not any(PROGRAM in sample.labels for sample in answer.samples):
             return answer.samples
         return [replace(each, labels=canonical_labels(each.labels)) for each in answer.samples]
@@ -456,9 +469,9 @@ class QueryMoment(Struct, frozen=True):
         try:
             piece = self.source.samples(selector, self.at_s)
         except CollectError as exc:
-            self.log.failed[key] = str(exc)
+            self.log.fail(key, exc)
             return ()
-        self.log.warnings.update(dict.fromkeys(piece.warnings))
+        self.log.warn(piece.warnings)
         return piece.tracks
 
 

@@ -297,7 +297,7 @@ def observe(
         scaled_to_zero=presence.scaled_to_zero,
         renamed=presence.renamed,
         is_scraping=presence.is_scraping,
-        failed=log.failed,
+        failed={name: str(error) for name, error in log.failed.items()},
         warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
         load=Load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -46,37 +46,29 @@ class Curve(Struct, frozen=True):
     tokens_per_s: float
 
 
-class FaultSpan(NamedTuple):
-    """A time in which a replica had a fault, in Unix seconds."""
-
-    replica: str
-    from_s: float
-    until_s: float
-
-    def has(self, point: Point) -> bool:
-        """Whether the window of a point overlaps this time."""
-        return self.from_s <= point.t_s < self.until_s + WINDOW_S
-
-
-def faults(own: Sequence[Incident]) -> list[FaultSpan]:
-    """The times of a tier's incidents whose root is no lack of capacity: what an engine serves then
-    says nothing about what it can serve."""
+def faults(own: Sequence[Incident]) -> list[Incident]:
+    """A tier's incidents whose root is no lack of capacity: what an engine serves then says nothing
+    about what it can serve."""
     return [
-        FaultSpan(replica, incident.start_s, incident.until_s)
+        incident
         for incident in own
         if incident.cause not in SHORT_OF_CAPACITY and incident.severity in ("warning", "critical")
-        for replica in incident.replicas
     ]
 
 
-def curve(tier: TierObserved, until_s: float, faulty: Sequence[FaultSpan] = ()) -> Curve | None:
+def curve(tier: TierObserved, until_s: float, faulty: Sequence[Incident] = ()) -> Curve | None:
     """The latency curve of a tier, from the windows of all its engines outside faults. None if too
     few different loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
     healthy: list[Point] = []
     for engine in tier.engines:
-        own = [fault for fault in faulty if fault.replica in (engine.target, engine.replica)]
-        healthy += [point for point in engine.points if not any(each.has(point) for each in own)]
+        names = {engine.target, engine.replica}
+        own = [fault for fault in faulty if not names.isdisjoint(fault.replicas)]
+        healthy += [
+            point
+            for point in engine.points
+            if not any(each.start_s <= point.t_s < each.until_s + WINDOW_S for each in own)
+        ]
     chosen = thinned(healthy)
     for point in chosen:
         learner.take(point)

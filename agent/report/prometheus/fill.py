@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from msgspec.structs import replace
 
+from kneewatch.agent.fleet.queries import AnswerLog
 from kneewatch.agent.fleet.snapshot import (
     FleetConfig,
     fleet_config,
@@ -39,7 +40,6 @@ from kneewatch.agent.report.prometheus.queries import (
     GPUS,
     LATE,
     PREEMPTED,
-    QueryProblems,
     Ranges,
     Resolution,
     resolution,
@@ -89,7 +89,7 @@ METHODS = methods("prometheus", most=REPLAYED_MOST, replayed=duration(REPLAYED_S
 PROBLEMS_SHOWN_MAX = 4
 
 
-def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
+def notices_of(problems: AnswerLog, left_out: int) -> tuple[str, ...]:
     """Warnings for the top of the report: partial answers, failed queries, and suspect spans that
     were not examined. `left_out` is the number of these spans."""
     notices: list[str] = []

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.fleet.queries import AnswerLog, QueryMoment
+from kneewatch.agent.fleet.queries import QueryMoment
 from kneewatch.agent.fleet.snapshot import faulty_gpus_at
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
@@ -283,23 +283,18 @@ class IncidentSearch:
         try:
             samples, warnings = self._ranges.source.series(text, window.to_s)
         except CollectError as exc:
-            with problems.lock:
-                problems.failed[f"samples of {window.engine.target}"] = exc
+            problems.fail(f"samples of {window.engine.target}", exc)
             return None
         finally:
             progress("samples")
-        with problems.lock:
-            problems.warnings.update(dict.fromkeys(warnings))
+        problems.warn(warnings)
         return samples
 
     def _gpus(self, window: ReplayWindow) -> GpuReading:
         """The GPUs of the window's engine that report an XID amid its suspect span."""
-        span, log = window.span, AnswerLog()
-        moment = QueryMoment(self._ranges.source, log, (span.from_s + span.to_s) / 2)
+        span, problems = window.span, self._ranges.problems
+        moment = QueryMoment(self._ranges.source, problems, (span.from_s + span.to_s) / 2)
         readings = faulty_gpus_at(moment, self._fleet.asking, self._fleet.shape)
-        for name, error in log.failed.items():
-            with self._ranges.problems.lock:
-                self._ranges.problems.failed[name] = CollectError(error, kind="query")
         return readings.get(window.engine.key, NO_GPUS)
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, QueryScope
+from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerLog, QueryScope
 from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -346,14 +345,6 @@ class Query(Struct, frozen=True):
     scraped: float = 1.0
 
 
-class QueryProblems(Struct):
-    """Warnings of the server (partial answers), and the errors of failed queries."""
-
-    warnings: dict[str, None] = field(default_factory=dict[str, None])
-    failed: dict[str, CollectError] = field(default_factory=dict[str, CollectError])
-    lock: Lock = field(default_factory=Lock)
-
-
 Tell = Callable[[str], None]
 """Called with the name of each finished query."""
 
@@ -363,7 +354,7 @@ class Ranges:
 
     def __init__(self, source: PrometheusSource, *, at_once: int, tell: Tell) -> None:
         self.source, self._at_once, self._tell = source, at_once, tell
-        self.problems = QueryProblems()
+        self.problems = AnswerLog()
 
     def steps(self, queries: Mapping[str, Query], at: Steps) -> dict[str, Rows]:
         """The rows of each query, with a value for each step. NaN without a value. Shape of a row:
@@ -384,8 +375,7 @@ class Ranges:
                     self._run(queries[name], run, rows, at, count)
                     at += run.count
             except CollectError as exc:
-                with self.problems.lock:
-                    self.problems.failed[name] = exc
+                self.problems.fail(name, exc)
             self._tell(name)
             return rows
 
@@ -407,9 +397,7 @@ class Ranges:
             self._take(piece, query.key, run, rows, at, count)
 
     def _take(self, piece: Piece, key: KeyOf, run: Steps, rows: Rows, at: int, count: int) -> None:
-        if piece.warnings:
-            with self.problems.lock:
-                self.problems.warnings.update(dict.fromkeys(piece.warnings))
+        self.problems.warn(piece.warnings)
         for track in piece.tracks:
             row = rows.setdefault(key(track.labels), np.full(count, np.nan))
             points = np.array(track.points)

@@ -397,8 +397,7 @@ class FleetIncidents:
             return observe(self._ranges.source, config)
         except CollectError as exc:
             name = span.pool if span.engine is None else span.engine.target
-            with self._ranges.problems.lock:
-                self._ranges.problems.failed[f"replicas of {name}"] = exc
+            self._ranges.problems.fail(f"replicas of {name}", exc)
             return None
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kneewatch.agent.fleet.queries import AnswerLog
 from kneewatch.agent.report.prometheus.fill import notices_of
 from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S
-from kneewatch.agent.report.prometheus.queries import QueryProblems
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
 from tests.fleet_replica import ARRIVAL_PER_S, PREEMPTION_PER_S
@@ -85,7 +85,7 @@ def test_a_long_one_is_told_to_its_end(main: Main) -> None:
 
 
 def test_spans_left_out_are_a_notice() -> None:
-    (notice,) = notices_of(QueryProblems(), 3)
+    (notice,) = notices_of(AnswerLog(), 3)
     assert "3 more suspect periods not analysed" in notice
     assert "incomplete" in notice
-    assert notices_of(QueryProblems(), 0) == ()
+    assert notices_of(AnswerLog(), 0) == ()
