@@ -41,6 +41,11 @@ _TYPES = {
     "array": "a list",
     "object": "an object",
     "null": "null",
+    "datetime": "a time such as 2026-11-21T03:07:00Z",
+}
+_SAID = {
+    "Number out of range": "a finite number",
+    "Invalid RFC3339 encoded datetime": _TYPES["datetime"],
 }
 _PARTS = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _EXPECTED = re.compile(r"Expected `([^`]+)`( [<>]=? \S+| matching .*)?")
@@ -91,15 +96,30 @@ def read(
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-        mistake = _mistake(str(exc), data, words)
+        try:
+            mistake = _mistake(str(exc), msgspec.json.decode(data), words)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            mistake = "it is not JSON"
         raise DocumentError(f"not a {schema} document: {mistake}") from exc
 
 
-def _mistake(error: str, data: bytes | str, words: Mapping[str, Iterable[str]]) -> str:
+def converted(
+    document: object, kind: type[Kind], *, schema: str, words: Mapping[str, Iterable[str]]
+) -> Kind:
+    """Parsed JSON as a record of this kind. `words` are the allowed words of keys.
+
+    Raises:
+        DocumentError: it is not such a document, or a value has the wrong type.
+    """
     try:
-        document: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return "it is not JSON"
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as exc:
+        raise DocumentError(
+            f"not a {schema} document: {_mistake(str(exc), document, words)}"
+        ) from exc
+
+
+def _mistake(error: str, document: object, words: Mapping[str, Iterable[str]]) -> str:
     if not isinstance(document, dict):
         return f"{_shown(document)} is not a JSON object"
     what, _, path = error.partition(" - at `$")
@@ -110,8 +130,8 @@ def _mistake(error: str, data: bytes | str, words: Mapping[str, Iterable[str]]) 
     if expected := _EXPECTED.match(what):
         kinds = [_TYPES.get(kind, kind) for kind in expected[1].split(" | ")]
         must = " or ".join(dict.fromkeys(kinds)) + (expected[2] or "")
-    elif what == "Number out of range":
-        must = "a finite number"
+    elif what in _SAID:
+        must = _SAID[what]
     else:
         must = f"one of {', '.join(words.get(key, ()))}"
     return f"{place} must be {must}, it is {_shown(value)}"

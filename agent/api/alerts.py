@@ -388,7 +388,7 @@ def answer(payload: Mapping[str, Any], service: Service) -> AlertsAnswer:
     new alerts to the receivers.
 
     Raises:
-        PayloadError: the payload is not one of Alertmanager's.
+        DocumentError: the payload is not one of Alertmanager's.
     """
     posted = payload_of(payload)
     now_s = service.clock()
@@ -401,8 +401,8 @@ def answer(payload: Mapping[str, Any], service: Service) -> AlertsAnswer:
     matched = sum(bool(alert.targets) for alert in alerts)
     plural = "" if len(alerts) == 1 else "s"
     text = f"{len(alerts)} alert{plural}, {matched} of them about watched targets"
-    if posted.left_out:
-        text += f"; Alertmanager truncated {posted.left_out} more"
+    if posted.truncated_alerts:
+        text += f"; Alertmanager truncated {posted.truncated_alerts} more"
     return AlertsAnswer(
         t_s=to_ms(now_s),
         status=posted.status,
@@ -498,8 +498,9 @@ class _AlertDiagnoser:
             Line("", f"{alert.name} {alert.status}, since {since}"),
             Line("", alert_match.text),
         ]
+        annotations = alert.annotations or {}
         annotation = next(
-            (alert.annotations[n] for n in ("summary", "description") if alert.annotations.get(n)),
+            (annotations[n] for n in ("summary", "description") if annotations.get(n)),
             "",
         )
         lines += [Line("alert", annotation)] if annotation else []

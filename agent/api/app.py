@@ -37,11 +37,11 @@ from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import PageRequest, Views, page_request
-from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.acceptance import AcceptRequest
+from kneewatch.rules.wire import DocumentError
 
 if TYPE_CHECKING:
     from fastapi.params import Param
@@ -142,7 +142,7 @@ class Routes:
         payload = await json_object(request)
         try:
             answer = await run_in_threadpool(alerts.answer, payload, self._service)
-        except PayloadError as exc:
+        except DocumentError as exc:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
         except KneewatchError as exc:
             log.warning("cannot answer alerts error=%s", exc)

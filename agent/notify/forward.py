@@ -4,138 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from kneewatch.agent.notify.events import DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
-from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.rules.formatting import span
+from kneewatch.rules.wire import DocumentError, converted
 
-VERSION = "4"
 ALERTS_MAX = 1000
-SHOWN = 60
 EPOCH = datetime.fromtimestamp(0, tz=UTC)
 LATEST_S = 253_402_214_400.0
 """Latest valid time: a day before the end of the year 9999, in Unix seconds."""
 
+STATUSES = (FIRING, RESOLVED)
+Status = Literal["firing", "resolved"]
+Texts = Mapping[str, str]
+Time = Annotated[datetime, Meta(tz=True)]
 
-class PayloadError(KneewatchError):
-    """The payload does not come from Alertmanager. The message names the wrong key."""
 
+class Alert(Struct, frozen=True, rename="camel"):
+    """One alert."""
 
-class Alert(Struct, frozen=True):
-    """One alert. `ends_s` is None while the alert fires."""
-
-    fingerprint: str
-    status: str
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    starts_s: float
-    ends_s: float | None
+    status: Status
+    labels: Texts
+    starts_at: Time
+    annotations: Texts | None = None
+    ends_at: Time | None = None
+    given_fingerprint: str | None = field(default=None, name="fingerprint")
 
     @property
     def name(self) -> str:
         """The name of the alerting rule."""
         return self.labels.get("alertname") or "alert"
 
+    @property
+    def fingerprint(self) -> str:
+        """Alertmanager's fingerprint, or a hash of the labels."""
+        return (self.given_fingerprint or identity(*sorted(self.labels.items())))[:128]
 
-class Payload(Struct, frozen=True):
-    """One webhook request. `left_out` is the number of alerts that Alertmanager truncated."""
+    @property
+    def starts_s(self) -> float:
+        """When it started, in Unix seconds."""
+        return _unix_s(self.starts_at)
 
-    status: str
+    @property
+    def ends_s(self) -> float | None:
+        """When it was resolved, in Unix seconds. None while it fires: `endsAt` is then the year 1,
+        or a guess at when it becomes stale."""
+        resolved = self.status == RESOLVED and self.ends_at is not None
+        return _unix_s(self.ends_at) if resolved and self.ends_at else None
+
+
+class Payload(Struct, frozen=True, rename="camel"):
+    """One webhook request of Alertmanager, version 4. Unknown keys are ignored.
+
+    - `truncated_alerts`: the number of alerts that Alertmanager left out.
+    """
+
+    version: Literal["4"]
+    status: Status
     alerts: tuple[Alert, ...]
-    left_out: int
+    truncated_alerts: Annotated[int, Meta(ge=0)] = 0
 
 
-def payload_of(document: Mapping[str, Any]) -> Payload:
-    """The alerts of a webhook request. Unknown keys are ignored.
+def payload_of(document: object) -> Payload:
+    """The alerts of a webhook request.
 
     Raises:
-        PayloadError: it is not a version 4 payload, or has too many alerts.
+        DocumentError: it is not a version 4 payload, or has too many alerts.
     """
-    if not isinstance(cast("object", document), Mapping):
-        raise PayloadError(f"the body must be a JSON object, not {_shown(document)}")
-    version = document.get("version")
-    if version != VERSION:
-        raise PayloadError(
-            f"version must be {VERSION!r}, not {_shown(version)}: this endpoint accepts the "
-            "payload of Alertmanager's webhook_configs"
-        )
-    rows: object = document.get("alerts")
-    if not isinstance(rows, list):
-        raise PayloadError(f"alerts must be a list, not {_shown(rows)}")
-    alerts = cast("list[object]", rows)
-    if len(alerts) > ALERTS_MAX:
-        raise PayloadError(
-            f"{len(alerts)} alerts exceed the limit of {ALERTS_MAX}: set max_alerts in "
+    words = {"status": STATUSES, "version": ("4",)}
+    payload = converted(document, Payload, schema="Alertmanager webhook (version 4)", words=words)
+    if len(payload.alerts) > ALERTS_MAX:
+        raise DocumentError(
+            f"{len(payload.alerts)} alerts exceed the limit of {ALERTS_MAX}: set max_alerts in "
             "webhook_configs, or group by more labels"
         )
-    left_out = document.get("truncatedAlerts", 0)
-    if not isinstance(left_out, int) or isinstance(left_out, bool) or left_out < 0:
-        raise PayloadError(f"truncatedAlerts must be a count, not {_shown(left_out)}")
-    checked = tuple(_alert(row, f"alerts[{place}]") for place, row in enumerate(alerts))
-    status = _status(document.get("status"), "status")
-    return Payload(status, checked, left_out)
+    return payload
 
 
-def _alert(row: object, where: str) -> Alert:
-    if not isinstance(row, dict):
-        raise PayloadError(f"{where} must be an object, not {_shown(row)}")
-    alert = cast("dict[str, object]", row)
-    status = _status(alert.get("status"), f"{where}.status")
-    labels = _texts(alert.get("labels"), f"{where}.labels")
-    starts_s = _unix_s(alert.get("startsAt"), f"{where}.startsAt")
-    # While an alert fires, endsAt is the year 1 or a guess at when it becomes stale.
-    resolved = status == "resolved" and alert.get("endsAt") is not None
-    ends_s = _unix_s(alert["endsAt"], f"{where}.endsAt") if resolved else None
-    fingerprint = alert.get("fingerprint")
-    if fingerprint is not None and not isinstance(fingerprint, str):
-        raise PayloadError(f"{where}.fingerprint must be text, not {_shown(fingerprint)}")
-    return Alert(
-        fingerprint=(fingerprint or identity(*sorted(labels.items())))[:128],
-        status=status,
-        labels=labels,
-        annotations=_texts(alert.get("annotations") or {}, f"{where}.annotations"),
-        starts_s=starts_s,
-        ends_s=ends_s,
-    )
-
-
-def _status(value: object, where: str) -> str:
-    if value not in ("firing", "resolved"):
-        raise PayloadError(f"{where} must be firing or resolved, not {_shown(value)}")
-    return str(value)
-
-
-def _texts(value: object, where: str) -> Mapping[str, str]:
-    rows = cast("dict[object, object]", value) if isinstance(value, dict) else None
-    if rows is None or not all(isinstance(part, str) for row in rows.items() for part in row):
-        raise PayloadError(f"{where} must be an object with text values")
-    return cast("dict[str, str]", rows)
-
-
-def _unix_s(value: object, where: str) -> float:
-    """Parse an RFC 3339 time. Returns Unix seconds."""
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise PayloadError(
-            f"{where} must be a time such as 2026-11-21T03:07:00Z, not {_shown(value)}"
-        )
-    # The year 1 means "no time". Clamp to the range that can be looked up and printed.
+def _unix_s(moment: datetime) -> float:
+    """A time in Unix seconds, within the range that can be looked up and printed: the year 1 means
+    "no time"."""
     return min(max((moment - EPOCH).total_seconds(), 0.0), LATEST_S)
-
-
-def _shown(value: object) -> str:
-    text = (
-        ascii(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
-    )
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 # --- Messages -------------------------------------------------------------------------------------

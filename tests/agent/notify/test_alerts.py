@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from kneewatch.agent.api.alerts import DOCUMENTS_MAX, answer
 from kneewatch.agent.api.responses import dumped
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.forward import DiagnosedAlert, PayloadError, forwarded, payload_of
+from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded, payload_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.wire import DocumentError
 from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import FP8, healthy, sick, state
@@ -162,7 +163,7 @@ def test_no_alerts_is_an_answer_too() -> None:
 
 
 def test_a_wrong_post_is_refused() -> None:
-    with pytest.raises(PayloadError):
+    with pytest.raises(DocumentError):
         answer({"version": "4"}, service(state(sick())))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,8 @@ def test_without_receivers_nobody_is_told(tmp_path: Path) -> None:
 
 
 def forwarded(number: int = 0) -> DiagnosedAlert:
-    alert = Alert(f"f{number}", "firing", {"alertname": "Slow"}, {}, NOW_S, None)
+    begun = datetime.fromtimestamp(NOW_S, tz=UTC)
+    alert = Alert("firing", {"alertname": "Slow"}, begun, given_fingerprint=f"f{number}")
     return DiagnosedAlert(alert, (("r0", {}),), (), {"number": number})
 
 
