@@ -45,7 +45,7 @@ def configure(*, form: str, level: str, fd: int = STDERR) -> None:
     """Set the format of the log (`logfmt` or `json`), its lowest level, and the file descriptor to
     which it is written."""
     handler = DescriptorHandler(fd)
-    handler.setFormatter(JsonLines() if form == "json" else Logfmt())
+    handler.setFormatter(LineFormatter(form))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
@@ -69,20 +69,20 @@ class DescriptorHandler(logging.Handler):
                 data = data[os.write(self._fd, data) :]
 
 
-class Logfmt(logging.Formatter):
-    """Formats a message as one line: `time=… level=… msg="…" key=value`."""
+class LineFormatter(logging.Formatter):
+    """Formats a message as one line: `time=… level=… msg="…" key=value`, or a JSON object with the
+    same keys."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of logfmt."""
-        return " ".join(f"{key}={quoted(value)}" for key, value in fields(record).items())
-
-
-class JsonLines(logging.Formatter):
-    """Formats a message as one line: a JSON object with the same keys."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON."""
-        return json.dumps(fields(record))  # ASCII, so it cannot control a terminal
+        """The record as one line."""
+        line = fields(record)
+        if self._form == "json":
+            return json.dumps(line)  # ASCII, so it cannot control a terminal
+        return " ".join(f"{key}={quoted(value)}" for key, value in line.items())
 
 
 def fields(record: logging.LogRecord) -> dict[str, str | float]:

@@ -204,22 +204,24 @@ class Triage(Struct, frozen=True):
     watching: list[Watching] = []
     pending: list[str] = []
 
+    @property
+    def late(self) -> frozenset[str]:
+        """The targets whose data is old."""
+        return frozenset(row.target for row in self.watching if row.late)
+
+    def verdicts(self) -> tuple[list[Verdict], str]:
+        """The verdicts that can be read, and why one cannot."""
+        verdicts: list[Verdict] = []
+        problem = ""
+        for row in self.targets:
+            try:
+                verdicts.append(decode(bytes(row)))
+            except DocumentError as error:
+                problem = str(error)
+        return verdicts, problem
+
 
 TRIAGE = msgspec.json.Decoder(Triage)
-
-
-class DaemonAnswer(Struct, frozen=True):
-    """A daemon's answer.
-
-    `late` are targets whose data is old. `pending` are targets without a scrape. `error` is empty
-    if there is no error.
-    """
-
-    t_s: float
-    diagnoses: list[Verdict]
-    late: frozenset[str]
-    pending: list[str]
-    error: str
 
 
 class DaemonFeed(Struct, frozen=True):
@@ -243,32 +245,29 @@ class DaemonFeed(Struct, frozen=True):
 
     def _poll(self, screen: ScreenState) -> None:
         try:
-            answer = read_triage(self.fetcher.get().body)
+            triage = read_triage(self.fetcher.get().body)
         except CollectError as error:
             hint = HINTS.get(error.kind, error.hint)
             screen.set_note(self.name, f"{error}; try: {hint}" if hint else str(error))
         except DocumentError as error:
             screen.set_note(self.name, f"{self.name}: {error}")
         else:
+            verdicts, problem = triage.verdicts()
             screen.put(
-                self.name,
-                answer.diagnoses,
-                now_s=answer.t_s,
-                late=answer.late,
-                pending=answer.pending,
+                self.name, verdicts, now_s=triage.t_s, late=triage.late, pending=triage.pending
             )
-            if answer.error or not (answer.diagnoses or answer.pending):
-                screen.set_note(self.name, answer.error or "the daemon watches no target")
+            if problem or not (verdicts or triage.pending):
+                screen.set_note(self.name, problem or "the daemon watches no target")
 
 
-def read_triage(body: bytes) -> DaemonAnswer:
-    """Decode a triage document. A malformed diagnosis is skipped; the others are returned.
+def read_triage(body: bytes) -> Triage:
+    """Decode a triage document.
 
     Raises:
         DocumentError: the body is not a triage document.
     """
     try:
-        triage = TRIAGE.decode(body)
+        return TRIAGE.decode(body)
     except msgspec.ValidationError as exc:
         raise DocumentError(
             f"the answer is not a {SCHEMA} document; check the daemon's version"
@@ -277,15 +276,6 @@ def read_triage(body: bytes) -> DaemonAnswer:
         raise DocumentError(
             "the answer is not JSON; check that the URL is a kneewatch daemon's"
         ) from exc
-    verdicts: list[Verdict] = []
-    error_text = ""
-    for row in triage.targets:
-        try:
-            verdicts.append(decode(bytes(row)))
-        except DocumentError as error:
-            error_text = str(error)
-    late = frozenset(row.target for row in triage.watching if row.late)
-    return DaemonAnswer(triage.t_s, verdicts, late, triage.pending, error_text)
 
 
 def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:

@@ -18,17 +18,19 @@ from kneewatch.agent import logs
 
 HOSTILE = 'a"b\\c\nlevel=error msg="all is well"\r\x1b[2J\x9b1m\u202e\u2028\ud800 x=y'
 
+LOGFMT, JSON = logs.LineFormatter("logfmt"), logs.LineFormatter("json")
+
 
 def record(message: str, *args: object, **more: Any) -> logging.LogRecord:  # noqa: ANN401
     return logging.LogRecord("kneewatch.test", logging.WARNING, "f", 1, message, args, None, **more)
 
 
 def logfmt(message: str, *args: object) -> str:
-    return logs.Logfmt().format(record(message, *args))
+    return LOGFMT.format(record(message, *args))
 
 
 def as_json(message: str, *args: object) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(logs.JsonLines().format(record(message, *args)))
+    parsed: dict[str, Any] = json.loads(JSON.format(record(message, *args)))
     return parsed
 
 
@@ -69,7 +71,7 @@ def test_hostile_text_is_one_field_of_one_line() -> None:
     assert line.isprintable()
     assert "level=warning" in shlex.split(line)
     assert "level=error" not in shlex.split(line)
-    raw = logs.JsonLines().format(record("page says text=%s", HOSTILE))
+    raw = JSON.format(record("page says text=%s", HOSTILE))
     assert raw.isprintable()
     assert raw.isascii()
     assert json.loads(raw)["text"] == HOSTILE
@@ -88,9 +90,9 @@ def test_any_text_is_one_field_of_one_line(phrase: str, value: str) -> None:
 
 @given(st.text(), st.lists(st.one_of(st.text(), st.integers(), st.floats(), st.none())))
 def test_any_template_is_a_line(template: str, args: list[object]) -> None:
-    line = logs.Logfmt().format(record(template, *args))
+    line = LOGFMT.format(record(template, *args))
     assert line.isprintable()
-    assert json.loads(logs.JsonLines().format(record(template, *args)))["level"] == "warning"
+    assert json.loads(JSON.format(record(template, *args)))["level"] == "warning"
 
 
 def test_a_message_of_another_make_is_a_phrase() -> None:
@@ -114,7 +116,7 @@ def test_credentials_are_left_out() -> None:
     except ValueError as error:
         logged = record("it crashed")
         logged.exc_info = (type(error), error, error.__traceback__)
-    for form in (logs.Logfmt(), logs.JsonLines()):
+    for form in (LOGFMT, JSON):
         line = form.format(logged)
         assert "ValueError: at http://a:1" in line
         assert "sesame" not in line

@@ -67,14 +67,15 @@ def test_read() -> None:
         )
     )
     assert answer.t_s == NOW_S + 1
-    assert answer.diagnoses == [SICK, replace(HEALTHY, target="r1")]
-    assert (answer.late, answer.pending, answer.error) == (frozenset({"r1"}), ["new"], "")
+    assert answer.verdicts() == ([SICK, replace(HEALTHY, target="r1")], "")
+    assert (answer.late, answer.pending) == (frozenset({"r1"}), ["new"])
 
 
 def test_one_bad_diagnosis_does_not_hide_the_others() -> None:
     answer = read_triage(triage({"schema": "x"}, document(SICK), None))
-    assert answer.diagnoses == [SICK]
-    assert "not a kneewatch.diagnosis/1 document" in answer.error
+    verdicts, problem = answer.verdicts()
+    assert verdicts == [SICK]
+    assert "not a kneewatch.diagnosis/1 document" in problem
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_what_is_no_triage_document(body: bytes) -> None:
                                 if isinstance(answer, dict) else answer)))  # fmt: skip
 def test_any_answer_is_read_or_refused(body: bytes) -> None:
     try:
-        read_triage(body)
+        read_triage(body).verdicts()
     except DocumentError:
         return
 
