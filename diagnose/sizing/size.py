@@ -35,7 +35,6 @@ from kneewatch.diagnose.sizing.serving_cost import TokenCost, YearlyCost, token_
 from kneewatch.diagnose.sizing.speed.performance import (
     Load,
     Performance,
-    all_to_all_bytes,
     closed_loop,
     performance,
 )
@@ -53,6 +52,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     capacity,
     drafting_of,
+    expert_exchange,
     performance_steps,
 )
 from kneewatch.diagnose.sizing.speed.wave import Wave, wave
@@ -625,23 +625,15 @@ def _exchange(answer: Size) -> tuple[Step, ...]:
     experts, gpus = setup.model.experts, setup.parallel.gpus
     if speed is None or loaded is None or not setup.parallel.experts or not experts.count:
         return ()
+    costs = loaded[0]
     tokens = speed.running * setup.parallel.data
-    sent_bytes = experts.layers * all_to_all_bytes(
-        tokens=tokens,
-        hidden_size=setup.model.hidden_size,
-        experts_per_token=experts.per_token,
-        gpus=gpus,
-    )
-    each_s = sent_bytes / gpus / loaded[0].link_bytes_per_s
     return (
-        Step(
-            title="Expert all-to-all per decode step",
-            formula="MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x (1 - "
-            "1/GPUs)",
-            values=f"{experts.layers} x {figure(tokens)} x {experts.per_token} x "
-            f"{setup.model.hidden_size:,} x 2 x 2 x (1 - 1/{gpus})",
-            result=f"{gigabytes(sent_bytes)}, {seconds(each_s)} over "
-            f"{loaded[0].link}, not in the predicted step",
-            source="guide 5.4",
-        ),
+        expert_exchange(
+            setup.model,
+            costs.link,
+            costs.link_bytes_per_s,
+            tokens=tokens,
+            gpus=gpus,
+            of="per decode step",
+        )[1],
     )

@@ -99,7 +99,7 @@ def operating_point(benchmark: Benchmark, targets: Targets) -> OperatingPoint:
 def missed_targets(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
     """The targets that a point misses, with its numbers. A value equal to the target meets it."""
     return tuple(
-        f"{name} P99 {seconds(measured)} at {point.concurrency:g} in flight, target "
+        f"{name} P99 {seconds(measured)} at {point.concurrency:g} in flight, above the target of "
         f"{seconds(target)}"
         for name, measured, target in targets.beside(
             point.ttft_p99_s, point.itl_p99_s, point.latency_p99_s

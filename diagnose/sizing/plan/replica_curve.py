@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
-from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
+from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -29,7 +29,6 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
-from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
@@ -138,17 +137,6 @@ def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
     )
 
 
-def missed(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
-    """The targets that a point misses, as text with its values."""
-    return tuple(
-        f"{name} P99 {seconds(value)}, above the target of {seconds(target)}"
-        for name, value, target in targets.beside(
-            point.ttft_p99_s, point.itl_p99_s, point.latency_p99_s
-        )
-        if value > target
-    )
-
-
 def best_point(replica: Serving) -> BenchmarkPoint | None:
     """The predicted point at C_max, the highest concurrency at which the targets are met.
 
@@ -162,12 +150,12 @@ def best_point(replica: Serving) -> BenchmarkPoint | None:
         return None
     if not profile.slo.are_set:
         return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
-    if missed(point(replica, 1), profile.slo):
+    if missed_targets(point(replica, 1), profile.slo):
         return None
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
-        late = missed(point(replica, middle), profile.slo)
+        late = missed_targets(point(replica, middle), profile.slo)
         low, high = (low, middle - 1) if late else (middle, high)
     return point(replica, low)
 
@@ -330,7 +318,7 @@ def predicted_curve(replica: Serving) -> Curve:
     elif best.concurrency < limit and profile.slo.are_set:
         beyond = point(replica, best.concurrency + 1)
         part.notes.append(
-            f"with one more request in flight: {'; '.join(missed(beyond, profile.slo))}"
+            f"with one more request in flight: {'; '.join(missed_targets(beyond, profile.slo))}"
         )
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
             part.notes.append(
@@ -352,7 +340,7 @@ def _sweep_step(replica: Serving, count: int) -> Step:
     slo = replica.pool.profile.slo
     verdict = ""
     if slo.are_set:
-        verdict = ", misses a target" if missed(measured, slo) else ", meets the targets"
+        verdict = ", misses a target" if missed_targets(measured, slo) else ", meets the targets"
     return Step(
         title=f"{count} in flight",
         formula="predicted",

@@ -13,7 +13,8 @@ from msgspec import Struct
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
@@ -35,16 +36,15 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     best_point,
     fits,
     launch,
-    missed,
     point,
     serving,
 )
 from kneewatch.diagnose.sizing.speed.performance import (
     TP_OVERHEAD_RATIO,
-    all_to_all_bytes,
     planned_overhead_ratio,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_ratio
+from kneewatch.diagnose.sizing.speed.slo_capacity import expert_exchange
 from kneewatch.rules.formatting import figure, percent, plural
 
 _STAGES = (1, 2, 4)
@@ -180,8 +180,7 @@ def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:
     """
     pool = replica.pool
     if best is None:
-        alone = missed(point(replica, 1), pool.profile.slo)
-        return f"a single request has {'; '.join(alone)}" if alone else ""
+        return "; ".join(missed_targets(point(replica, 1), pool.profile.slo))
     wanted = pool.deployment.concurrency
     if wanted is None or best.concurrency >= wanted or not pool.profile.slo.are_set:
         return ""
@@ -253,33 +252,29 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
 
 def _experts(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
-    experts, gpus = pool.model.experts, replica.setup.parallel.tensor
-    sent_bytes = experts.layers * all_to_all_bytes(
+    gpus, costs = replica.setup.parallel.tensor, replica.costs
+    exchange_s, step = expert_exchange(
+        pool.model,
+        costs.link,
+        costs.link_bytes_per_s,
         tokens=pool.lengths.input_p99_tokens,
-        hidden_size=pool.model.hidden_size,
-        experts_per_token=experts.per_token,
         gpus=gpus,
+        of="of a P99 prompt",
     )
-    rate = replica.costs.link_bytes_per_s
-    busiest, target_s = busiest_ratio(experts.count, gpus), pool.profile.slo.ttft_p99_s
-    exchange_s = sent_bytes / gpus / rate
     part = Part(
-        output={"expert_exchange_s": exchange_s, "busiest_gpu_load": busiest},
+        output={
+            "expert_exchange_s": exchange_s,
+            "busiest_gpu_load": busiest_ratio(pool.model.experts.count, gpus),
+        },
+        steps=[step],
         to_measure=[
             "how unevenly production tokens use the experts: the busiest GPU sets the pace"
         ],
     )
-    of_target = f", {percent(exchange_s / target_s)} of the TTFT target" if target_s else ""
-    part.steps.append(
-        Step(
-            title="Expert all-to-all of a P99 prompt, at full link bandwidth",
-            formula="MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x "
-            "(1 - 1/GPUs) / GPUs / link",
-            values=f"{gigabytes(sent_bytes)} / {gpus} / {gigabytes(rate)}/s",
-            result=f"{seconds(exchange_s)}{of_target}, not in the predicted TTFT",
-            source="guide 5.4",
+    if target_s := pool.profile.slo.ttft_p99_s:
+        part.notes.append(
+            f"the experts' all-to-all takes {percent(exchange_s / target_s)} of the TTFT target"
         )
-    )
     return part
 
 

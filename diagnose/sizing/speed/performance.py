@@ -554,19 +554,3 @@ def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
         return by_degree[tensor_parallel]
     sent_to_computed = by_degree[8] / (1 - by_degree[8]) / (8 - 1) * (tensor_parallel - 1)
     return sent_to_computed / (1 + sent_to_computed)
-
-
-def all_to_all_bytes(
-    *,
-    tokens: float,
-    hidden_size: int,
-    experts_per_token: int,
-    gpus: int,
-    bytes_per_element: float = 2.0,
-) -> float:
-    """Bytes sent between GPUs in one MoE layer (dispatch and return), for the whole group.
-
-    A token's expert is on another GPU with probability 1 - 1/gpus. Source: guide 5.4.
-    """
-    moved = tokens * experts_per_token * hidden_size * bytes_per_element
-    return 2 * moved * (1 - 1 / gpus)

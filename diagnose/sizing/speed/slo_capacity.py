@@ -6,7 +6,8 @@ from math import floor, inf, isfinite
 
 from msgspec import Struct
 
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -226,6 +227,27 @@ def _token(load: Load, predicted: Performance) -> Step:
         values,
         seconds(predicted.itl_s),
         "share = 1 - exp(-prompts per step); guide 6.6",
+    )
+
+
+def expert_exchange(
+    model: Model, link: str, link_bytes_per_s: float, *, tokens: float, gpus: int, of: str
+) -> tuple[float, Step]:
+    """Seconds that these tokens' dispatch to experts on other GPUs and return take at full link
+    bandwidth, and the arithmetic.
+
+    A token's expert is on another GPU with probability 1 - 1/gpus. Source: guide 5.4.
+    """
+    experts, hidden = model.experts, model.hidden_size
+    sent_bytes = 4 * experts.layers * tokens * experts.per_token * hidden * (1 - 1 / gpus)
+    each_s = sent_bytes / gpus / link_bytes_per_s
+    return each_s, Step(
+        f"Expert all-to-all {of}",
+        "MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x (1 - 1/GPUs)",
+        f"{experts.layers} x {figure(tokens)} x {experts.per_token} x {hidden:,} x 2 x 2 x "
+        f"(1 - 1/{gpus})",
+        f"{gigabytes(sent_bytes)}, {seconds(each_s)} over {link}, not in the prediction",
+        "guide 5.4",
     )
 
 

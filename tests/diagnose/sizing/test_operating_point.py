@@ -69,7 +69,7 @@ def test_figure_8_2_c_max_is_48_and_12_rps_are_usable_of_a_peak_of_18() -> None:
     assert point.peak_requests_per_s == 18
     assert point.first_miss is not None
     assert point.first_miss.concurrency == 56
-    assert point.missed == ("TTFT P99 2.6 s at 56 in flight, target 2 s",)
+    assert point.missed == ("TTFT P99 2.6 s at 56 in flight, above the target of 2 s",)
     assert not point.is_lower_bound
     assert kinds(point) == {"littles_law_unchecked"}
     assert [step.result for step in point.steps[-2:]] == ["48 in flight", "12 requests/s"]
@@ -80,7 +80,7 @@ def test_the_binding_target_may_be_itl() -> None:
     point = best_point(ordered(points), itl_p99_s=0.03)
     assert point.c_max is not None
     assert point.c_max.concurrency == 16
-    assert point.missed == ("ITL P99 40 ms at 32 in flight, target 30 ms",)
+    assert point.missed == ("ITL P99 40 ms at 32 in flight, above the target of 30 ms",)
     alone = best_point(ordered(points), ttft_p99_s=None, itl_p99_s=0.03)
     assert alone.c_max == point.c_max
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
     best_point,
     launch,
-    missed,
     point,
     serving,
     sweep,
@@ -58,8 +58,8 @@ def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
     best, slo = best_point(served), served.pool.profile.slo
     assert best is not None
     assert 1 < best.concurrency < served.limit
-    assert not missed(best, slo)
-    assert missed(point(served, best.concurrency + 1), slo)
+    assert not missed_targets(best, slo)
+    assert missed_targets(point(served, best.concurrency + 1), slo)
 
 
 def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:
