@@ -16,14 +16,17 @@ from kneewatch.diagnose.account_signals import (
     STREAM,
 )
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST, QUEUE_S
+from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST, QUEUE_S, WARMED_UP
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
+    ITL_P50_S,
     ITL_P99_S,
+    ITL_TARGET_S,
     KV_USAGE,
     MEAN_TTFT_GROWTH,
+    NOT_EVICTING,
     PINNED,
     PREFILL_BUSY,
     PREFILL_S,
@@ -123,6 +126,17 @@ def _ruled_out(facts: Facts) -> str:
     return f"no other cause is concluded: {', '.join(seen) or 'nothing else was measured'}"
 
 
+CRAWLS_FROM_S = 0.5
+CRAWLS = (
+    ~ITL_TARGET_S.known
+    & (ITL_P50_S >= CRAWLS_FROM_S)
+    & (Signal("itl_mean_s") >= CRAWLS_FROM_S)
+    & (Signal("iteration_tokens_mean") <= (2.0 * BATCH).at_least(128.0)).assume(unknown=True)
+    & NOT_EVICTING
+).assume(unknown=False)
+"""Streams get two tokens a second or fewer, and no prompts in the steps are the reason: slow by any
+measure, without a target and without a usual value."""
+
 UNEXPLAINED_LATENCY = cause(
     "unexplained_latency",
     forms=(
@@ -214,8 +228,40 @@ UNEXPLAINED_LATENCY = cause(
             "--slo-ttft 2s --slo-itl 100ms, or ttft_p99_s and itl_p99_s in [slo].",
             guide=("8.4",),
         ),
+        Form(
+            gate=CRAWLS & WARMED_UP,
+            start=Number(0.2),
+            terms=(
+                term(
+                    Signal("itl_mean_s"),
+                    CRAWLS_FROM_S,
+                    1.2,
+                    "mean inter-token latency is {value:s}; steps have {iteration_tokens_mean} "
+                    "tokens on average",
+                ),
+                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
+                    "is found.",
+                ),
+            ),
+            words=(("per_s", 1.0 / Signal("itl_mean_s")),),
+            summary="Streams get two tokens/s or fewer, and no cause is found",
+            lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "
+            "mode), at `nvidia-smi` for the GPUs' clocks and other processes, and at the host's "
+            "CPU (`top`). If this speed is fine, state a target: --slo-itl 2s.",
+            guide=("8.4",),
+        ),
     ),
 )
+
+
+LEAVES_S = 15.0
+"""So long after the window the scrapes that bound it are gone, too."""
 
 
 class Explained:
@@ -232,12 +278,13 @@ class Explained:
     ) -> list[Cause]:
         """The causes, without unexplained latency if one of the others explains it."""
         ours = UNEXPLAINED_LATENCY.id
-        if any(
-            cause.id != ours
+        explain_s = [
+            cause.seen_s or facts.now_s
+            for cause in causes
+            if cause.id != ours
             and not {TTFT, ITL}.isdisjoint(records[cause.id].moves)
             and records[cause.id].is_unusual(facts)
-            for cause in causes
-        ):
-            self._last_s = facts.now_s
-        allowed = facts.now_s - self._last_s > facts.window_s + FAR_OFF_S
+        ]
+        self._last_s = max(self._last_s, *explain_s, -inf)
+        allowed = facts.now_s - self._last_s > facts.window_s + LEAVES_S
         return [cause for cause in causes if cause.id != ours or allowed]

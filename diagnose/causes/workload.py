@@ -10,6 +10,7 @@ from math import copysign
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import ANSWERS, MOVED_FOR, PROMPTS
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import BATCH, SERVED, WINDOW_S, at_hour
 from kneewatch.diagnose.causes.evidence import Case, Facts
@@ -48,12 +49,17 @@ from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
 
+GREW_FROM, GREW_FOR_S = 3.0, 60.0
+"""Without a profile, prompts or answers that are so many times as long as usual, for so long, are
+another workload."""
+
 
 def workload_drift(facts: Facts) -> Cause | None:
-    """Prompt or answer lengths, or the arrival rate, exceed the stated profile."""
+    """Prompt or answer lengths, or the arrival rate, exceed the stated profile. Without a profile:
+    lengths are far above their usual ones."""
     live = facts.workload
     if live is None:
-        return None
+        return _more_work(facts)
     # Read from the signals, so that counterfactuals can vary them.
     shifts = {
         side: replace(shift, shift_ratio=copysign(facts.get(SHIFTS[side]), shift.shift_ratio))
@@ -83,6 +89,29 @@ def workload_drift(facts: Facts) -> Cause | None:
             f"peak in {live.origin} is {live.expected / live.span_s:.3g}"
         )
         case.weigh(RATE, rate, RATE_MIN, 1.2, text)
+    return case.close()
+
+
+def _more_work(facts: Facts) -> Cause | None:
+    grew = {
+        words: ratio
+        for words, key in (("prompts", PROMPTS), ("answers", ANSWERS))
+        if (ratio := facts.get(key)) >= GREW_FROM
+    }
+    if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
+        return None
+    texts = [f"{words} are {ratio:.1f}x as long as usual" for words, ratio in grew.items()]
+    case = Case(
+        "workload_drift",
+        f"Requests ask for more work: {' and '.join(texts)}.",
+        "Find the client, template or model version that changed. If it stays, put the measured "
+        "lengths into a profile and size again: kneewatch size --plan PROFILE.",
+        ("9.1",),
+        Severity.INFO,
+        log_odds=0.4,
+    )
+    for (words, ratio), text in zip(grew.items(), texts, strict=True):
+        case.weigh(PROMPTS if words == "prompts" else ANSWERS, ratio, GREW_FROM, 1.2, text)
     return case.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from math import inf
+from math import inf, sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -39,6 +39,7 @@ from kneewatch.diagnose.account_signals import (
 from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed
 from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, Step, Work
 from kneewatch.diagnose.values import Signals, Values
+from kneewatch.rules.baseline import Samples
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.wire import to_ms
 
@@ -74,6 +75,9 @@ MARGIN, FEWEST_SHARE = 1.5, 0.2
 """Margin of the time per computed prompt token, which is a mean; and the least share of a prefill
 that its tokens take, beside the step that it waits for."""
 
+BUSY_MAX = 0.75
+"""For the wait of prompts for one another, they never take a larger share of the engine's time."""
+
 STEP_NOISE, PREFILL_NOISE = 0.06, 0.12
 
 GIVEN_UP_MAX = 0.2
@@ -86,8 +90,11 @@ SAMPLES_TOLD = 20
 HITS_MIN = 0.02
 """A smaller share of cached prompt tokens counts as none."""
 
-FADE_SAMPLES = 240.0
-"""Usual values of demand and work are means of about this many samples."""
+USUAL_EVERY_S = 30.0
+"""Usual values of demand and work are medians of samples this far apart: of the newest two hours,
+as the baselines of latency, which must not change sooner or later than what explains it."""
+
+USUAL_SAMPLES_MIN = 3
 
 YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
@@ -107,31 +114,6 @@ class AccountState(Struct, frozen=True):
     prefills: PaceState = PaceState()
     usual: Mapping[str, tuple[float, float]] = {}
     slow_since_s: float | None = None
-
-
-class Usual:
-    """The usual value of one factor: a mean of quiet samples."""
-
-    __slots__ = ("_samples", "value")
-
-    def __init__(self, samples: float = 0.0, value: float = 0.0) -> None:
-        self._samples, self.value = samples, value
-
-    @property
-    def state(self) -> tuple[float, float]:
-        """The number of samples and the value."""
-        return self._samples, self.value
-
-    def add(self, value: float) -> None:
-        """Add a quiet sample."""
-        self._samples = min(self._samples + 1.0, FADE_SAMPLES)
-        self.value += (value - self.value) / self._samples
-
-    def ratio(self, value: float | None) -> float | None:
-        """A value over its usual value; None if either is unknown."""
-        if value is None or self._samples < FIRST_SAMPLES or not self.value:
-            return None
-        return value / self.value
 
 
 class Sample(NamedTuple):
@@ -163,7 +145,9 @@ class Account:
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
-        self._usual = {key: Usual() for key in (DEMAND, STREAM, *WORK_FACTORS)}
+        self._slow: Speed | None = None
+        self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
+        self._usual_s = -inf
         self._off_s: dict[str, float] = {}
         self.slow_since_s = inf
         """Since when the engine has been slow; inf while it is not."""
@@ -257,7 +241,7 @@ class Account:
         recent.append(Sample(now_s, work, step, limits_s))
         while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
-        speed = self._speed()
+        speed = self._held(self._speed())
         if speed is not None and speed.ratio >= CHANGED_FROM:
             if self._is_full(now_s):
                 self._steps.forget()  # what was learned was not this engine's best
@@ -271,6 +255,7 @@ class Account:
             self._steps.learn(step, now_s)
         total = self._total(work)
         prefill = self._prefill_speed(total, quiet, now_s, values.signals.get("itl_p50_s"))
+        speed = self._held(speed, prefill)
         for pace in (self._steps, self._prefills):
             if slow or is_strange or (prefill is not None and prefill.ratio < LEARNED_FROM):
                 pace.doubt()
@@ -312,6 +297,20 @@ class Account:
         ratios = self._ratios()
         return None if ratios is None else self._steps.speed(*ratios)
 
+    def _held(self, speed: Speed | None, prefill: Speed | None = None) -> Speed | None:
+        """The speed, where its limits alone do not tell it: as that of prefills or, while even the
+        most that it may be is below 1, as it was when it was told best."""
+        ratios, slow = self._ratios(), self._slow
+        if ratios is None or ratios[1] >= 1.0 or (slow is not None and slow.ratio < ratios[0]):
+            slow = None
+        if ratios is not None and speed is not None and speed.ratio < LEARNED_FROM:
+            if slow is None or speed.error <= slow.error or speed.is_below(slow):
+                slow = speed
+        elif ratios is not None and slow is None and prefill is not None and ratios[1] < 1.0:
+            slow = self._steps.speed_beside(*ratios, prefill)
+        self._slow = slow
+        return speed if slow is None else slow
+
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""
         covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
@@ -323,7 +322,7 @@ class Account:
         """The speed of the prefills of the recent samples, beside decode steps of which the median
         takes `gap_s`. It is learned in quiet times."""
         step = total.step
-        prefill = total.prefill(step, gap_s)
+        prefill = total.prefill(step, gap_s, self._share_alone(total))
         if prefill is None:
             return None
         limits_s = self._prefills.limits(prefill, self._prefills.token_s)
@@ -341,13 +340,30 @@ class Account:
             self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.prompt_tokens)
         return speed
 
+    def _share_alone(self, total: Work) -> float:
+        """Share of its time that a prefill would take if as few prompt tokens were computed as
+        usual: prefills wait for one another, as in any queue by the reciprocal of the free time."""
+        token_s = self._prefills.token_s
+        usual = (self._usual_value(DEMAND) or 0.0) * (self._usual_value(COMPUTED) or 0.0)
+        if token_s is None or not usual:
+            return 1.0
+        growth = _beyond_chance(total.computed_tokens / total.seconds / usual, total.first_tokens)
+        busy, usual_busy = (min(BUSY_MAX, usual * each * token_s) for each in (growth, 1.0))
+        return min(1.0, (1.0 - busy) / (1.0 - usual_busy))
+
     def _compare(
         self, total: Work, speed: Speed | None, prefill: Speed | None, now_s: float
     ) -> None:
         """Compare demand and work of the recent samples with their usual values."""
         present = total.factors
-        moved = {key: self._usual[key].ratio(value) for key, value in present.items()}
-        if (present[HITS] or 0.0) < HITS_MIN and self._usual[HITS].value < HITS_MIN:
+        usual = {key: self._usual_value(key) for key in present}
+        moved = {
+            key: now / then if now is not None and (then := usual[key]) else None
+            for key, now in present.items()
+        }
+        if (growth := moved[DEMAND]) is not None:
+            moved[DEMAND] = _beyond_chance(growth, total.first_tokens)
+        if (present[HITS] or 0.0) < HITS_MIN and (usual[HITS] or 0.0) < HITS_MIN:
             moved[HITS] = None if present[HITS] is None else 1.0
         speeds = {
             SPEED: None if speed is None else speed.ratio,
@@ -359,27 +375,38 @@ class Account:
         streams = {STREAM: moved[STREAM] if speed is None else 1.0}  # all that is known of it
         self._mark({**speeds, **streams, **{key: moved[key] for key in FACTORS}}, now_s)
         if not self.is_slow:
-            kept_apart = _streams_lost(moved)
-            for key, value in present.items():
-                if value is not None and key not in kept_apart:
-                    self._usual[key].add(value)
+            self._learn_usual(present, _kept_apart(moved, speed), now_s)
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
         self.values = {
             **_rounded({**speeds, SPEED_ERROR: None if speed is None else speed.error}, 0.05),
             **_rounded(moved, 0.1),
             STREAM_RATE: _two_digits(present[STREAM]),
-            STREAM_USUAL: _two_digits(self._usual[STREAM].value or None),
+            STREAM_USUAL: _two_digits(usual[STREAM]),
             SPEED_SAMPLES: None if speed is None else float(min(speed.samples, SAMPLES_TOLD)),
             MOVED_FOR: None if since_s is None else 10.0 * round((now_s - since_s) / 10),
             SEATED: self._seated_avg(),
         }
 
+    def _usual_value(self, key: str) -> float | None:
+        """The usual value of a factor; None if unknown."""
+        samples = self._usual[key]
+        return samples.median() if len(samples) >= USUAL_SAMPLES_MIN else None
+
+    def _learn_usual(self, present: Signals, kept_apart: Collection[str], now_s: float) -> None:
+        """Add a quiet sample of each factor."""
+        if now_s - self._usual_s < USUAL_EVERY_S:
+            return
+        self._usual_s = now_s
+        for key, value in present.items():
+            if value is not None and key not in kept_apart:
+                self._usual[key].add(value)
+
     def accept(self) -> None:
         """Take the present speed and work as the usual ones."""
         self._steps.forget()
         self._prefills.forget()
-        self._usual = {key: Usual() for key in self._usual}
+        self._usual = {key: Samples() for key in self._usual}
         for sample in self._recent:
             self._steps.learn(sample.step, sample.t_s)
         self._steps.settle(inf)
@@ -391,7 +418,11 @@ class Account:
         return AccountState(
             self._steps.state(),
             self._prefills.state(),
-            {key: usual.state for key, usual in self._usual.items()},
+            {
+                key: (float(len(usual)), usual.median())
+                for key, usual in self._usual.items()
+                if len(usual)
+            },
             None if self.slow_since_s == inf else self.slow_since_s,
         )
 
@@ -399,7 +430,10 @@ class Account:
         """Go on with what was learned before a restart of the daemon."""
         self._steps.restore(state.steps)
         self._prefills.restore(state.prefills)
-        self._usual |= {key: Usual(*of) for key, of in state.usual.items() if key in self._usual}
+        for key in self._usual.keys() & state.usual.keys():
+            samples, value = state.usual[key]
+            for _ in range(int(samples)):
+                self._usual[key].add(value)
         if state.slow_since_s is not None:
             self.slow_since_s, self.is_slow = state.slow_since_s, True
 
@@ -417,15 +451,24 @@ class Account:
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)
 
 
-def _streams_lost(moved: Signals) -> Collection[str]:
-    """The factors that are not learned, because streams lost half of their speed at an equal load:
-    speculation was lost, for example."""
+def _kept_apart(moved: Signals, speed: Speed | None) -> Collection[str]:
+    """The factors that are not learned. Streams lost half of their speed at an equal load, because
+    speculation was lost, for example; or they are slower, and the engine's speed is unknown."""
     same_load = all(
         (ratio := moved[key]) is not None and ratio <= SAME_LOAD_UP_TO for key in (DEMAND, COMPUTED)
     )
     stream = moved[STREAM]
-    lost = same_load and stream is not None and stream <= STREAMS_LOST
-    return (STREAM, DRAFTS) if lost else ()
+    if stream is None:
+        return ()
+    if same_load and stream <= STREAMS_LOST:
+        return (STREAM, DRAFTS)
+    return (STREAM,) if speed is None and stream <= 1 / CHANGED_FROM else ()
+
+
+def _beyond_chance(ratio: float, requests: float) -> float:
+    """The ratio of two rates as far as chance does not explain it in so many requests."""
+    chance = 1.0 + 1.0 / sqrt(max(1.0, requests))
+    return max(1.0, ratio / chance) if ratio > 1.0 else min(1.0, ratio * chance)
 
 
 def _two_digits(per_s: float | None) -> float | None:

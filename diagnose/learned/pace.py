@@ -117,6 +117,10 @@ class Speed(Struct, frozen=True):
     error: float
     samples: int
 
+    def is_below(self, other: Speed) -> bool:
+        """Whether it is rather below the other speed than equal to it."""
+        return self.ratio + self.error / 2 < other.ratio
+
 
 class Noise:
     """A standard deviation that is learned from differences; a prior counts as a few of them."""
@@ -279,6 +283,19 @@ class Pace:
             return None
         error = max((most - least) / 2, ratio * noise)
         return Speed(ratio, min(error, ratio), self.samples)
+
+    def speed_beside(self, least: float, most: float, samples: int, other: Speed) -> Speed | None:
+        """The speed between two limits below 1 that `other` confirms, a speed of other steps of the
+        same engine; None unless both together are beyond the noise."""
+        if not 0.0 < other.ratio < 1.0:
+            return None
+        least = least or most / KNOWN_UP_TO
+        deviations = log(most) / self._noise_of(samples, most / least)
+        deviations += log(other.ratio) * other.ratio / other.error
+        if deviations > -BEYOND_NOISE * SQRT_2:
+            return None
+        ratio = min(most, max(least, other.ratio))
+        return Speed(ratio, min((most - least) / 2, ratio), self.samples)
 
 
 def key_of(step: Step | Reference) -> tuple[int, int, int]:

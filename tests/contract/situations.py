@@ -232,6 +232,19 @@ OTHERS: Mapping[str, Situation] = {
         ),
         quiet={**UNEXPLAINED.quiet, "running_avg": 3.0},
     ),
+    **{
+        f"unexplained_latency:{name}": replace(
+            CALM.but(
+                itl_p50_s=0.9, itl_mean_s=0.8, running_avg=100.0, iteration_tokens_mean=tokens
+            ),
+            targets=Targets(),
+        )
+        for name, tokens in (("two tokens a second", 180.0), (" not for prompts in the steps", 300.0))
+    },
+    "unexplained_latency:one stream of two tokens a second": replace(
+        CALM.but(itl_p50_s=0.9, itl_mean_s=0.8, running_avg=1.0, iteration_tokens_mean=90.0),
+        targets=Targets(),
+    ),
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),

@@ -228,6 +228,34 @@ def test_fewer_accepted_drafts_are_work_and_not_speed() -> None:
     assert served.value(accounts.DRAFTS) == pytest.approx(0.5, abs=0.11)
 
 
+def test_a_lost_speed_stays_lost_while_a_larger_load_hides_it() -> None:
+    slow, load = replace(MACHINE, slower=2.5), Load(per_s=0.8, prompt_tokens=1000.0)
+    served = Served().under(load, MACHINE, QUIET_S).under(load, slow, 60.0)
+    lost = served.speed
+    assert lost is not None
+    assert lost < 0.6
+    more = replace(load, prompt_tokens=2500.0)
+    speeds = [served.under(more, slow, 10.0).speed for _ in range(30)]
+    assert all(speed is not None and speed <= lost + 0.1 for speed in speeds)
+    assert served.under(more, MACHINE, 120.0).speed != lost
+    assert served.under(load, MACHINE, 120.0).speed == 1.0
+
+
+def test_usual_work_is_that_of_two_hours() -> None:
+    longer = replace(LONG_PROMPTS, answer_tokens=1000.0)
+    served = Served().under(LONG_PROMPTS, MACHINE, 3600.0).under(longer, MACHINE, 1800.0)
+    assert served.value(accounts.ANSWERS) == pytest.approx(10.0)
+    assert served.under(longer, MACHINE, 3600.0).value(accounts.ANSWERS) == pytest.approx(1.0)
+
+
+def test_chance_in_few_requests_is_no_growth() -> None:
+    served = Served().under(Load(per_s=0.3), MACHINE, QUIET_S)
+    assert served.under(Load(per_s=0.39), MACHINE, 60.0).value(accounts.DEMAND) == 1.0
+    more = served.under(Load(per_s=1.2), MACHINE, 60.0).value(accounts.DEMAND)
+    assert more is not None
+    assert more > 3.0
+
+
 def test_a_slow_prefill_is_seen() -> None:
     served = Served().under(Load(), MACHINE, QUIET_S)
     served.under(Load(), Machine(prefill_slower=4.0), 180.0)
@@ -439,8 +467,12 @@ FULL = Work(
 
 
 def test_prefills_beside_evictions_are_timed_by_their_tokens() -> None:
-    prefill = FULL.prefill(FULL.step, 0.02)
+    prefill = FULL.prefill(FULL.step, 0.02, 1.0)
     assert prefill is not None
     assert prefill.took_s == pytest.approx((30.0 - 60 * 2 * 0.02) / 30)
-    assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02) is None, "not counted again"
-    assert FULL.prefill(FULL.step, 0.2) is None, "steps without prompts may take all of the time"
+    assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02, 1.0) is None, (
+        "not counted again"
+    )
+    assert FULL.prefill(FULL.step, 0.2, 1.0) is None, (
+        "steps without prompts may take all of the time"
+    )

@@ -237,6 +237,16 @@ def test_a_batch_has_no_peak() -> None:
     assert stated(batch).peak_requests_per_s is None
 
 
+def test_without_a_profile_far_longer_answers_are_another_workload() -> None:
+    longer = CALM.but(answers_moved_ratio=11.9, moved_for_s=120.0)
+    cause = longer.causes()["workload_drift"]
+    assert cause.severity == Severity.INFO
+    assert cause.summary == "Requests ask for more work: answers are 11.9x as long as usual."
+    assert [each.signal for each in cause.evidence] == ["answers_moved_ratio"]
+    assert not longer.but(moved_for_s=30.0).causes()
+    assert not longer.but(answers_moved_ratio=2.5).causes()
+
+
 def test_the_cause_has_turning_points() -> None:
     facts = CONCLUSIVE["workload_drift"].facts()
     record = BY_ID["workload_drift"]

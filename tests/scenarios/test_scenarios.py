@@ -18,6 +18,9 @@ QUICK = (
     "hang with few callers",
     "small server, one caller, x1.6",
     "ok: small server, 1 to 3 callers",
+    "x5, and clients give up after 10 s",
+    "decode x3 while prompts double",
+    "vllm 26166: 0.1 tokens/s",
 )
 
 

@@ -311,6 +311,7 @@ THREADS = (
         knobs=Knobs(callers=2, prompt=300, answer=40, hit=0.0, base_s=10.0),
         turns={},
         want=(*SLOW, "decode_bound"),
+        maybe=("unexplained_latency",),
         from_s=120.0,
         until_s=560.0,
         lasts_s=560.0,
