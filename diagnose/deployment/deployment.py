@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.models import Model, text_only
 from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     LARGEST,
@@ -338,6 +338,8 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         # What the page says goes before the command line.
         **setup_fields(lambda flag: getattr(plain, flag.setup, None) or flag.read(launch) or None),
     )
+    if setup.language_model_only:
+        setup = replace(setup, model=text_only(setup.model))
     try:
         setup = _as_reported(setup, stated.reported, kv_is_fixed=plain.kv_memory_bytes is not None)
         layout = kv_layout_of(setup)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.demand import demand
@@ -54,6 +55,18 @@ def test_a_model_gives_the_layout() -> None:
     assert server.layout is not None
     assert server.layout.block_bytes == 16 * 131_072
     assert deployment(PAGE, Stated(model=LLAMA.model)).layout is None  # of how many GPUs?
+
+
+@pytest.mark.parametrize(("flags", "has_tower"), [("", True), ("--language-model-only", False)])
+def test_a_server_without_its_tower_is_sized_without_it(flags: str, has_tower: bool) -> None:
+    seeing = replace(
+        LLAMA,
+        model=model("Qwen/Qwen3-VL-30B-A3B-Instruct"),
+        launch=parse_launch(f"vllm serve m {flags}", origin="f"),
+    )
+    setup = deployment(PAGE, seeing).setup
+    assert setup is not None
+    assert setup.model.multimodal == has_tower
 
 
 def test_a_full_cache_does_not_hide_the_demand() -> None:
