@@ -42,7 +42,7 @@ class Tower(Struct, frozen=True):
 
     width: int
     inner: int
-    modalities: Mapping[str, tuple[int, int]]
+    modalities: tuple[tuple[str, int, int], ...]
     patch_elements: int
     gated: bool = False
     levels: int = 1
@@ -53,7 +53,11 @@ class Tower(Struct, frozen=True):
 def tower_of(config: Config) -> Tower | None:
     """The family's vision tower; None if families.toml does not describe it."""
     described = _tables()["towers"].get(config.model_type)
-    return None if described is None else convert(described, Tower)
+    if described is None:
+        return None
+    # Tuples: results are kept by launch, so a launch must be hashable.
+    rows = [(name, *sizes) for name, sizes in described["modalities"].items()]
+    return convert({**described, "modalities": rows}, Tower)
 
 
 def _tables() -> Mapping[str, Mapping[str, Any]]:

@@ -249,7 +249,7 @@ def _encoder_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
     limits = dict(setup.limit_mm_per_prompt)
     items = [
         (tokens, patches, limits.get(modality))
-        for modality, (patches, tokens) in tower.modalities.items()
+        for modality, patches, tokens in tower.modalities
         if limits.get(modality) != 0
     ]
     if not items:
