@@ -24,7 +24,7 @@ from kneewatch.agent.stated_deployment import (
     sweeps_of,
     text_of,
 )
-from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds
+from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds, sized_kinds
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, NETWORKS, Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -380,13 +380,17 @@ class Answer(Struct, frozen=True):
         lines = self.lines if whole else self.brief
         if self.size is None:
             return lines
-        return size_text(self.size, extra=lines, compared=self.compared, width=width, whole=whole)
+        say = self.size.question.setup.kind.said
+        text = size_text(self.size, extra=lines, compared=self.compared, width=width, whole=whole)
+        return [say(line) for line in text]
 
     def markdown(self) -> Sequence[str]:
         """Lines of Markdown."""
         if self.size is None:
             return self.lines
-        return size_markdown(self.size, extra=self.lines, compared=self.compared)
+        say = self.size.question.setup.kind.said
+        text = size_markdown(self.size, extra=self.lines, compared=self.compared)
+        return [say(line) for line in text]
 
 
 def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Answer:
@@ -585,16 +589,18 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     text = given["launch"]
     if text is None:
         return given
+    kind = next((each for each in engine_kinds() if _launcher(each, text)), None)
+    if kind is not None and kind.slack is None:
+        knows = " and ".join(each.title for each in sized_kinds())
+        why = f"it starts {kind.title}, and size knows {knows} only. {kind.memory}"
+        raise SizingError(why, name="launch")
+    if kind is not None:
+        text = _as_vllms(kind, text)
+        given = given | {"engine": given["engine"] or kind.title}
     try:
         launch = parse_launch(text, origin="the command line")
     except SettingsError as error:
-        kind = next((each for each in engine_kinds() if _starts(each, text)), None)
-        why = (
-            f"it starts {kind.title}, and size knows vLLM only. {kind.memory}"
-            if kind
-            else f"{error}"
-        )
-        raise SizingError(why, name="launch") from error
+        raise SizingError(f"{error}", name="launch") from error
     stated = {flag.parameter: flag.read(launch) for flag in FLAGS if flag.launch}
     stated |= _speculation(_document(launch, "--speculative-config"))
     sizes = _SIZES.search(text)
@@ -614,8 +620,24 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _starts(kind: EngineKind, text: str) -> bool:
-    return any(launcher in text for launcher in kind.launchers)
+def _launcher(kind: EngineKind, text: str) -> str:
+    """The words of a command line that start the engine; empty if they are not there."""
+    return next((launcher for launcher in kind.launchers if launcher in text), "")
+
+
+def _as_vllms(kind: EngineKind, text: str) -> str:
+    """A command line of another engine with vLLM's flags; a flag that is not spelled is kept."""
+    theirs = {own: flag for flag, own in kind.flags.items() if flag != "--speculative-config"}
+    model, words = "", list[str]()
+    rest = iter(shlex.split(text.partition(_launcher(kind, text))[2].replace("\\\n", " ")))
+    for word in rest:
+        flag, is_joined, value = word.partition("=")
+        if flag in ("--model-path", "--model"):
+            model = value if is_joined else next(rest, "")
+        else:
+            words += [theirs.get(flag) or theirs.get(f"{flag}-size", flag)]
+            words += [value] if is_joined else []
+    return shlex.join(["vllm", "serve", *([model] if model else []), *words])
 
 
 def ignored_flags(launch: Launch) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
 def _inputs(question: Question, answer: Size) -> dict[str, Any]:
     setup = question.setup
     return {
+        "engine": setup.kind.title,
         "model": setup.model.id,
         "model_source": setup.model.source,
         "gpu": setup.gpu.id if setup.gpu else None,
@@ -481,6 +482,7 @@ def _setup(answer: Size) -> str:
     setup = answer.memory.setup
     gpu = setup.gpu.name if setup.gpu else "GPU not set"
     version = ".".join(str(part) for part in setup.version)
+    version = setup.slack.version if setup.slack is not None else version
     spread = setup.parallel
     engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
     ranks = f", DCP {setup.decode_context_parallel}" if setup.decode_context_parallel > 1 else ""
@@ -489,8 +491,8 @@ def _setup(answer: Size) -> str:
     return (
         f"{setup.model.id} ({setup.scheme.id} weights, "
         f"{kv_format(setup.kv_cache_dtype).label} KV cache) on {per_replica}"
-        f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), vLLM "
-        f"{version}, utilization {figure(setup.utilization)}{_beside(setup)}"
+        f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), "
+        f"{setup.kind.title} {version}, utilization {figure(setup.utilization)}{_beside(setup)}"
     )
 
 

@@ -65,6 +65,52 @@ class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
     help: str
 
 
+class SizeClass(Struct, frozen=True, forbid_unknown_fields=True):
+    """Defaults on GPUs with less than `below_mib` of memory: prompt tokens of a step, and the
+    largest batch of a CUDA graph, also with four and more GPUs (`graphs_of_many`)."""
+
+    below_mib: float
+    step_tokens: int
+    graphs: int
+    graphs_of_many: int
+
+
+class SlackRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """A KV cache of what is free after loading, less a slack: a share of what was free before.
+
+    The default slack is `fixed_mib`, `token_mib` for each prompt token of a step (at least
+    `tokens_min`), `gpu_mib` for each GPU and `graph_mib` for each request of the largest CUDA
+    graph; on GPUs with more than `large_mib` at least `large_slack_mib`. `process_gib` is what the
+    process takes before it loads: lowest, expected, highest.
+    """
+
+    version: str
+    fixed_mib: float
+    token_mib: float
+    tokens_min: int
+    gpu_mib: float
+    graph_mib: float
+    large_mib: float
+    large_slack_mib: float
+    seqs: int
+    process_gib: tuple[float, float, float]
+    classes: tuple[SizeClass, ...]
+
+    def size_class(self, memory_mib: float) -> SizeClass:
+        """The defaults on a GPU with this memory."""
+        return next(each for each in self.classes if memory_mib < each.below_mib)
+
+    def share(self, memory_mib: float, step_tokens: int, gpus: int) -> float:
+        """The default share of a GPU's memory for weights and KV cache."""
+        defaults = self.size_class(memory_mib)
+        slack_mib = self.fixed_mib + self.token_mib * max(step_tokens, self.tokens_min)
+        slack_mib += self.gpu_mib * gpus
+        slack_mib += self.graph_mib * (defaults.graphs_of_many if gpus >= 4 else defaults.graphs)
+        if memory_mib > self.large_mib:
+            slack_mib = max(slack_mib, self.large_slack_mib)
+        return round(1 - slack_mib / memory_mib, 3)
+
+
 class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=False):
     """An engine's folder.
 
@@ -83,11 +129,11 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     - `live_tokens`: whether the counter of generated tokens moves before a request ends.
     - `expected`: canonical metrics without which a page is incomplete; None: all core metrics.
     - `switch_on`: what to do if expected metrics are missing.
-    - `flags`: its flag for each of vLLM's; `levers`: what to do first about a cause; `words`: what
-      its texts say instead.
+    - `flags`: its flag for each of vLLM's; `values`: its word for values of vLLM's; `levers`: what
+      to do first about a cause; `words`: what its texts say instead.
     - `images`: parts of the names of its container images.
     - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
-      where a running server shows it.
+      where a running server shows it. `slack`: the rule by which it is sized.
     - `unjudged`: what cannot be judged from its page, and why.
     """
 
@@ -108,11 +154,13 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     expected: frozenset[str] | None = None
     switch_on: str = ""
     flags: Texts = field(default_factory=dict[str, str])
+    values: Texts = field(default_factory=dict[str, str])
     levers: Texts = field(default_factory=dict[str, str])
     words: Texts = field(default_factory=dict[str, str])
     images: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     memory: str = ""
+    slack: SlackRule | None = None
     unjudged: Texts = field(default_factory=dict[str, str])
 
     @cached_property
@@ -185,6 +233,11 @@ def engine_kinds() -> tuple[EngineKind, ...]:
         msgspec.convert(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind)
         for folder in folders
     )
+
+
+def sized_kinds() -> tuple[EngineKind, ...]:
+    """The engines whose launches are sized."""
+    return (VLLM, *(kind for kind in engine_kinds() if kind.slack is not None))
 
 
 def kind_named(title: str | None) -> EngineKind:

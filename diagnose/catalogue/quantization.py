@@ -71,7 +71,7 @@ def scheme(name: str) -> Scheme:
 
 
 def is_format(name: str) -> bool:
-    """Whether a value of `--quantization` names a format, whose checkpoints have several
+    """Whether a stated quantization names a format, whose checkpoints have several
     schemes."""
     return name.lower().replace("auto_round", "auto-round") in _tables()["formats"]["names"]
 
@@ -179,7 +179,7 @@ def _group_scheme(section: Config, groups: Config, key: str) -> str:
 
 def _not_modelled(section: Config, what: str) -> SizingError:
     return SizingError(
-        f"{section.name}: {what} is not modelled; set --quantization",
+        f"{section.name}: {what} is not modelled; state the quantization",
         name="quantization",
         choices=tuple(schemes()),
     )

@@ -98,12 +98,12 @@ It is a quarter, minus what interpolation between the histogram's bounds may hid
 """
 
 STEPS_HAVE_ROOM = (Signal("iteration_tokens_mean") <= 128.0).assume(unknown=False)
-"""Most steps have fewer tokens than any usual --max-num-batched-tokens: they could admit more."""
+"""Most steps have fewer tokens than any usual token budget: they could admit more."""
 
 SEATS_ARE_FREE = (
     (BATCH < 0.9 * BATCH_MOST) | (BATCH_MOST <= 0.0) | (BATCH_MOST < BaselineValue("running_avg"))
 ).assume(unknown=False)
-"""The batch is smaller than it was before: --max-num-seqs would admit more requests."""
+"""The batch is smaller than it was before: it has free seats."""
 
 KV_FREE = 1.0 - KV_USAGE
 HELD_EACH = KV_USAGE / BATCH.at_least(1.0)

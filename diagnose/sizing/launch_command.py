@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from kneewatch.collector.engines.engine_kind import EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -16,11 +17,28 @@ _BITSANDBYTES_UNTIL = (0, 32, 0)
 
 def sized_command(setup: Setup) -> str:
     """The command of a sized launch; a shell comment says where it needs another checkpoint."""
-    flags = [_words(flag, value) for flag, value in flag_values(setup).items() if value is not None]
-    command = " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
+    values = {flag: value for flag, value in flag_values(setup).items() if value is not None}
+    if setup.slack is None:
+        flags = [_words(flag, value) for flag, value in values.items()]
+        command = " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
+    else:
+        command = _own_command(setup.kind, setup.model.id, values)
     own = scheme(setup.model.quantization)
     other = setup.scheme.id != own.id and _quantized_at_load(setup) is None
     return f"{command}  # needs a checkpoint in {setup.scheme.id}" if other else command
+
+
+def _own_command(kind: EngineKind, model: str, values: Mapping[str, str | float | bool]) -> str:
+    """The command of an engine that is not vLLM, in its flags."""
+    flags: list[str] = []
+    for flag, value in values.items():
+        if value is False:
+            spelled, value = kind.flags.get(f"--no-{flag[2:]}", ""), True
+        else:
+            spelled = kind.flags.get(flag, "")
+        value = kind.values.get(f"{value}", value) if isinstance(value, str) else value
+        flags += [_words(spelled, value)] if spelled else []
+    return " ".join([f"python -m {kind.launchers[0]} --model-path", shlex.quote(model), *flags])
 
 
 def _quantized_at_load(setup: Setup) -> str | None:

@@ -138,7 +138,8 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield f"{setup.gpu.given_name} is taken as {setup.gpu.id} ({setup.gpu.name})"
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
-    if setup.gpu is not None and answer.overhead is not None and setup.overhead != "guide":
+    by_logs = setup.overhead != "guide" and setup.slack is None
+    if setup.gpu is not None and answer.overhead is not None and by_logs:
         alike, of_kind = start_ups(setup, setup.gpu)
         yield (
             f"the overhead's band stands on {alike} logged start-ups on GPUs of this class and "
@@ -168,7 +169,12 @@ def _sources(answer: Memory) -> Iterator[str]:
             "vLLM V0 profiles vision models with the largest images and may need tens of GiB more "
             "than shown"
         )
-    if not _OLDEST <= setup.version <= LATEST:
+    if setup.slack is not None:
+        yield (
+            f"the memory is by the rule of {setup.kind.title} {setup.slack.version}, not compared "
+            "with start-up logs; another process on the GPU shrinks the KV cache by what it holds"
+        )
+    elif not _OLDEST <= setup.version <= LATEST:
         yield "no start-up log of this vLLM version is known: the nearest version is used"
     if setup.parallel.tensor > _MOST_RANKS:
         yield "memory overhead above TP 8 is extrapolated, not measured"

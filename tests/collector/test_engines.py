@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.size_command import with_launch
+from kneewatch.agent.size_command import sized, with_launch
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.engines.translation import canonical_metric
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_resolver import resolve
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.sizing.size import Size
 from kneewatch.diagnose.verdict import Verdict, decode, encode
 from kneewatch.rules.rule import WARNING
 
@@ -181,10 +183,52 @@ def test_every_source_is_a_canonical_metric_and_every_flag_is_spelled() -> None:
         assert all(flag.startswith("--") for pair in kind.flags.items() for flag in pair)
 
 
+def sglang_size(command: str) -> tuple[Size, str]:
+    """The size of a command line of SGLang's, and the answer's text."""
+    answer = sized(with_launch({flag.parameter: flag.default for flag in FLAGS} | {
+        "launch": f"python -m sglang.launch_server --model-path {command}", "gpu": "h100-sxm"
+    }))  # fmt: skip
+    assert answer.size is not None
+    return answer.size, "\n".join(answer.text(200, whole=True))
+
+
+def test_a_launch_of_sglangs_is_sized_by_its_rule_and_answered_in_its_flags() -> None:
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    size, text = sglang_size(f"{model} --tp 4 --mem-fraction-static=0.85 --max-running-requests 96")
+    setup, memory = size.memory.setup, size.memory
+    assert (setup.utilization, setup.seqs, setup.parallel.tensor) == (0.85, 96, 4)
+    # By hand: 0.85 x (79.18 - 0.8) GiB free before loading, less 32.86 GiB of weights.
+    assert memory.available_bytes.expected / 2**30 == pytest.approx(33.77, abs=0.02)
+    assert "--mem-fraction-static 0.85" in text
+    assert "--max-running-requests 96" in text
+    assert not [word for word in ("vLLM", "--gpu-memory", "vllm serve") if word in text]
+
+
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        # (81,080 - max(512 + 1.5 x 8,192 + 128 + 2 x 256, 10,240)) / 81,080
+        ("", 0.834),
+        ("--chunked-prefill-size 4096", 0.874),
+        ("--chunked-prefill-size 32768", 0.38),
+    ],
+)
+def test_the_default_share_of_sglang_leaves_its_slack(flags: str, share: float) -> None:
+    size, _ = sglang_size(f"meta-llama/Llama-3.1-8B-Instruct {flags}")
+    assert size.memory.setup.utilization == pytest.approx(share, abs=0.002)
+
+
+def test_what_sglangs_rule_does_not_cover_is_refused() -> None:
+    with pytest.raises(SizingError, match="not sized for SGLang"):
+        sized({flag.parameter: flag.default for flag in FLAGS} | {
+            "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "h100-sxm", "engine": "sglang",
+            "max_loras": 4,
+        })  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("launch", "says"),
     [
-        ("python -m sglang.launch_server --model-path m --tp 2", "--mem-fraction-static"),
         ("trtllm-serve m --tp_size 2", "--kv_cache_free_gpu_memory_fraction"),
         ("llama-server -m m.gguf", "--ctx-size"),
         ("sudo reboot now", "no vLLM command line"),

@@ -1,8 +1,8 @@
 """Dynamo's front end and mock workers of both engines in trouble: `python -m tests.lab.dynamo`.
 
 Needs Dynamo in any environment (`pip install --no-deps ai-dynamo ai-dynamo-runtime`, and what they
-import), with its interpreter in DYNAMO_LAB_PYTHON. Starts workers that show vLLM's page and one that
-shows SGLang's behind a KV router, without etcd, NATS or a GPU. Prints what
+import), with its interpreter in DYNAMO_LAB_PYTHON. Starts workers that show vLLM's page and one
+that shows SGLang's behind a KV router, without etcd, NATS or a GPU. Prints what
 `kneewatch diagnose` says after each fault. Ends with 1 where that is not what was done, with 0 if
 Dynamo is not there.
 """

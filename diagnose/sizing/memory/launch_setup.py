@@ -7,6 +7,12 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from kneewatch.collector.engines.engine_kind import (
+    VLLM,
+    EngineKind,
+    SlackRule,
+    sized_kinds,
+)
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
@@ -124,6 +130,7 @@ _LARGEST_BLOCK = 1 << 16
 class Setup(Struct, frozen=True):
     """A launch to size. None means vLLM's default for that version and GPU.
 
+    - `engine`: the title of an engine; `version` is vLLM's.
     - `weights_bytes`, `available_kv_bytes`: per GPU, as vLLM logs them; they replace computed
       values. Adapters and a draft are added to the weights.
     - `kv_cache_memory_bytes`: if `available_kv_bytes` is what this flag sets, its value.
@@ -143,6 +150,7 @@ class Setup(Struct, frozen=True):
     parallel: Parallel = ONE_GPU
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
+    engine: str = VLLM.title
     version: Version = LATEST
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
@@ -184,6 +192,21 @@ class Setup(Struct, frozen=True):
         return own if stated.id in {own.id, own.stated_as} else stated
 
     @property
+    def kind(self) -> EngineKind:
+        """The engine."""
+        named = (kind for kind in sized_kinds() if kind.title.lower() == self.engine.lower())
+        return next(named, VLLM)
+
+    @property
+    def slack(self) -> SlackRule | None:
+        """The rule for the KV cache's memory; None for vLLM's."""
+        return self.kind.slack
+
+    @property
+    def _memory_mib(self) -> float:
+        return (self.gpu.memory_bytes if self.gpu is not None else 80 * GIB) / 2**20
+
+    @property
     def defaults(self) -> Defaults:
         """The defaults of this vLLM version on this GPU."""
         return defaults(self.version, self.gpu)
@@ -198,17 +221,25 @@ class Setup(Struct, frozen=True):
     def utilization(self) -> float:
         """The share of the GPU's memory that vLLM may use."""
         stated = self.gpu_memory_utilization
-        return self.defaults.gpu_memory_utilization if stated is None else stated
+        if stated is not None:
+            return stated
+        if self.slack is not None:
+            return self.slack.share(self._memory_mib, self.batched_tokens, self.parallel.gpus)
+        return self.defaults.gpu_memory_utilization
 
     @property
     def seqs(self) -> int:
         """The largest number of running requests (max_num_seqs)."""
-        return self.max_num_seqs or self.defaults.max_num_seqs
+        own = self.defaults.max_num_seqs if self.slack is None else self.slack.seqs
+        return self.max_num_seqs or own
 
     @property
     def batched_tokens(self) -> int:
         """The token budget of one step."""
-        return self.max_num_batched_tokens or self.defaults.max_num_batched_tokens
+        own = self.defaults.max_num_batched_tokens
+        if self.slack is not None:
+            own = self.slack.size_class(self._memory_mib).step_tokens
+        return self.max_num_batched_tokens or own
 
     @property
     def longest_tokens(self) -> int:
@@ -238,6 +269,7 @@ def check(setup: Setup) -> None:
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
+    _check_engine(setup)
     within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
     _check_counts(setup)
     for name, choices in (("overhead", OVERHEADS), ("network", tuple(LINK_BYTES_PER_S))):
@@ -269,6 +301,24 @@ def check(setup: Setup) -> None:
         check_adapters(setup.adapters, setup.model)
     if setup.draft is not None:
         check_draft(setup.draft, setup.model, setup.parallel)
+
+
+def _check_engine(setup: Setup) -> None:
+    titles = tuple(kind.title.lower() for kind in sized_kinds())
+    if setup.engine.lower() not in titles:
+        raise SizingError(f"unknown engine {setup.engine!r}", name="engine", choices=titles)
+    if setup.slack is None:
+        return
+    unread = {
+        "max_loras": setup.adapters,
+        "draft_model": setup.draft,
+        "limit_mm_per_prompt": setup.limit_mm_per_prompt,
+        "dcp": setup.decode_context_parallel > 1,
+        "kv_offloading_size": setup.kv_offloading_bytes,
+    }
+    for name, given in unread.items():
+        if given:
+            raise SizingError(f"not sized for {setup.kind.title}", name=name)
 
 
 def _check_counts(setup: Setup) -> None:

@@ -157,7 +157,15 @@ def _overhead(answer: Memory) -> Step:
     taken = answer.overhead
     if taken is None:
         raise AssertionError("an available amount that was computed has an overhead")
-    guide = answer.setup.overhead == "guide"
+    slack, guide = answer.setup.slack, answer.setup.overhead == "guide"
+    if slack is not None:
+        return Step(
+            "Taken on each GPU before the weights are loaded",
+            "share x (CUDA context and communication)",
+            f"{figure(answer.setup.utilization)} x {gib(slack.process_gib[1] * GIB)}",
+            f"{gib(taken.expected_bytes)} ({gib(taken.low_bytes)} to {gib(taken.high_bytes)})",
+            "an assumption",
+        )
     return Step(
         f"Overhead on each GPU ({answer.setup.overhead})",
         "activations + framework + CUDA graphs",
@@ -178,7 +186,7 @@ def _available(answer: Memory) -> Step:
         f"{figure(setup.utilization)} x {gib(memory_bytes)} - {gib(answer.weights_bytes or 0.0)} "
         f"- {overhead}",
         f"{gib(free.expected)} ({gib(free.low)} to {gib(free.high)})",
-        "vllm/v1/worker/gpu_worker.py",
+        "vllm/v1/worker/gpu_worker.py" if setup.slack is None else "its memory rule",
     )
 
 

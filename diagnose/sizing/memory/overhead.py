@@ -79,6 +79,11 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     If it was measured on the running server, the measured value, which is then also both bounds.
     """
     guide = setup.overhead == "guide"
+    if setup.slack is not None:
+        # Activations and graphs take the slack. What the process takes before it loads its weights
+        # is taken from the share too.
+        low, expected, high = (setup.utilization * GIB * each for each in setup.slack.process_gib)
+        return Overhead(0.0, expected, 0.0, low, high)
     predicted = guide_overhead(setup, weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
     excess_bytes = setup.overhead_excess_bytes
     if excess_bytes is None:

@@ -96,7 +96,7 @@ def test_scheme_of_a_section(section: object, expected: str) -> None:
     ],
 )
 def test_what_is_not_modelled_says_so_with_the_way_out(section: object, named: str) -> None:
-    with pytest.raises(SizingError, match="set --quantization") as caught:
+    with pytest.raises(SizingError, match="state the quantization") as caught:
         model_from_config("m", llama(quantization_config=section))
 
     assert named in str(caught.value)
