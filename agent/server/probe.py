@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.server.host import control_groups, numbers_in
 from kneewatch.agent.server.process import is_local, running_server
+from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target
 from kneewatch.collector.http.fetch import Fetcher
@@ -70,6 +71,8 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
                 break
         except (ValueError, RecursionError) as exc:
             notes.append(f"GET {request}: not an answer of vLLM: {printable(str(exc))}")
+    if PROGRAM_VERSION in values:  # such an engine has no /version
+        notes = [note for note in notes if not note.startswith("GET /version:")]
     return SourceReading(SERVER, now_s, values, notes=tuple(notes))
 
 
@@ -175,10 +178,31 @@ CONFIG_KEYS = {
 }
 """Keys of vLLM's configuration whose value is a count, with the name of the fact."""
 
+PROGRAM_VERSION = "program_version"
+"""Fact: the title and version of an engine that is not vLLM."""
+
+
+def _own_config(document: Mapping[str, object]) -> Values:
+    """The counts in the configuration of an engine whose keys are its flags."""
+    for kind in engine_kinds():
+        texts = {
+            flag[2:].replace("-", "_"): document[key]
+            for flag, own in kind.flags.items()
+            if (key := own[2:].replace("-", "_")) in document
+        }
+        if CONFIG_KEYS.keys() <= texts.keys():
+            version = document.get("version")
+            named = f"{kind.title} {version}" if isinstance(version, str) else kind.title
+            return {PROGRAM_VERSION: _text(named), **_counts(texts)}
+    return {}
+
 
 def _config(body: bytes) -> Values:
     """The counts in /server_info. The server returns its configuration as text or as JSON."""
-    config = _object(body).get("vllm_config")
+    document = _object(body)
+    config = document.get("vllm_config")
+    if config is None and (values := _own_config(document)):
+        return values
     if isinstance(config, str):
         pairs = re.findall(r"\b(\w{1,40})=(\d{1,15})\b", config)
         texts: dict[str, object] = {key: int(text) for key, text in pairs}
@@ -192,6 +216,10 @@ def _config(body: bytes) -> Values:
         }
     else:
         raise ValueError("no vllm_config")  # noqa: TRY004 - as above
+    return _counts(texts)
+
+
+def _counts(texts: Mapping[str, object]) -> Values:
     counts = {name: _count(texts.get(key)) for key, name in CONFIG_KEYS.items()}
     return {
         name: count

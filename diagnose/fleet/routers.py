@@ -349,8 +349,11 @@ def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
         named = [e.member.name for e in engines] if behind.here else sorted(out)
         if named:
             answers = ", while the engine answers scrapes" if behind.here else ""
+            # Of a breaker that is closed a router need not say anything: other workers may serve.
+            worst = len(out) == len(state.workers) > 1
+            severity = Severity.CRITICAL if worst else Severity.WARNING
             return _case(
-                engines, Severity.WARNING, f"router_{question}", float(len(named)), 1.0,
+                engines, severity, f"router_{question}", float(len(named)), 1.0,
                 f"{state.router.title} has sent {', '.join(named)} nothing for "
                 f"{state.over(QUEUED_S)}: {why}{answers}",
                 state.router.levers.get(question, ""),

@@ -65,6 +65,18 @@ def test_a_configuration_that_is_printed_as_text(serving: Start) -> None:
     assert "max_num_seqs" not in values
 
 
+def test_the_configuration_of_sglang_is_read_by_its_flags(serving: Start) -> None:
+    info = {"tp_size": 4, "pp_size": 1, "dp_size": 1, "version": "0.5.23",
+            "max_running_requests": 96, "chunked_prefill_size": 8192, "api_key": "x"}  # fmt: skip
+    answers = {"/server_info": document(info), "/v1/models": vllm_answers()["/v1/models"]}
+    server = serving(vllm_server([], answers))
+    reading = ask_server(server.url, FetchSettings(), 0.0)
+    assert reading.values["program_version"] == "SGLang 0.5.23"
+    assert reading.values["tensor_parallel"] == 4
+    assert reading.values["max_num_seqs"] == 96
+    assert not [note for note in reading.notes if "/version" in note]
+
+
 def test_the_address_of_the_page_is_the_base_and_credentials_go_along(serving: Start) -> None:
     server = serving(vllm_server([], vllm_answers()))
     url = f"http://user:secret@127.0.0.1:{server.port}/tenant/metrics"
