@@ -117,7 +117,7 @@ class Window:
         fresh = last >= 0 and now_s - history.times[last] < LOOKBACK_S - HALF_MS_S
         self._newest = history.frames[last] if fresh else None
         self._buckets: dict[str, Buckets | None] = {}
-        self._gauges: dict[tuple[int, ...], list[Sequence[float]]] = {}
+        self._gauges: dict[int, Sequence[float]] = {}
         if self.scrapes > 1:
             self._prepare()
         self.rates = self._rates()
@@ -262,19 +262,16 @@ class Window:
         """The values of every gauge column, oldest first; NaN where a page lacks one."""
         return list(zip(*[frame.gauges for frame in self.frames], strict=True))
 
-    def _reported(self, at: int) -> Sequence[float]:
+    def over_time(self, at: int) -> Sequence[float]:
         """The values of a gauge column, oldest first; scrapes without a value are left out."""
-        values = self._gauge_columns[at] if self.frames else ()
-        total = sum(values)
-        return values if total == total else [value for value in values if value == value]
-
-    def over_time(self, columns: tuple[int, ...]) -> list[Sequence[float]]:
-        """The values of each gauge column, oldest first; columns without values are left out."""
-        histories = self._gauges.get(columns)
-        if histories is None:
-            each = map(self._reported, columns)
-            histories = self._gauges[columns] = [values for values in each if values]
-        return histories
+        values = self._gauges.get(at)
+        if values is None:
+            values = self._gauge_columns[at] if self.frames else ()
+            total = sum(values)
+            if total != total:
+                values = [value for value in values if value == value]
+            self._gauges[at] = values
+        return values
 
     @cached_property
     def _line(self) -> Line:
@@ -287,7 +284,7 @@ class Window:
         """
         slopes: list[float] = []
         for at in columns:
-            values = self._reported(at)
+            values = self.over_time(at)
             if len(values) < 2:
                 continue
             if values.count(values[0]) == len(values):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 
 from msgspec.structs import replace
 
@@ -28,7 +27,7 @@ from kneewatch.diagnose.causes import (
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
 from kneewatch.rules.cascade import EVICTS, Stage
-from kneewatch.rules.conditions import each_holds, nodes
+from kneewatch.rules.conditions import nodes, those_that_hold
 from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import OK
 
@@ -97,7 +96,7 @@ Explained causes are reported under their cause, not beside it.
 ROOTS = {record.id: _closed(record.id, record.heads) for record in CAUSES if record.heads}
 """For each cause, the causes that it explains while its form is a root."""
 
-STREAKS = each_holds(
+STREAKS = those_that_hold(
     {
         held.name: held.of
         for record in CAUSES
@@ -105,16 +104,16 @@ STREAKS = each_holds(
         if isinstance(held, Held)
     }
 )
-"""Conditions that must hold for some time before a cause is concluded: whether each holds now."""
+"""Conditions that must hold for some time before a cause is concluded: those that hold now."""
 
-_MAY_STAND = each_holds({record.id: record.gate for record in EXAMINED})
-_OVER = each_holds({record.id: record.over for record in CAUSES if record.over is not None})
+_MAY_STAND = those_that_hold({record.id: record.gate for record in EXAMINED})
+_OVER = those_that_hold({record.id: record.over for record in CAUSES if record.over is not None})
 
 
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause whose evidence gives enough confidence, in no particular order."""
-    examined = compress(EXAMINED, _MAY_STAND(facts).values())
-    concluded = [cause for record in examined if (cause := record.examine(facts)) is not None]
+    examined = _MAY_STAND(facts)
+    concluded = [cause for each in examined if (cause := BY_ID[each].examine(facts)) is not None]
     wrong = disproved(concluded)
     return [cause for cause in concluded if cause.id not in wrong] if wrong else concluded
 
@@ -126,7 +125,7 @@ def disproved(causes: Sequence[Cause]) -> set[str]:
 
 def over(facts: Facts) -> set[str]:
     """Ids of causes that have certainly ended: they end without a clear time."""
-    return {cause_id for cause_id, holds in _OVER(facts).items() if holds}
+    return set(_OVER(facts))
 
 
 def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, first_of, those_that_hold
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import Held, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity
@@ -176,7 +176,7 @@ def staged(
 
 
 _STAGE_OF = first_of([*EVIDENCE, (0, ALWAYS)])
-_REASONS = each_holds({text: when for _, when, text in REASONS})
+_REASONS = those_that_hold({text: when for _, when, text in REASONS})
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:
@@ -186,7 +186,7 @@ def evidence_of(moment: Moment) -> tuple[int, list[str]]:
         return stage, []
     kind = min(stage, EVICTS)
     holds = _REASONS(moment)
-    return stage, [text for least, _, text in REASONS if least == kind and holds[text]]
+    return stage, [text for least, _, text in REASONS if least == kind and text in holds]
 
 
 def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ false.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from math import isfinite
 from typing import TypeVar, cast
 
@@ -325,21 +326,23 @@ class Scope:
         exec(f"def compiled(facts): {body}", self._objects)
         return cast("Callable[[Moment], object]", self._objects["compiled"])
 
-    def named(self, sources: Mapping[str, str]) -> Callable[[Moment], object]:
-        """A function of `facts` that returns the values of several expressions, by name."""
-        items = [f"{name!r}: {source}" for name, source in sources.items()]
-        return self.function(f"{{{', '.join(items)}}}")
-
 
 # A function for several conditions or quantities, because a call of its own for each would take
 # longer than most of them.
 
 
-def each_holds(conditions: Mapping[str, Condition]) -> Callable[[Moment], dict[str, bool]]:
-    """A function that takes facts (a `Moment`) and returns which conditions are certainly true."""
+def those_that_hold(
+    conditions: Mapping[str, Condition],
+) -> Callable[[Moment], tuple[str, ...]]:
+    """A function that takes facts (a `Moment`) and returns the names of the conditions that are
+    certainly true, in order."""
     scope = Scope()
-    sources = {name: when.source(scope) for name, when in conditions.items()}
-    return cast("Callable[[Moment], dict[str, bool]]", scope.named(sources))
+    names, chosen = scope.name_of(tuple(conditions)), scope.name_of(compress)
+    holds = "".join(f"{condition.source(scope)}, " for condition in conditions.values())
+    return cast(
+        "Callable[[Moment], tuple[str, ...]]",
+        scope.function(f"(*{chosen}({names}, ({holds})),)"),
+    )
 
 
 def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[str, float | None]]:
@@ -348,8 +351,10 @@ def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[st
     A value is None if it is unknown.
     """
     scope = Scope()
-    sources = {name: of.source(scope) for name, of in quantities.items()}
-    return cast("Callable[[Moment], dict[str, float | None]]", scope.named(sources))
+    items = [f"{name!r}: {of.source(scope)}" for name, of in quantities.items()]
+    return cast(
+        "Callable[[Moment], dict[str, float | None]]", scope.function(f"{{{', '.join(items)}}}")
+    )
 
 
 def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:

@@ -269,9 +269,17 @@ class OverTime(OfMetric, frozen=True):
 
     def bind(self, page_columns: Columns) -> Value:
         columns, fold = page_columns.gauge_columns(self.metric, self.where), FOLDS[self.fold]
+        if len(columns) == 1:
+            (only,) = columns
+
+            def value_of_one(window: Window) -> float | None:
+                values = window.over_time(only)
+                return fold(values) if values else None
+
+            return value_of_one
 
         def value(window: Window) -> float | None:
-            series = window.over_time(columns)
+            series = [values for at in columns if (values := window.over_time(at))]
             return sum(map(fold, series)) if series else None
 
         return value
@@ -294,7 +302,7 @@ class BitShare(OfMetric, frozen=True):
         columns, mask = page_columns.gauge_columns(self.metric, self.where), self.mask
 
         def value(window: Window) -> float | None:
-            series = window.over_time(columns)
+            series = [values for at in columns if (values := window.over_time(at))]
             shares = [average([bool(int(bits) & mask) for bits in each]) for each in series]
             return max(shares) if shares else None
 

@@ -313,7 +313,7 @@ class Streaks:
     scrape to scrape instead.
     """
 
-    def __init__(self, conditions: Callable[[Moment], dict[str, bool]]) -> None:
+    def __init__(self, conditions: Callable[[Moment], tuple[str, ...]]) -> None:
         self._conditions = conditions
         self._progress = Progress()
         self._since_s: dict[str, float] = {}
@@ -331,15 +331,17 @@ class Streaks:
         `moment` has all but the streaks.
         """
         holds = self._conditions(moment)
-        holds["stalled"] = not self._progress.update(now_s, values, moment.values)
-        for name, holding in holds.items():
-            if holding:
-                self._since_s.setdefault(name, now_s)
-                self._doubted.discard(name)
-            elif name in self._doubted or name in UNFORGIVING:
-                self._since_s.pop(name, None)
+        if not self._progress.update(now_s, values, moment.values):
+            holds = (*holds, "stalled")
+        since_s, doubted = self._since_s, self._doubted
+        for name in since_s.keys() - holds:
+            if name in doubted or name in UNFORGIVING:
+                del since_s[name]
             else:
-                self._doubted.add(name)
+                doubted.add(name)
+        doubted.difference_update(holds)
+        for name in holds:
+            since_s.setdefault(name, now_s)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
     @property
