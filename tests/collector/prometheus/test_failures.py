@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -285,6 +286,33 @@ def test_a_netrc_does_not_replace_the_token(
     with source(server, FetchSettings(headers={"Authorization": "Bearer mine"})) as asked:
         asked.instant("up")
     assert "Authorization: Bearer mine" in server.requests[0].decode()
+
+
+@pytest.mark.parametrize("setting", ["ca_file", "client_cert_file", "client_key_file"])
+def test_a_tls_file_that_cannot_be_read_is_named(tmp_path: Path, setting: str) -> None:
+    missing = str(tmp_path / "missing.pem")
+    files: dict[str, Any] = {setting: missing}
+    with (
+        PrometheusSource("https://127.0.0.1:1", SourceSettings(FetchSettings(**files))) as asked,
+        pytest.raises(CollectError, match=f"TLS failed: cannot read {missing}") as caught,
+    ):
+        asked.instant("up")
+    assert caught.value.kind == "tls"
+
+
+def test_queries_one_after_the_other_use_one_connection(start: Start) -> None:
+    connections: list[int] = []
+
+    def serve(sock: socket.socket, request: bytes, _number: int) -> bool:
+        read_form(sock, request)
+        connections.append(sock.fileno())
+        sock.sendall(ONE)
+        return True
+
+    with source(start(serve), FetchSettings()) as asked:
+        for _ in range(5):
+            asked.instant("up")
+    assert connections == 5 * connections[:1]
 
 
 def test_tls_needs_the_authority_and_shows_our_certificate(start: Start, tmp_path: Path) -> None:
