@@ -56,7 +56,7 @@ class Job(Protocol):
 
 
 PHASES_MAX = 4
-CYCLE_S, RUN_RATIO = 0.003, 1 / 50
+CYCLE_S, RUN_RATIO = 0.002, 1 / 50
 """CPU seconds of one cycle, and the longest run of cycles as a share of the interval.
 
 Cycles with the same phase run one after the other. That takes less CPU time than running them at
