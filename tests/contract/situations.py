@@ -239,7 +239,7 @@ OTHERS: Mapping[str, Situation] = {
             ),
             targets=Targets(),
         )
-        for name, tokens in (("two tokens a second", 180.0), (" not for prompts in the steps", 300.0))
+        for name, tokens in (("two tokens a second", 180.0), (" not while prompts wait", 300.0))
     },
     "unexplained_latency:one stream of two tokens a second": replace(
         CALM.but(itl_p50_s=0.9, itl_mean_s=0.8, running_avg=1.0, iteration_tokens_mean=90.0),

@@ -200,6 +200,9 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
             if is_too_full(each):
                 yield "the usage of a larger cache for which nobody waited"
         now = [value for value in verdict.values.values() if value is not None]
+        points = verdict.values.get("finished_length_drift_points")
+        if points is not None:  # a share in quiet times is the present share less its growth
+            now.append((verdict.values["finished_length_ratio"] or 0.0) - points)
         for cause in verdict.causes:
             parts = [*cause.evidence, *cause.against]
             of_parts = [n for part in parts for n in (part.value, part.threshold) if n is not None]
