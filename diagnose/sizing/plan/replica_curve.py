@@ -266,6 +266,8 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
             "E2E latency P99: the benchmark has none, so its target was not compared (vllm bench "
             "serve --percentile-metrics ttft,tpot,itl,e2el)"
         )
+        if slo.ttft_p99_s is None and slo.itl_p99_s is None:
+            return Curve(None, "unknown", part)
     if best is None:
         return Curve(None, "measured", part)
     # The targets stand for the latency where the benchmark has no mean.

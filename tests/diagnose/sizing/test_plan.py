@@ -768,6 +768,8 @@ def test_a_benchmark_is_compared_with_the_target_for_whole_requests(has_latency:
     assert curve.output["c_max"] == (32 if has_latency else 48)
     unknown = [line for line in curve.to_measure if "E2E latency P99" in line]
     assert bool(unknown) != has_latency
+    alone = planned(text.replace("ttft_p99_s = 2.0\n", ""), {"curve.csv": table})
+    assert (alone.gpus is not None) == has_latency, "no fleet for a target that was not compared"
 
 
 def test_a_gpu_hour_costs_what_its_node_and_its_power_cost_too() -> None:
