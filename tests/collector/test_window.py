@@ -243,9 +243,10 @@ def test_a_gauge_is_what_the_newest_scrape_says() -> None:
     assert value(Gauge("g"), last) is None, "NaN is no value, and an older value is none either"
     assert last.newest(columns) == []
     assert last.slopes(columns) == [0.2]
-    assert last.over_time(columns) == [[5.0, 7.0]]
+    (at,) = columns
+    assert last.over_time(at) == [5.0, 7.0]
     assert short.slopes(columns) == []
-    assert short.over_time(columns) == [[7.0]]
+    assert short.over_time(at) == [7.0]
     assert value(Gauge("nonsense"), last) is None
     assert value(OverTime("nonsense", "max"), last) is None
     assert value(Slope("nonsense"), last) is None
