@@ -136,6 +136,7 @@ lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (min
 	sh tests/lab/install.sh
 	$(BIN)/python -m tests.lab.beside
 	$(BIN)/python -m tests.lab.routers
+	$(BIN)/python -m tests.lab.dynamo
 	$(BIN)/python -m tests.lab.drive
 	$(BIN)/python -m tests.lab.resize
 

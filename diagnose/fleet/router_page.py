@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
 from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.signals.expr import FOLDS
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.routers import (
+    ASKED,
     OWN_MIN,
     PICKS_S,
+    PINNED,
     QUEUED_S,
+    REUSED,
     ROUTERS,
     TTFT_OVER_S,
-    UNREADY_S,
+    Asked,
     Router,
     RouterState,
     fault_of,
+    parts_of,
 )
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 from kneewatch.rules.rule import OK
@@ -34,24 +39,14 @@ NO_ENGINES = (
 MOST_OF = 0.9
 """Share of a time that must have been watched; the first and last scrape are slightly off."""
 
-METRICS = (
-    "ready",
-    "queue",
-    "running",
-    "picks",
-    "health",
-    "breaker",
-    "stale",
-    "saturation",
-    "rejected",
-)
+METRICS = (*ASKED, "running", "saturation")
 SELECTOR = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
 
 Track = Sequence[tuple[float, float]]
 """Times and values of one series."""
 
-Fold = Callable[[Iterable[float]], float]
+Fold = Callable[[Sequence[float]], float]
 
 
 def router_of(layout: Layout) -> Router | None:
@@ -109,41 +104,46 @@ class RouterPages:
     def _state(self, router: Router) -> RouterState:
         """What the pages show. A condition must have held for its time, scaled as those of
         rules."""
-        stale = self._held(router.stale, QUEUED_S, min)
-        saturated = {
-            value
-            for fold in (min, max)
-            for value in self._held(router.saturation, QUEUED_S, fold).values()
+        answers = {
+            question: self._answer(asked, getattr(router, question), router.endpoint)
+            for question, asked in ASKED.items()
         }
-        health = self._by_endpoint(router, self._held(router.health, QUEUED_S, max))
-        breaker = self._by_endpoint(router, self._held(router.breaker, QUEUED_S, min))
+        pinned = [self._answer(each, router.saturation).get("") for each in PINNED]
+        reuse: dict[str, dict[str, float]] = {}
+        for name in router.reuse:
+            for model, tokens in self._answer(REUSED, name, "model").items():
+                reuse.setdefault(model, {})[name] = tokens
         return RouterState(
             router,
             watched_s=self._watched_s,
-            ready=_total(self._held(router.ready, UNREADY_S, max)),
-            queue=_total(self._held(router.queue, QUEUED_S, min)),
-            stale=_total(stale) if saturated == {1.0} else None,
-            rejected=_total(self._gained(router.rejected)),
+            ready=answers["ready"].get(""),
+            queue=answers["queue"].get(""),
+            stale=answers["stale"].get("") if pinned == [1.0, 1.0] else None,
+            rejected=answers["rejected"].get(""),
             ttft=self._mean(router.ttft, TTFT_OVER_S, 1.0),
-            picks={} if router.rate else self._by_endpoint(router, self._gained(router.picks)),
-            health=health,
-            breaker={name: state for name, state in breaker.items() if state > 0},
+            picks={} if router.rate else answers["picks"],
+            health=answers["health"],
+            breaker={name: state for name, state in answers["breaker"].items() if state > 0},
             own={
                 name.partition("{")[0]: scale * mean
                 for name, scale in router.own.items()
                 if (mean := self._mean(name, PICKS_S, OWN_MIN)) is not None
             },
-            reuse=self._reuse(router),
+            reuse=reuse,
         )
 
-    def _reuse(self, router: Router) -> dict[str, dict[str, float]]:
-        """The increase of the counters of reuse, by model."""
-        by_model: dict[str, dict[str, float]] = {}
-        for name in router.reuse:
-            for row, tokens in self._gained(name).items():
-                own = by_model.setdefault(dict(row.labels).get("model", ""), {})
-                own[name] = own.get(name, 0.0) + tokens
-        return by_model
+    def _answer(self, asked: Asked, metric: str, apart_by: str = "") -> dict[str, float]:
+        """The answer by endpoint; by "" if series are not kept apart. Empty without series."""
+        over = asked.over
+        if over == "increase":
+            values = self._gained(metric, asked.seconds)
+        else:
+            values = self._held(metric, asked.seconds, FOLDS[over])
+        groups: dict[str, list[float]] = {}
+        for row, value in values.items():
+            name = dict(row.labels).get(apart_by, "") if asked.apart else ""
+            groups.setdefault(name, []).append(value)
+        return {name: FOLDS[asked.fold](group) for name, group in groups.items()}
 
     def _tracks(self, metric: str, over_s: float) -> dict[Series, list[tuple[float, float]]]:
         """The series of a metric over the last seconds."""
@@ -168,7 +168,7 @@ class RouterPages:
         if self._watched_s < MOST_OF * QUEUED_S * self._scale:
             return {}
         tracks = self._tracks(metric, over_s * self._scale)
-        return {row: fold(value for _, value in track) for row, track in tracks.items()}
+        return {row: fold([value for _, value in track]) for row, track in tracks.items()}
 
     def _gained(self, metric: str, over_s: float = PICKS_S) -> dict[Series, float]:
         """The increase of each counter; that of a new series began at 0."""
@@ -180,19 +180,9 @@ class RouterPages:
 
     def _mean(self, histogram: str, over_s: float, least: float) -> float | None:
         """The mean of a histogram's observations, of at least so many."""
-        name, brace, matchers = histogram.partition("{")
-        total, count = (
-            _total(self._gained(f"{name}_{part}{brace}{matchers}", over_s))
-            for part in ("sum", "count")
-        )
+        gained = Asked("increase", over_s)
+        total, count = (self._answer(gained, part).get("") for part in parts_of(histogram))
         return total / count if total is not None and count and count >= least else None
-
-    def _by_endpoint(self, router: Router, values: Mapping[Series, float]) -> dict[str, float]:
-        endpoints: dict[str, float] = {}
-        for row, value in values.items():
-            name = dict(row.labels).get(router.endpoint, "")
-            endpoints[name] = endpoints.get(name, 0.0) + value
-        return endpoints
 
 
 @cache
@@ -200,13 +190,8 @@ def _names(title: str) -> frozenset[str]:
     """The names of the samples that are read of a router."""
     router = next(each for each in ROUTERS if each.title == title)
     metrics = [each for name in METRICS if (each := getattr(router, name))]
-    histograms = [each.partition("{")[0] for each in (*router.own, router.ttft)]
-    return frozenset(
-        (
-            *(each.partition("{")[0] for each in (*metrics, *router.reuse)),
-            *(f"{each}_{part}" for each in histograms for part in ("sum", "count")),
-        )
-    )
+    parts = [part for each in (*router.own, router.ttft) for part in parts_of(each)]
+    return frozenset(each.partition("{")[0] for each in (*metrics, *router.reuse, *parts))
 
 
 def _total(values: Mapping[Series, float]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, convert, field
 
@@ -122,6 +122,45 @@ OF = "kneewatch_of"
 PLACE = ("cluster", "namespace")
 
 
+class Asked(Struct, frozen=True):
+    """How a metric answers a question: each of its series over the last seconds, then all series,
+    or those of each endpoint (`apart`). Evaluated on a router's pages, and compiled to PromQL."""
+
+    over: Literal["min", "max", "avg", "increase"]
+    seconds: float
+    fold: Literal["sum", "min", "max"] = "sum"
+    apart: bool = False
+
+    def promql(self, metric: str, apart_by: str) -> str:
+        """The query, by cluster and namespace, and by a label if series are kept apart."""
+        labels = ", ".join((*PLACE, *([apart_by] if self.apart else [])))
+        words = "increase" if self.over == "increase" else f"{self.over}_over_time"
+        query = f"{words}({metric}[{duration(self.seconds)}])"
+        query = f"{query} * {self.seconds:g}" if self.over == "avg" else query
+        return f"{self.fold} by ({labels}) ({query})"
+
+
+ASKED = {
+    "ready": Asked("max", UNREADY_S),
+    "queue": Asked("min", QUEUED_S),
+    "stale": Asked("min", QUEUED_S),
+    "rejected": Asked("increase", PICKS_S),
+    "picks": Asked("increase", PICKS_S, apart=True),
+    "health": Asked("max", QUEUED_S, "max", apart=True),
+    "breaker": Asked("min", QUEUED_S, "min", apart=True),  # not closed in the whole minute
+}
+"""Questions about one metric."""
+
+RATED = Asked("avg", PICKS_S, apart=True)
+"""`picks` of a router whose metric is a rate already."""
+
+PINNED = (Asked("min", QUEUED_S, "min"), Asked("max", QUEUED_S, "max"))
+"""Both are exactly 1 while the router assumes a saturated pool for lack of fresh metrics."""
+
+REUSED = Asked("increase", PICKS_S, apart=True)
+"""A counter of `reuse`, by model."""
+
+
 def router_queries() -> dict[str, str]:
     """A query for each question about routers; every query covers the metrics of all known
     routers."""
@@ -144,30 +183,20 @@ def router_query(router: Router, question: str) -> str:
     if not metric:
         return ""
     place = ", ".join(PLACE)
-    minute, minutes = f"[{duration(QUEUED_S)}]", f"[{duration(PICKS_S)}]"
+    if question in ASKED:
+        picks = question == "picks" and router.rate
+        query = (RATED if picks else ASKED[question]).promql(metric, router.endpoint)
+        if question == "breaker":
+            return f"{query} > 0"
+        exactly = [f"({each.promql(router.saturation, '')} == 1)" for each in PINNED]
+        return (
+            f" and on ({place}) ".join([f"({query})", *exactly]) if question == "stale" else query
+        )
     match question:
-        case "ready":
-            return f"sum by ({place}) (max_over_time({metric}[{duration(UNREADY_S)}]))"
-        case "queue":
-            return f"sum by ({place}) (min_over_time({metric}{minute}))"
         case "errors":
             # Errors in each of the last minutes: a pod that starts or ends fails for seconds.
             steps = f"[{duration(PICKS_S)}:{duration(60.0)}]"
             return f"min_over_time(sum by ({place}) (increase({metric}[2m])){steps})"
-        case "health":
-            return f"max by ({place}, {router.endpoint}) (max_over_time({metric}{minute}))"
-        case "breaker":
-            # Open or half open in the whole minute.
-            return f"min by ({place}, {router.endpoint}) (min_over_time({metric}{minute})) > 0"
-        case "stale":
-            exactly = (
-                f"{fold} by ({place}) ({fold}_over_time({router.saturation}{minute})) == 1"
-                for fold in ("min", "max")
-            )
-            stale = f"sum by ({place}) (min_over_time({metric}{minute}))"
-            return f" and on ({place}) ".join(f"({each})" for each in (stale, *exactly))
-        case "rejected":
-            return f"sum by ({place}) (increase({metric}{minutes}))"
         case "own":
             return _each(
                 (name, f"{scale:g} * {_mean(name, PICKS_S, OWN_MIN)}")
@@ -175,25 +204,20 @@ def router_query(router: Router, question: str) -> str:
             )
         case "ttft":
             return _mean(metric, TTFT_OVER_S, 1.0)
-        case "reuse":
-            return _each(
-                (name, f"sum by ({place}, model) (increase({name}{minutes}))")
-                for name in router.reuse
-            )
         case _:
-            over = f"avg_over_time({metric}{minutes}) * {PICKS_S:g}"
-            picks = over if router.rate else f"increase({metric}{minutes})"
-            return f"sum by ({place}, {router.endpoint}) ({picks})"
+            return _each((name, REUSED.promql(name, "model")) for name in router.reuse)
+
+
+def parts_of(histogram: str) -> tuple[str, str]:
+    """The series of a histogram's sum and count, with its matchers."""
+    name, brace, matchers = histogram.partition("{")
+    return f"{name}_sum{brace}{matchers}", f"{name}_count{brace}{matchers}"
 
 
 def _mean(histogram: str, over_s: float, least: float) -> str:
     """A histogram's mean over some seconds, of at least so many observations."""
-    name, _, matchers = histogram.partition("{")
-    braces = f"{{{matchers}" if matchers else ""
-    total, count = (
-        f"sum by ({', '.join(PLACE)}) (increase({name}_{part}{braces}[{duration(over_s)}]))"
-        for part in ("sum", "count")
-    )
+    gained = Asked("increase", over_s)
+    total, count = (gained.promql(part, "") for part in parts_of(histogram))
     return f"({total} / ({count} >= {least:g}))"
 
 
