@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.scenarios.combined import COMBINED
 from tests.scenarios.engine import Knobs
 from tests.scenarios.load import Scenario
+from tests.scenarios.operations import OPERATIONS
 from tests.scenarios.threads import SLOW, THREADS
 
 LONG = ("prefill_interference", "prefill_bound", "workload_drift")
@@ -214,4 +215,4 @@ HEALTHY = (
         turns={BEGIN: {"prompt": (2000.0, 20_000.0, 400.0)}},
     ),
 )
-SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED)
+SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS)

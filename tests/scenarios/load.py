@@ -35,7 +35,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """A load. `want`: causes of which one must come first; empty: nothing at warning or worse.
 
     `from_s`, `until_s`: the time of the fault, which must be told after `seen_s`. `maybe`: what may
-    be said at other times, too.
+    be said at other times, too. `enough`: the share of scrapes in which it must be told.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Scenario(Struct, frozen=True, kw_only=True):
     until_s: float = 560.0
     lasts_s: float = 800.0
     least: Severity = Severity.WARNING
+    enough: float = RIGHT_FROM
 
     def pages(self, seed: int = 1) -> Iterator[tuple[float, str | None]]:
         """The page of each scrape, by time since the start; None while nothing answers."""
         knobs, rng = replace(self.knobs), Random(seed)
-        form = WITH_SPECULATION if knobs.drafts else NEWEST
         engine = writer = None
         process, at_s, begun_s = knobs.process, 0.0, -86_400.0
         while at_s < self.lasts_s:
@@ -65,6 +65,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
                 continue
             if engine is None or writer is None:
                 engine = Engine(knobs, rng, at_s - EVERY_S)
+                form = WITH_SPECULATION if knobs.drafts else NEWEST
                 writer = PageWriter(engine, model="m", form=form, started_s=START_S + begun_s)
             engine.run(at_s)
             yield at_s, _with_calls(writer.page(), engine)
@@ -136,7 +137,10 @@ class Said(Struct, frozen=True):
     @property
     def right(self) -> bool:
         """Whether it was told right, and nothing else was said at warning or worse."""
-        return self.share >= (RIGHT_FROM if self.scenario.want else 1.0) and not self.needless
+        return (
+            self.share >= (self.scenario.enough if self.scenario.want else 1.0)
+            and not self.needless
+        )
 
 
 def said(scenario: Scenario, seed: int = 1) -> Said:
