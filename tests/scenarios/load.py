@@ -21,8 +21,8 @@ from tests.simulator.page import NEWEST, START_S, WITH_SPECULATION, PageWriter
 
 EVERY_S = 5.0
 CALM_S, BEGINS_S, SEEN_S, CLEARED_S = 60.0, 240.0, 90.0, 150.0
-"""A process settles; the usual time at which a fault begins; after so much time it must be told,
-and after so much time from its end it must be over."""
+"""A process settles; the usual time at which a fault begins; the usual time after which it must be
+told, and after its end be over."""
 
 HTTP = re.compile(r'^http_requests_total\{(.*)status="2xx"\} .*$', re.MULTILINE)
 FILES = re.compile(r"^process_open_fds .*$", re.MULTILINE)
@@ -35,7 +35,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """A load. `want`: causes of which one must come first; empty: nothing at warning or worse.
 
     `from_s`, `until_s`: the time of the fault, which must be told after `seen_s`. `maybe`: what may
-    be said at other times, too. `enough`: the share of scrapes in which it must be told.
+    be said at other times, too. `enough`: the share of scrapes in which it must be told. After
+    `cleared_s` from its end it must be over.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     from_s: float = BEGINS_S
     seen_s: float = SEEN_S
     until_s: float = 560.0
+    cleared_s: float = CLEARED_S
     lasts_s: float = 800.0
     least: Severity = Severity.WARNING
     enough: float = RIGHT_FROM
@@ -156,5 +158,5 @@ def said(scenario: Scenario, seed: int = 1) -> Said:
         scenario,
         between(CALM_S, from_s - EVERY_S),
         between(from_s + seen_s, until_s),
-        between(until_s + CLEARED_S, scenario.lasts_s),
+        between(until_s + scenario.cleared_s, scenario.lasts_s),
     )

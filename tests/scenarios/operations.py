@@ -104,7 +104,8 @@ OPERATIONS = (
         until_s=700.0,
         lasts_s=1050.0,
     ),
-    # At night: 0.05 requests/s, of 6 s each, then of 24 s.
+    # At night: 0.05 requests/s, of 6 s each, then of 24 s. Ten requests take 200 s, to tell the
+    # fault and to tell its end.
     Scenario(
         name="x4 at a request per 20 s",
         knobs=Knobs(rate=0.05, answer=300, base_s=0.02),
@@ -113,6 +114,7 @@ OPERATIONS = (
         from_s=600.0,
         seen_s=200.0,
         until_s=1200.0,
+        cleared_s=200.0,
         lasts_s=1500.0,
     ),
     # Four agents with 200,000 of 262,144 tokens, 98% of them from the prefix cache.

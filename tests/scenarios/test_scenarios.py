@@ -21,6 +21,7 @@ QUICK = (
     "x5, and clients give up after 10 s",
     "decode x3 while prompts double",
     "vllm 26166: 0.1 tokens/s",
+    "vllm 42362: all answers are errors",
 )
 
 
@@ -42,6 +43,13 @@ def test_late_first_tokens_behind_long_prompts_are_told_after_two_minutes() -> N
     first_s, said_first = told[0]
     assert said_first.startswith("prefill_interference")
     assert BEGINS_S + 120.0 <= first_s <= BEGINS_S + 150.0
+
+
+def test_drafts_are_counted_from_the_restart_that_switches_them_on() -> None:
+    scenario = next(each for each in SCENARIOS if each.name == "ok: speculation switched on")
+    pages = list(replace(scenario, lasts_s=300.0).pages())
+    counted = [at_s for at_s, page in pages if page and "spec_decode_num_drafts_total" in page]
+    assert counted == [285.0, 290.0, 295.0, 300.0]
 
 
 def test_engine_counts_each_token_and_frees_each_block() -> None:
