@@ -24,7 +24,6 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
-from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.lengths import StatedWorkload
@@ -290,19 +289,12 @@ def stated(settings: Settings) -> Stated:
 
 def _check_layout(settings: Settings, deployment: Stated) -> None:
     """Check that the model can be split over the number of GPUs in the settings."""
-    launch = deployment.launch or Launch()
-    tensor = deployment.tensor_parallel or launch.count("--tensor-parallel-size")
-    if deployment.model is None or tensor is None:
+    if deployment.model is None or deployment.degree is None:
         return
     key = "tensor_parallel" if deployment.tensor_parallel else "launch_file"
-    parallel = Parallel(
-        tensor,
-        launch.count("--pipeline-parallel-size") or 1,
-        launch.count("--data-parallel-size") or 1,
-        "--enable-expert-parallel" in launch.flags,
-    )
+    setup = Setup(model=deployment.model, gpu=deployment.gpu, parallel=deployment.parallel)
     with named_by(settings, key):
-        kv_layout_of(Setup(model=deployment.model, gpu=deployment.gpu, parallel=parallel))
+        kv_layout_of(setup)
 
 
 def _launch(settings: Settings) -> Launch | None:

@@ -109,6 +109,7 @@ class Reported(Struct, frozen=True):
 
 
 NOT_REPORTED = Reported()
+UNKNOWN_LAUNCH = Launch(complete=False)
 
 
 class Stated(StatedServer, frozen=True, kw_only=True):
@@ -127,31 +128,43 @@ class Stated(StatedServer, frozen=True, kw_only=True):
     reported: Reported = NOT_REPORTED
 
     @property
+    def command(self) -> Launch:
+        """The command line; if unknown, one of which no flag is known."""
+        return self.launch or UNKNOWN_LAUNCH
+
+    @property
     def degree(self) -> int | None:
         """The tensor-parallel size from the setting or the command line; None if neither has it."""
-        given = None if self.launch is None else self.launch.count("--tensor-parallel-size")
-        return self.tensor_parallel or given
+        return self.tensor_parallel or self.command.count("--tensor-parallel-size")
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the server is split over GPUs; 1 for sizes that are not stated."""
+        command = self.command
+        return Parallel(
+            self.degree or 1,
+            command.count("--pipeline-parallel-size") or 1,
+            command.count("--data-parallel-size") or 1,
+            "--enable-expert-parallel" in command.flags,
+        )
 
     @property
     def engines(self) -> int:
         """Data-parallel engines of the server; 1 if not stated."""
-        return (self.launch and self.launch.count("--data-parallel-size")) or 1
+        return self.parallel.data
 
     @property
     def server_gpus(self) -> int | None:
         """GPUs of the server: GPUs per engine times the number of engines; None if not stated."""
-        launch = self.launch or Launch()
         engine_gpus = self.gpus
         if engine_gpus is None and self.degree is not None:
-            engine_gpus = self.degree * (launch.count("--pipeline-parallel-size") or 1)
-        if engine_gpus is None:
-            return None
-        return engine_gpus * self.engines
+            engine_gpus = self.degree * self.parallel.pipeline
+        return None if engine_gpus is None else engine_gpus * self.engines
 
     @property
     def seats(self) -> float | None:
         """`--max-num-seqs` of the command line; None if not given."""
-        return None if self.launch is None else self.launch.count("--max-num-seqs")
+        return self.command.count("--max-num-seqs")
 
     @property
     def points(self) -> Mapping[str, tuple[Point, ...]]:
@@ -239,7 +252,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     @property
     def launch_known(self) -> bool:
         """Whether the whole command line is known. Flags that it lacks then have their defaults."""
-        return self.stated.launch is not None and self.stated.launch.complete
+        return self.stated.command.complete
 
     @property
     def chunks(self) -> bool | None:
@@ -254,6 +267,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     def in_force(self, flag: str) -> object:
         """The flag's value on the running server; None if unknown."""
+        command = self.stated.command
         return {
             "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
             "--gpu-memory-utilization": self.gpu_memory_utilization,
@@ -265,19 +279,16 @@ class Deployment(Struct, frozen=True, kw_only=True):
             "--max-num-seqs": self.max_num_seqs,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--tensor-parallel-size": self.tensor_parallel,
-            "--long-prefill-token-threshold": self._given("--long-prefill-token-threshold"),
-            "--max-cpu-loras": self._given("--max-cpu-loras"),
+            "--long-prefill-token-threshold": command.count("--long-prefill-token-threshold"),
+            "--max-cpu-loras": command.count("--max-cpu-loras"),
             "replicas": self.stated.replicas,
         }.get(flag)
-
-    def _given(self, flag: str) -> int | None:
-        return None if self.stated.launch is None else self.stated.launch.count(flag)
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
     """The server, from its cache_config_info labels and the user's settings; labels override
     settings."""
-    launch = stated.launch or Launch()
+    launch, parallel = stated.command, stated.parallel
     version = stated.version or oldest_version(config)
     block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
     override = label_count(config, "num_gpu_blocks_override")
@@ -286,15 +297,11 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         # The page contradicts itself: no size can be computed from it.
         block, blocks, override, size = None, None, None, None
     tensor = stated.degree
-    pipeline = launch.count("--pipeline-parallel-size") or 1
-    gpus = tensor * pipeline if tensor else stated.gpus
+    gpus = tensor * parallel.pipeline if tensor else stated.gpus
     price = stated.usd_per_gpu_hour
     if price is None and stated.gpu is not None:
         price = stated.gpu.usd_per_hour
     dtype = config.get("cache_dtype") or launch.text("--kv-cache-dtype") or "auto"
-    parallel = Parallel(
-        tensor or 1, pipeline, stated.engines, "--enable-expert-parallel" in launch.flags
-    )
     usable = Deployment(
         stated=stated,
         config=config,
@@ -315,24 +322,24 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         max_num_seqs=_taken(stated, "--max-num-seqs"),
         max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
         tensor_parallel=tensor,
-        data_parallel=stated.engines,
+        data_parallel=parallel.data,
         gpus=gpus,
         usd_per_gpu_hour=price,
     )
-    return _with_sizing(usable, parallel)
+    return _with_sizing(usable)
 
 
-def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
+def _with_sizing(plain: Deployment) -> Deployment:
     """The deployment with its sizing; unchanged if no model is set or this launch cannot hold the
     model."""
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain
-    launch = stated.launch or Launch()
+    launch = stated.command
     setup = Setup(
         model=stated.model,
         gpu=stated.gpu,
-        parallel=parallel,
+        parallel=stated.parallel,
         version=plain.version or LATEST,
         adapters=_adapters(launch),
         # What the page says goes before the command line.
@@ -386,10 +393,8 @@ def _adapters(launch: Launch) -> Adapters | None:
 
 def _taken(stated: Stated, flag: str) -> int | None:
     """A limit of the launch: the given value, or the default if the whole command line is known."""
-    if stated.launch is None:
-        return None
-    given = stated.launch.count(flag)
-    if not stated.launch.absent(flag) or stated.version is None or stated.gpu is None:
+    given = stated.command.count(flag)
+    if not stated.command.absent(flag) or stated.version is None or stated.gpu is None:
         return given or None
     taken = defaults(stated.version, stated.gpu)
     return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens

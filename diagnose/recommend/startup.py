@@ -14,14 +14,12 @@ from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
-from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup
-from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
 from kneewatch.rules.wire import to_ms
 
@@ -231,7 +229,7 @@ class Remedies:
     def _utilization(self) -> float | None:
         """The logged utilization; otherwise the version's default, if the whole command line is
         known."""
-        launch = self._stated.launch or Launch(complete=False)
+        launch = self._stated.command
         logged = launch.number("--gpu-memory-utilization") or self._read.number(
             "gpu_memory_utilization"
         )
@@ -260,17 +258,12 @@ def _setup_of(read: StartupLog, stated: Stated) -> Setup | None:
     """The launch as stated and logged; None if the model or its parallelism is unknown."""
     if stated.model is None or stated.tensor_parallel is None:
         return None
-    launch = stated.launch or Launch(complete=False)
+    launch = stated.command
     weights_gib = read.number("weights_gib")
     return Setup(
         model=stated.model,
         gpu=stated.gpu,
-        parallel=Parallel(
-            stated.tensor_parallel,
-            launch.count("--pipeline-parallel-size") or 1,
-            launch.count("--data-parallel-size") or 1,
-            "--enable-expert-parallel" in launch.flags,
-        ),
+        parallel=stated.parallel,
         quantization=launch.text("--quantization"),
         kv_cache_dtype=launch.text("--kv-cache-dtype") or "auto",
         version=stated.version or LATEST,
