@@ -22,7 +22,7 @@ from kneewatch.agent.report.history import History
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.reader import PeriodReader
 from kneewatch.agent.report.request import ReportRequest, stated_of
-from kneewatch.agent.report.schedule import zone_of
+from kneewatch.agent.report.schedule import MetricsQuery, zone_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -77,10 +77,6 @@ FORMATS = ("html", "json", "markdown")
 BY_ENDING = {".json": "json", ".md": "markdown", ".markdown": "markdown"}
 STDOUT, NOTHING = "-", "none"
 BAR = 24
-
-MetricsQuery = tuple[str, str]
-"""The URL of a metrics system, and matchers of the series to read. Empty matchers mean all
-series."""
 
 
 def run(

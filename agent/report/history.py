@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.report.request import Remarks, ReportRequest, check_names, tier_name
+from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import (
     METRICS,
     MINUTE_S,
@@ -49,6 +49,7 @@ from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Episode,
     Grid,
+    Observed,
     Span,
     TierTotals,
 )
@@ -124,10 +125,10 @@ class History(Reader):
         previous one. Empty, because the store has the figures of each engine."""
         return TierTotals(), TierTotals()
 
-    def remarks(self) -> Remarks:
-        """What a reader of the report must know about the data. Empty, because the report's own
-        description of its methods fits the store."""
-        return Remarks()
+    def with_remarks(self, observed: Observed) -> Observed:
+        """The data with what a reader of the report must know about it. Nothing is added, because
+        the report's own description of its methods fits the store."""
+        return observed
 
     def signal_arrays(
         self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float

@@ -118,8 +118,8 @@ class PeriodReader:
             self._progress(done, self._steps)
             self._engine(member)
         targets = list(self._scraped())
-        request, remarks = self._request, self._history.remarks()
-        return Observed(
+        request = self._request
+        observed = Observed(
             grid=request.grid,
             before_grid=request.before,
             source=self._history.name,
@@ -131,13 +131,9 @@ class PeriodReader:
             filters=(
                 *(f"target {name}" for name in request.targets),
                 *(f"tier {name}" for name in request.tiers),
-                *remarks.filters,
             ),
-            notices=remarks.notices,
-            notes=remarks.notes,
-            methods=remarks.methods,
-            partial=remarks.partial,
         )
+        return self._history.with_remarks(observed)
 
     def _shown(self) -> list[str]:
         """The tiers to report: not those of routers without an incident."""

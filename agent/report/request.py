@@ -18,7 +18,6 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     call_lengths,
     planned_peak_per_s,
 )
-from kneewatch.reports.weekly.figures import Method
 from kneewatch.reports.weekly.observed import (
     Grid,
     TierStated,
@@ -129,14 +128,3 @@ def _workload(settings: Settings) -> WorkloadStated | None:
 
 ReportProgress = Callable[[int, int], None]
 """Called with the number of steps done and the total number of steps."""
-
-
-class Remarks(Struct, frozen=True):
-    """A source's remarks on its data. The fields are those of `Observed`; `filters` are added to
-    the filters of the request."""
-
-    filters: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    methods: tuple[Method, ...] = ()
-    partial: bool = False

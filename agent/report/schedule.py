@@ -315,12 +315,18 @@ def _step(text: str) -> int:
 # --- The order: input of the process that makes a scheduled report, as JSON ----------------------
 
 
-FleetAsked = tuple[str, str]
-"""The URL of a metrics system, and matchers of the series to read."""
+MetricsQuery = tuple[str, str]
+"""The URL of a metrics system, and matchers of the series to read. Empty matchers mean all
+series."""
 
 
 def order(
-    settings: Settings, *, store: Path, folder: Path, due_s: float, fleet: FleetAsked | None = None
+    settings: Settings,
+    *,
+    store: Path,
+    folder: Path,
+    due_s: float,
+    fleet: MetricsQuery | None = None,
 ) -> bytes:
     """The order for the report process, encoded as JSON."""
     values = {
@@ -379,7 +385,7 @@ class ReportJob:
         *,
         clock: Callable[[], float] = time.time,
         limit_s: float = LIMIT_S,
-        fleet: FleetAsked | None = None,
+        fleet: MetricsQuery | None = None,
     ) -> None:
         self._settings, self._store, self._fleet = settings, store, fleet
         self._clock, self._limit_s = clock, limit_s
@@ -470,7 +476,7 @@ def add_report_job(
     *,
     clock: Callable[[], float] = time.time,
     before: ReportJob | None = None,
-    fleet: FleetAsked | None = None,
+    fleet: MetricsQuery | None = None,
 ) -> ReportJob | None:
     """Add the report job to an APScheduler scheduler. Returns the job; None if `report.cron` is not
     set. The caller must stop the job at the end.

@@ -45,7 +45,7 @@ from kneewatch.agent.report.prometheus.queries import (
     resolution,
 )
 from kneewatch.agent.report.prometheus.suspect_spans import FleetIncidents
-from kneewatch.agent.report.request import Remarks, ReportProgress, ReportRequest
+from kneewatch.agent.report.request import ReportProgress, ReportRequest
 from kneewatch.agent.report.series import (
     METRICS,
     NO_TIMES,
@@ -75,7 +75,7 @@ from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import methods
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
-from kneewatch.reports.weekly.observed import Episode, Grid, Span, TierTotals
+from kneewatch.reports.weekly.observed import Episode, Grid, Observed, Span, TierTotals
 from kneewatch.rules.formatting import duration, plural
 
 UNKNOWN_OUTCOME = "unknown"
@@ -404,11 +404,12 @@ class FilledHistory(History):
                 spans[at] = Span()
         return TierTotals(spans, read.minutes(groups))
 
-    def remarks(self) -> Remarks:
-        """Remarks on how the data was read, and on what is missing or partial."""
-        problems = self._ranges.problems
-        return Remarks(
-            filters=(f"selector {self._selector}",) if self._selector else (),
+    def with_remarks(self, observed: Observed) -> Observed:
+        """The data with remarks on how it was read, and on what is missing or partial."""
+        problems, selector = self._ranges.problems, self._selector
+        return replace(
+            observed,
+            filters=(*observed.filters, *([f"selector {selector}"] if selector else ())),
             notices=notices_of(problems, self._search.left_out + self._of_fleet.left_out),
             notes=notes_of(self._fleet, self._resolution, self._now, self._source, self._search),
             methods=METHODS,
