@@ -11,6 +11,8 @@ from pathlib import Path
 SECRET_MAX_BYTES = 64 * 1024
 """Maximum size of a file with tokens or a password."""
 
+Stamp = tuple[int, int, int]
+
 MayRead = Callable[[int, os.stat_result], bool]
 
 
@@ -41,6 +43,16 @@ def read_file(path: str | Path, most_bytes: int, may_read: MayRead | None = None
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return data
+
+
+def stamp_of(file: str | Path | os.stat_result) -> Stamp:
+    """Modification time, size and inode of a file, to detect changes.
+
+    Raises:
+        OSError: the file cannot be looked at.
+    """
+    status = file if isinstance(file, os.stat_result) else Path(file).stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def replace_file(path: Path, data: bytes) -> None:

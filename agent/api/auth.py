@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from kneewatch.agent.settings.effective import Settings, reported_together
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
+from kneewatch.collector.files import SECRET_MAX_BYTES, Stamp, read_file, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,6 @@ ALL: Scopes = frozenset({READ, ADMIN})
 FILES = ("http.token_file", "http.admin_token_file")
 CHECK_EVERY_S = 1.0
 SHORT_BYTES = 16
-
-Stamp = tuple[int, int, int]
 
 
 class TokenFile(Struct):
@@ -58,7 +56,7 @@ class TokenFile(Struct):
         if min(map(len, tokens)) < SHORT_BYTES:
             log.warning("a token is too short and can be guessed %s=%s", self.key, self.path)
         self.tokens = tokens
-        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        self._stamp = stamp_of(status)
 
     def read(self) -> tuple[os.stat_result, tuple[bytes, ...]]:
         """The file's status and its tokens.
@@ -88,8 +86,7 @@ class TokenFile(Struct):
             return
         self._checked_s = now_s
         try:
-            status = self.path.stat()
-            if self._stamp != (status.st_mtime_ns, status.st_size, status.st_ino):
+            if self._stamp != stamp_of(self.path):
                 self.load()
                 log.info("tokens reloaded %s=%s", self.key, self.path)
         except (OSError, SettingsError) as exc:

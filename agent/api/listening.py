@@ -11,13 +11,13 @@ import logging
 import re
 import socket
 import ssl
-from pathlib import Path
 
 from msgspec import Struct
 
 from kneewatch.agent.api.auth import check_tokens
 from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.files import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +136,6 @@ def check_protected(settings: Settings, address: Address) -> None:
 
 CERT, KEY, CLIENT_CA = FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
 
-Stamp = tuple[tuple[int, int, int], ...]
-
 
 class ServerTls(Struct):
     """The server's TLS context. Certificates that are renewed on disk are used for new
@@ -145,7 +143,7 @@ class ServerTls(Struct):
 
     context: ssl.SSLContext
     settings: Settings
-    stamp: Stamp
+    stamps: tuple[Stamp, ...]
 
     @classmethod
     def of(cls, settings: Settings) -> ServerTls | None:
@@ -160,23 +158,23 @@ class ServerTls(Struct):
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        stamp = _stamp(settings)
+        stamps = _stamps(settings)
         _load(context, settings)
-        return cls(context, settings, stamp)
+        return cls(context, settings, stamps)
 
     def refresh(self) -> None:
         """Load the certificate files again if one changed. Files that are unusable, for example
         while they are being replaced, are ignored and tried again later."""
         try:
-            stamp = _stamp(self.settings)
-            if stamp == self.stamp:
+            stamps = _stamps(self.settings)
+            if stamps == self.stamps:
                 return
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
             _load(self.context, self.settings)
         except SettingsError as exc:
             log.warning("cannot reload TLS files, keeping the old ones error=%s", exc)
             return
-        self.stamp = stamp
+        self.stamps = stamps
         log.info("TLS files reloaded")
 
 
@@ -228,16 +226,14 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; store it without a password")
 
 
-def _stamp(settings: Settings) -> Stamp:
-    """Modification time, size and inode of each file, to detect changes."""
-    stamps: list[tuple[int, int, int]] = []
+def _stamps(settings: Settings) -> tuple[Stamp, ...]:
+    stamps: list[Stamp] = []
     with reported_together() as mistakes:
         for key in FILES:
             if not settings[key]:
                 continue
             try:
-                stat = Path(settings[key]).stat()
-                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+                stamps.append(stamp_of(settings[key]))
             except OSError as exc:
                 mistakes.append(_unusable(settings, key, settings[key], exc))
     return tuple(stamps)

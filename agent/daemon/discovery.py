@@ -29,7 +29,7 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.files import read_file
+from kneewatch.collector.files import Stamp, read_file, stamp_of
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -192,7 +192,6 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 SUFFIXES = (".json", ".yml", ".yaml")
 SCHEME, PATH = "__scheme__", "__metrics_path__"
 
-Stamp = tuple[int, int, int]
 UNREADABLE: Stamp = (0, 0, 0)
 
 
@@ -382,11 +381,10 @@ def _folder(pattern: str) -> str:
 def _file_stamp(path: str) -> Stamp | None:
     """The stamp of a file; None if it does not exist. A file that cannot be looked at exists."""
     try:
-        stat = Path(path).stat()
+        return stamp_of(path)
     except OSError as exc:
         is_gone = isinstance(exc, FileNotFoundError | NotADirectoryError)
         return None if is_gone and not os.path.lexists(path) else UNREADABLE
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 # --- All configured targets -----------------------------------------------------------------------

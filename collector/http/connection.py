@@ -15,11 +15,10 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_file, stamp_of
 from kneewatch.collector.http.address import PORTS, Address
 from kneewatch.collector.http.fetch_settings import FetchSettings
 
@@ -431,7 +430,7 @@ class TlsAccess:
                 hint="set both: the key belongs to the certificate",
             )
         try:
-            made_of = tuple(_stamp(path) for path in files if path is not None)
+            made_of = tuple(stamp_of(path) for path in files if path is not None)
             if self._context is None or made_of != self._made_of:
                 self._context = tls_context(
                     ca_file=settings.ca_file,
@@ -443,11 +442,6 @@ class TlsAccess:
         except (OSError, ValueError) as exc:
             raise unreadable_file("TLS file", named, exc, kind="tls") from exc
         return self._context
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    stat = Path(path).stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _from_file(path: str) -> str:
