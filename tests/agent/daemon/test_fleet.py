@@ -202,7 +202,7 @@ def test_a_roster() -> None:
 
 def test_targets_move_to_other_phases_as_they_become_many() -> None:
     plain, planned = settings(interval_s=4.0), Planned()
-    specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(120)]
+    specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(160)]
     fleet = TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None)
     fleet.apply(specs[:8], TargetProfiles().of(specs))
     assert set(planned.phase_s.values()) == {0.0}, "8 targets are one run"
@@ -210,5 +210,5 @@ def test_targets_move_to_other_phases_as_they_become_many() -> None:
     assert set(planned.phase_s.values()) == {0.0, 1.0, 2.0, 3.0}
     assert len({planned.phase_s[spec.name] for spec in specs[:8]}) > 1, "the first ones moved"
     planned.phase_s.clear()
-    fleet.apply(specs[:119], TargetProfiles().of(specs))
+    fleet.apply(specs[:159], TargetProfiles().of(specs))
     assert not planned.phase_s, "nothing changed for those that stay"
