@@ -56,8 +56,8 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 SHARED: dict[str, Any] = {
     "workers": 4,
-    "groups": 60,
-    "blocks": 2200,
+    "groups": 40,
+    "blocks": 1500,
     "clients": 4,
     "tokens": 5,
     "lasts_s": 60.0,

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.report.history import History
+from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import RawCounters
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
 from kneewatch.reports.weekly.measures import LEVELS
+from kneewatch.reports.weekly.observed import Grid, TierStated
 from tests.agent.store.factories import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S
 
@@ -74,3 +77,19 @@ def test_a_counter_that_no_open_scrape_has_is_left_out(tmp_path: Path) -> None:
         (counters,) = history.counter_arrays(1, metrics, from_s=0.0, to_s=200.0)
     assert counters.columns == (second,)
     assert (counters.times.tolist(), counters.values.tolist()) == ([100.0, 170.0], [[3.0, 5.0]])
+
+
+def test_engines_of_one_model_are_tiers_apart_and_a_router_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    programs = {"a": None, "b": "SGLang", "r": "vllm-router"}
+    written(path, *(
+        cycle(replace(diagnosis(100.0 + at, target=name), program=program))
+        for at in (0.0, 10.0) for name, program in programs.items()
+    ))  # fmt: skip
+    grid = Grid(0.0, 3600.0, "UTC", (), ())
+    with closing(History(path)) as history:
+        members = history.members(ReportRequest(grid, None, lambda _name: TierStated()))
+    tiers = {member.engine.target: (member.tier, member.counts) for member in members}
+    model = tiers["a"][0]
+    assert tiers == {"a": (model, True), "b": (f"{model} on SGLang", True),
+                     "r": (f"{model} on vllm-router", False)}  # fmt: skip

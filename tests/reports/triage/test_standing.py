@@ -108,3 +108,10 @@ def test_durations_of_a_target_that_fails_are_counted_to_the_page_s_moment() -> 
     (late,) = stands(EngineView(UNREADABLE), later_s=600.0)
     assert late.as_of_s == UNREADABLE.t_s
     assert stands()[0].as_of_s == 0.0
+
+
+def test_a_target_is_named_with_its_program() -> None:
+    (standing,) = stands(EngineView(changed(HEALTHY, program="vllm-router", model="", engine="")))
+    assert standing.who == "vllm-router"
+    (standing,) = stands(EngineView(changed(HEALTHY, program="SGLang", model="m", engine="0")))
+    assert standing.who == "SGLang, model m, engine 0"
