@@ -180,6 +180,7 @@ def test_llama_cpp_is_not_stalled_while_it_takes_steps() -> None:
 def test_every_source_is_a_canonical_metric_and_every_flag_is_spelled() -> None:
     for kind in engine_kinds():
         assert all(canonical_metric(metric, kind).name == metric for metric in kind.shows)
+        assert all(canonical_metric(own, kind).names[0] == own for own in kind.quantities)
         assert all(flag.startswith("--") for pair in kind.flags.items() for flag in pair)
 
 
