@@ -177,6 +177,12 @@ def test_llama_cpp_is_not_stalled_while_it_takes_steps() -> None:
     assert verdicts(*[body] * 6).causes[0].id == "engine_stalled"
 
 
+def test_the_default_port_is_the_engines_own() -> None:
+    hint = "listens on this address; vLLM's default port is 8000"
+    said = {kind.title: kind.said(hint).rpartition(" ")[2] for kind in engine_kinds()}
+    assert (said["SGLang"], said["llama.cpp"]) == ("30000", "8080")
+
+
 def test_every_source_is_a_canonical_metric_and_every_flag_is_spelled() -> None:
     for kind in engine_kinds():
         assert all(canonical_metric(metric, kind).name == metric for metric in kind.shows)
