@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import isclose
 from typing import Any
@@ -189,10 +190,11 @@ class EnginePart(Struct, frozen=True):
         since_s: float | None = None,
         until_s: float | None = None,
     ) -> Chart | None:
+        times, values = _with_newest(self.engine, key)
         return chart(
             key,
-            self.engine.times,
-            self.engine.series.get(key, ()),
+            times,
+            values,
             self.axis,
             bounds=bounds,
             held=None if since_s is None else (since_s, until_s or self.moment_s),
@@ -202,6 +204,17 @@ class EnginePart(Struct, frozen=True):
     def _rule_bounds(self, key: str) -> list[Bound]:
         findings = [finding for finding in self.diagnosis.findings if finding.signal == key]
         return [bound for finding in findings for bound in _bounds(finding)]
+
+
+def _with_newest(engine: EngineView, key: str) -> tuple[Sequence[float], Sequence[float]]:
+    """A signal's stored series with the diagnosis's value, which the page shows beside the chart.
+    The store gets it later, and once downsampled has a minute's mean instead."""
+    times, values = engine.times, engine.series.get(key, ())
+    t_s, value = engine.diagnosis.t_s, engine.diagnosis.values.get(key)
+    place = bisect_left(times, t_s)
+    if value is None or not values or (place < len(times) and times[place] == t_s):
+        return times, values
+    return [*times[:place], t_s, *times[place:]], [*values[:place], value, *values[place:]]
 
 
 def keyed(items: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -231,7 +231,7 @@ def chart(
     top = ceiling(HEADROOM * max(most, *(bound.value for bound in bounds), 0.0), of=key)
     scale = _Scale(axis, low, top if top > low else low + 1.0)
     paths = [scale.paths(line) for line in drawn]
-    now = _at(drawn, moment_s)
+    now = _newest(times, values, axis, moment_s)
     return Chart(
         title=key,
         desc=_words(key, axis, (least, most), now, bounds, moment_s),
@@ -240,7 +240,7 @@ def chart(
         bounds=tuple(_drawn(key, bound, scale) for bound in bounds),
         held=None if held is None else axis.spread(*held),
         moment_x=axis.mark(moment_s),
-        last=(axis.x(now.t_s), scale.y_percent(now.most)),
+        last=(axis.x(now[0]), scale.y_percent(now[1])),
         top=quantity(key, scale.top) if top > low else "",
     )
 
@@ -295,19 +295,24 @@ def _drawn(key: str, bound: Bound, scale: _Scale) -> DrawnBound:
     return DrawnBound(scale.y_percent(bound.value), f"{bound.name} {value}", value)
 
 
-def _at(drawn: Sequence[Sequence[Point]], moment_s: float) -> Point:
-    """The newest point at or before a time; if there is none, the first point after it."""
-    before = [line for line in drawn if line[0].t_s <= moment_s]
-    if not before:
-        return drawn[0][0]
-    return next(point for point in reversed(before[-1]) if point.t_s <= moment_s)
+def _newest(
+    times: Sequence[float], values: Sequence[float], axis: Axis, moment_s: float
+) -> tuple[float, float]:
+    """The newest known value at or before a time, with its time; if there is none, the first value
+    after it. It is a value of the series and not a column's, which covers many scrapes."""
+    visible = [
+        (t_s, value)
+        for t_s, value in zip(times, values, strict=False)
+        if axis.since_s <= t_s <= axis.until_s and isfinite(value)
+    ]
+    return next((each for each in reversed(visible) if each[0] <= moment_s), visible[0])
 
 
 def _words(
     key: str,
     axis: Axis,
     ends: tuple[float, float],
-    now: Point,
+    now: tuple[float, float],
     bounds: Sequence[Bound],
     moment_s: float,
 ) -> str:
@@ -315,7 +320,7 @@ def _words(
     least, most = (quantity(key, end) for end in ends)
     facts = [
         f"From {least} to {most} in {span(axis.length_s)} to {moment(axis.until_s, moment_s)}",
-        f"{quantity(key, now.most)} at {moment(now.t_s, moment_s)}",
+        f"{quantity(key, now[1])} at {moment(now[0], moment_s)}",
         *(f"{bound.name} {quantity(key, bound.value)}" for bound in bounds),
     ]
     return "; ".join(facts) + "."

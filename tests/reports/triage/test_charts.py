@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from math import nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from kneewatch.reports.triage.causes import EnginePart
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, ceiling, chart
+from kneewatch.reports.triage.view_model import standings
+from kneewatch.rules.formatting import quantity
+from tests.reports.triage.views import cascade
 
 AXIS = Axis(1000.0, 1100.0)
 
@@ -59,6 +65,34 @@ def test_a_past_moment_has_its_mark_and_its_value() -> None:
     drawn = made("running", [1.0, 2.0, 3.0, 4.0, 5.0], moment_s=1060.0)
     assert drawn.moment_x == 60.0
     assert drawn.last[0] == 50.0, "the newest value known at that moment"
+
+
+def test_the_dot_is_the_newest_value_and_not_the_highest_of_its_column() -> None:
+    drawn = made("running", [*[10.0, 100.0] * 500, 25.0])
+    assert drawn.top == "120"
+    assert drawn.last == pytest.approx((100.0, 100 * (1 - 25 / 120)))
+    assert "; 25 at 00:18:20 UTC" in drawn.desc
+
+
+@pytest.mark.parametrize("stored", [[0.9, 0.9, 0.3], [0.9, 0.3, math.nan]])
+def test_the_dot_is_the_value_beside_the_chart_where_the_store_lags_behind(
+    stored: list[float],
+) -> None:
+    shown = cascade()
+    (target,) = shown.targets
+    (engine,) = target.engines
+    now_s, used = engine.diagnosis.t_s, engine.diagnosis.values["kv_usage_ratio"]
+    assert used is not None
+    times = [now_s - 30, now_s - 20, now_s - 10]
+    engine = replace(engine, times=times, series={"kv_usage_ratio": stored})
+    part = EnginePart(
+        1, standings(target, shown)[0], engine, Axis(now_s - 60, now_s + 1), shown.moment_s
+    )
+    label, value, *_, drawn = part.vitals()[0]
+    assert label == "KV cache used"
+    assert value == quantity("kv_usage_ratio", used)
+    assert drawn is not None
+    assert drawn.last == pytest.approx((100 * 60 / 61, 100 * (1 - used)))
 
 
 def test_nothing_known_is_no_chart() -> None:
