@@ -253,19 +253,28 @@ def settled(context: LeverContext, change: After) -> After:
     """A smaller share of the load with the requests that then run at once (Little's law).
 
     Smaller batches take shorter steps, so requests also stay for a shorter time: fewer run than the
-    share of those that run now. Unchanged where that is unknown, and in a closed loop.
+    share of those that run now. Unchanged in a closed loop, and where the predicted times and the
+    measured rate do not give the requests that run now. A batch of unknown latency counts as too
+    small.
     """
     demand, full = context.demand, change.share_ratio
-    arrive_per_s = demand.arrival_per_s * full
-    if demand.callers is not None or not demand.output_tokens or not arrive_per_s:
+    if demand.callers is not None:
+        return change
+
+    def stay_s(requests: float) -> float:
+        share = requests / max(demand.mean_requests, 1.0)
+        then = latencies(context, replace(change, share_ratio=share))
+        return inf if then is None else then.ttft_s + (demand.output_tokens or 0.0) * then.itl_s
+
+    running = max(demand.running, 1.0)
+    if not SCALE_LOW <= demand.served_per_s * stay_s(running) / running <= SCALE_HIGH:
         return change
     low, high = 0.0, full
     for _ in range(_SETTLE_HALVINGS):
         share = (low + high) / 2
-        then = latencies(context, replace(change, share_ratio=share))
-        run = 0.0 if then is None else then.ttft_s + demand.output_tokens * then.itl_s
-        run *= arrive_per_s
-        low, high = (share, high) if run > share * demand.mean_requests else (low, share)
+        requests = share * demand.mean_requests
+        too_few = demand.arrival_per_s * full * stay_s(requests) > requests
+        low, high = (share, high) if too_few else (low, share)
     return replace(change, share_ratio=high)
 
 

@@ -104,6 +104,32 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
 
+@pytest.mark.parametrize(
+    ("changes", "loads", "share"),
+    [
+        pytest.param({}, (), 0.5, id="no step times"),
+        pytest.param({}, (97.0, 98.0, 120.0), 0.5, id="only of larger batches"),
+        pytest.param(
+            {"completed_per_s": 0.05, "arrival_per_s": 0.05},
+            LOADS,
+            0.5,
+            id="a rate too low for the batch",
+        ),
+        pytest.param({}, (80.0, 100.0, 120.0), 0.5, id="only of batches above the share"),
+        pytest.param({}, LOADS, 0.38, id="faster answers"),
+    ],
+)
+def test_kv_after_more_replicas_falls_by_what_is_shown(
+    changes: dict[str, float], loads: Sequence[float], share: float
+) -> None:
+    """Without latencies of smaller batches, the load is divided by the replicas and no more."""
+    curve = learned(*[page(load) for load in loads for _ in range(3)])
+    advice = recommended(replace(BUSY.but(**changes), curve=curve), "replicas")
+    assert advice.changes[0].after == 2
+    assert advice.predicted["kv_demand_ratio"] == pytest.approx(share, abs=0.01)
+    assert advice.predicted["kv_usage_ratio"] == pytest.approx(share, abs=0.01)
+
+
 def test_a_mean_latency_is_of_the_requests_in_the_mean() -> None:
     """Clients that pause between requests: at times more of them wait than in the mean."""
     curve = learned(*map(page, LOADS))
