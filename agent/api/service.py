@@ -15,7 +15,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
-from kneewatch.rules.formatting import clock, date, span
+from kneewatch.rules.formatting import clock, date, plural, span
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -188,6 +188,9 @@ def source_problems(service: Service) -> list[str]:
             lines.append(f"{spec.name}: not scraped yet")
         elif late(state, now_s):
             lines.append(f"{spec.name}: no scrape for {span(now_s - state.t_s)}")
+        elif state.failing:
+            failed = plural(state.failing, "scrape")
+            lines.append(f"{spec.name}: {failed} in a row failed{_why(state)}")
     if service.fleet is not None:
         verdict = service.fleet.state.current(now_s)
         if verdict is None:
@@ -202,3 +205,9 @@ def source_problems(service: Service) -> list[str]:
     if service.store is not None and service.store.stats().last_error:
         lines.append("the history cannot be written; see kneewatch's log")
     return lines
+
+
+def _why(state: TargetState) -> str:
+    """The errors of a target's sources, after a colon; "" if none was recorded."""
+    errors = [source.error for source in state.sources if source.error]
+    return f": {'; '.join(errors)}" if errors else ""

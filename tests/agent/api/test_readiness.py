@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.diagnose.verdict import SourceState
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.recordings import NO_TARGETS
@@ -21,6 +22,7 @@ def fleet_watch(**changes: object) -> FleetWatch:
     return watch
 
 
+REFUSED = SourceState("page", NOW_S, success=False, duration_s=0.0, error="connection refused")
 DOWN = {
     "moment": FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0),
     "seen_s": NOW_S - 900,
@@ -41,6 +43,10 @@ DOWN = {
         pytest.param(
             service_of(state_of("r1", HEALTHY, t_s=NOW_S - 600)),
             200, 503, "r1: no scrape for 10 min", id="a target is late",
+        ),
+        pytest.param(
+            service_of(state_of("r1", HEALTHY, failing=6, sources=(REFUSED,))),
+            200, 503, "r1: 6 scrapes in a row failed: connection refused", id="a target is down",
         ),
         pytest.param(
             service_of(fleet=fleet_watch(error="connection refused", failures=1)),
