@@ -129,7 +129,10 @@ def who(diagnosis: Verdict) -> str:
     if not diagnosis.model and not diagnosis.engine:
         program = f" ({diagnosis.program})" if diagnosis.program else ""
         return printable(f"{diagnosis.target}{program}")
-    engine = f"model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'}"
+    engine = f"model {diagnosis.model or '?'}"
+    if diagnosis.judged_against != LOG_BASIS:
+        # A log does not name the engine.
+        engine += f", engine {diagnosis.engine or '?'}"
     return printable(f"{diagnosis.target} ({engine})")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
+from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
@@ -114,8 +115,10 @@ def expected_label(recommendation: Recommendation, t_s: float) -> str:
 
 
 def restart_words(recommendation: Recommendation) -> str:
-    """What the restart for a change of flags costs, as far as it is known; "" without one."""
-    if not any(change.flag.startswith("--") for change in recommendation.changes):
+    """What the restart for a change of flags costs, as far as it is known; "" without one,
+    also for a server that is down."""
+    is_down = recommendation.cause in (STARTUP_FAILED, ENGINE_DIED)
+    if is_down or not any(change.flag.startswith("--") for change in recommendation.changes):
         return ""
     command = recommendation.command
     if command is None:

@@ -18,7 +18,13 @@ from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure
-from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch, Version
+from kneewatch.diagnose.deployment.vllm_flags import (
+    LARGEST,
+    PRINTED,
+    Launch,
+    Version,
+    variable,
+)
 from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import LogFact, Value
 
@@ -111,7 +117,8 @@ _START = re.compile(
 _COMPLETE_LIST = re.compile(r"non-default args: \{")
 _PAIR = re.compile(
     r"(?:'(?P<key>\w{1,60})': |(?<![\w.])(?P<name>\w{1,60})=)"
-    rf"(?:'(?P<text>{_TEXT})'|\['(?P<listed>{_TEXT})'\]|(?P<bare>[\w.+-]{{1,60}})(?=[,)}}\s]|$))"
+    rf"(?:'(?P<text>{_TEXT})'|\['(?P<listed>{_TEXT})'(?:\]|(?P<more>, ))"
+    r"|(?P<bare>[\w.+-]{1,60})(?=[,)}\s]|$)|)"
 )
 _OPENING, _CLOSING = "{[(<", "}])>"
 
@@ -194,6 +201,10 @@ class StartupLog:
         self.failure: Failure | None = None
         self.phase: Phase = "empty"
         self._complete = False
+        self._given: dict[str, str] = {}
+        """The flags of a complete list of arguments; a variable for a value that is not kept."""
+        self._listed: list[str] = []
+        """The flags of these with further values."""
         self._uncaught = False
         """Whether a traceback was written without vLLM's logger: its process ends."""
         self._suspect: Failure | None = None
@@ -238,7 +249,9 @@ class StartupLog:
             if value in ("True", "False"):
                 del flags[flag]
                 flags["--no-" + flag[2:] if value == "False" else flag] = ""
-        return Launch(str(model.value), flags, self._complete)
+        return Launch(
+            str(model.value), {**self._given, **flags}, self._complete, tuple(self._listed)
+        )
 
     def number(self, fact: str) -> float | None:
         """A fact that is a number; None if the log lacks the fact."""
@@ -365,10 +378,27 @@ class StartupLog:
                     value = text
                 self._add(fact, value, _shown(message), wording.ranks)
         if opened := _LIST.match(message):
-            self._complete = self._complete or bool(_COMPLETE_LIST.match(message))
-            for fact, value in _arguments(message[opened.end() - 1 :]):
-                self._add(fact, value, f"{opened[0]}... {fact}={value}", "last")
+            is_complete = bool(_COMPLETE_LIST.match(message))
+            self._complete = self._complete or is_complete
+            for key, value, is_first in _arguments(message[opened.end() - 1 :]):
+                fact = _tables()["arguments"].get(key)
+                typed = _constant(value) if isinstance(value, str) else value
+                is_wanted = fact in _TEXTS or not isinstance(typed, str)
+                if fact is not None and typed is not None and is_wanted and not is_first:
+                    self._add(fact, typed, f"{opened[0]}... {fact}={typed}", "last")
+                if is_complete and fact != "model":
+                    self._give(f"--{key.replace('_', '-')}", value, is_first=is_first)
         return len(self.facts) > before
+
+    def _give(self, flag: str, value: Value | None, *, is_first: bool) -> None:
+        """Keep a flag. The value is a variable's name unless it is a number or may be printed."""
+        if isinstance(value, bool):
+            self._given[flag if value else "--no-" + flag[2:]] = ""
+            return
+        shown = value is not None and (flag in PRINTED or not isinstance(value, str))
+        self._given[flag] = str(value) if shown else f"${variable(flag)}"
+        if is_first and shown:
+            self._listed.append(flag)
 
     def _add(self, fact: str, value: Value, line: str, ranks: str) -> None:
         if isinstance(value, int | float) and abs(value) > LARGEST:
@@ -442,10 +472,12 @@ def _known_failure(message: str) -> Failure | None:
     return None
 
 
-def _arguments(text: str) -> Iterator[tuple[str, Value]]:
-    """The wanted arguments of a printed dictionary, namespace or configuration.
+def _arguments(text: str) -> Iterator[tuple[str, Value | None, bool]]:
+    """The arguments of a printed dictionary, namespace or configuration, each once: its key, its
+    value, and whether that is the first of several.
 
-    Nothing is evaluated, and nested values are skipped.
+    Nothing is evaluated. The value of a nested argument is None; one that is None or the default
+    is left out.
     """
     at, seen = 0, set[str]()
     base = 1 if text[:1] in _OPENING else 0
@@ -453,13 +485,12 @@ def _arguments(text: str) -> Iterator[tuple[str, Value]]:
     while at < len(text):
         match = _PAIR.match(text, at) if depth <= base else None
         if match is not None:
-            fact = _tables()["arguments"].get(match["key"] or match["name"])
-            value = _constant(match["bare"] or match["text"] or match["listed"] or "")
-            if isinstance(value, str) and fact not in _TEXTS:
-                value = None
-            if fact is not None and value is not None and fact not in seen:
-                seen.add(fact)
-                yield fact, value
+            key, bare = match["key"] or match["name"], match["bare"]
+            value = _constant(bare) if bare is not None else match["text"] or match["listed"]
+            if key not in seen and (value is not None or bare is None):
+                seen.add(key)
+                yield key, value, bool(match["more"])
+            depth += bool(match["more"])
             at = match.end()
             continue
         char = text[at]

@@ -400,6 +400,26 @@ COUNTS = tuple(name for name, flag in VLLM.items() if flag.kind == "count")
 SHOWN = frozenset(name for name, flag in VLLM.items() if flag.shown or flag.help)
 """vLLM's flags whose values become facts."""
 
+PRINTED = SHOWN | {
+    "--chat-template",
+    "--config",
+    "--distributed-executor-backend",
+    "--download-dir",
+    "--host",
+    "--load-format",
+    "--reasoning-parser",
+    "--revision",
+    "--tokenizer",
+    "--tool-call-parser",
+}
+"""Flags whose values are printed. Values of others may be secrets (--api-key)."""
+
+
+def variable(flag: str) -> str:
+    """The name of the shell variable that a printed command has for a flag's hidden value."""
+    return flag.lstrip("-").replace("-", "_").replace(".", "_").upper()
+
+
 _OF_SETUP = tuple(flag for flag in FLAGS if flag.setup)
 WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch
+from kneewatch.diagnose.deployment.vllm_flags import PRINTED, Launch, variable
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
@@ -17,19 +18,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     Value,
 )
 
-PRINTED = SHOWN | {
-    "--chat-template",
-    "--config",
-    "--distributed-executor-backend",
-    "--download-dir",
-    "--host",
-    "--load-format",
-    "--reasoning-parser",
-    "--revision",
-    "--tokenizer",
-    "--tool-call-parser",
-}
-"""Flags whose values are printed. Values of others may be secrets (--api-key)."""
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
 def serve_command(
@@ -114,13 +103,11 @@ def _words(flag: str, value: str, *, is_new: bool) -> str:
     if not value:
         return shlex.quote(flag)
     if not is_new and _is_hidden(flag, value):
-        return f'{flag} "${_variable(flag)}"'
+        return f'{flag} "${variable(flag)}"'
+    if _VARIABLE.fullmatch(value):
+        return f'{shlex.quote(flag)} "{value}"'
     glue = "=" if value.startswith("-") else " "
     return f"{shlex.quote(flag)}{glue}{shlex.quote(value)}"
-
-
-def _variable(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_").replace(".", "_").upper()
 
 
 def _is_hidden(flag: str, value: str) -> bool:
@@ -134,7 +121,9 @@ def _unknown(launch: Launch, after: Mapping[str, str], new: set[str]) -> Iterato
         if flag in new:
             continue
         if _is_hidden(flag, value) and value:
-            yield f"the value of {flag}, which may be a secret: set {_variable(flag)} to it"
+            yield f"the value of {flag}, which may be a secret: set {variable(flag)} to it"
+        elif value == f"${variable(flag)}":
+            yield f"the value of {flag}: set {variable(flag)} to it"
         elif "$" in value:
             yield f"the value of {flag}, which a variable sets"
     for flag in launch.cut:

@@ -54,6 +54,10 @@ def test_a_start_that_failed_names_the_line_and_the_context_that_fits(
     assert first["changes"] == [{"flag": "--max-model-len", "from": 40960, "to": 32512}]
     assert document["log"]["version"]["value"] == "0.11.0"
     assert document["log"]["weights_gib"]["line"].startswith("Model loading took 15.2683 GiB")
+    text = main("diagnose", "--log", log_file).out
+    assert "(model Qwen/Qwen3-8B), log read" in text
+    assert "run: vllm serve Qwen/Qwen3-8B" in text
+    assert "restart" not in text
 
 
 def test_more_of_the_gpu_or_more_gpus_where_the_gpu_is_stated(main: Main, log_file: Path) -> None:

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, SHOWN_CHARACTERS, StartupLog
+from kneewatch.diagnose.deployment.vllm_flags import Launch
+from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.diagnose.recommend.serve_command import serve_command
 from tests.diagnose.deployment import logs
 
 
@@ -149,7 +152,7 @@ def test_facts_by_version(text: str, expected: dict[str, object]) -> None:
 @pytest.mark.parametrize("text", [logs.V0_6, logs.V0_19])
 def test_secrets_among_the_arguments_are_not_kept(text: str) -> None:
     assert "secret" in text
-    assert "secret" not in repr(read(text).facts)
+    assert "secret" not in repr((read(text).facts, read(text).launch))
 
 
 def test_the_logged_arguments_are_a_command_line() -> None:
@@ -161,6 +164,27 @@ def test_the_logged_arguments_are_a_command_line() -> None:
     assert launch.switched("enable-prefix-caching") is False
     assert "--enforce-eager" in launch.flags
     assert read(logs.V0_8_V1).launch is None
+
+
+def test_every_logged_flag_is_in_the_command_and_a_secret_is_a_variable() -> None:
+    """Whoever pastes the command starts the same server, with its authentication."""
+    text = logs.V0_19.replace("['secret-key']", "['8675309']").replace("['x']", "['x', 'y']")
+    launch = read(text).launch
+    command = launch and serve_command(launch, "", [Change("--max-num-seqs", 32, 64)])
+    assert command is not None
+    assert "8675309" not in repr((launch, command))
+    for words in (
+        '--api-key "$API_KEY"', "--host 0.0.0.0", '--lora-modules "$LORA_MODULES"',
+        "--served-model-name x", '--speculative-config "$SPECULATIVE_CONFIG"', "--max-num-seqs 64",
+    ):  # fmt: skip
+        assert words in command.line
+    assert command.unknown == (
+        "the value of --api-key, which may be a secret: set API_KEY to it",
+        "the value of --lora-modules, which may be a secret: set LORA_MODULES to it",
+        "the value of --speculative-config: set SPECULATIVE_CONFIG to it",
+        "further values of --served-model-name",
+    )
+    assert "--port" in (read(logs.V0_32_CPU).launch or Launch()).flags
 
 
 def test_what_a_version_logs_and_this_log_lacks_is_named() -> None:
