@@ -25,6 +25,10 @@ WORK: Mapping[str, str] = {
 """The factors of a request's work, by name, and their signals."""
 
 Limit = Literal["seats", "kv"]
+LIMIT_WORDS: Mapping[Limit, str] = {
+    "seats": "the limit on running requests",
+    "kv": "the size of the KV cache",
+}
 
 PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
 COMMAND_LINE, UNSET = "model_path", "not set"
@@ -123,7 +127,8 @@ class Changed(Struct, frozen=True):
             head = f"since {clock(self.since_s)[:5]}"
         if self.restart is not None:
             head = self.restart.words()
-        limits = f"; limited by {' and '.join(self.limits)}" if self.limits else ""
+        words = " and ".join(LIMIT_WORDS[limit] for limit in self.limits)
+        limits = f"; limited by {words}" if words else ""
         return f"{head}: {', '.join(parts)}{limits}"
 
     def stream_words(self) -> str:

@@ -46,7 +46,7 @@ from kneewatch.rules.formatting import (
     wrapped,
 )
 from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import Finding
+from kneewatch.rules.rule import IN_BOUNDS, Finding
 
 EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
@@ -153,6 +153,22 @@ def changed_words(diagnosis: Verdict) -> str:
     if diagnosis.changed is not None:
         return diagnosis.changed.words()
     return UNKNOWN_CHANGE if diagnosis.causes and diagnosis.values else ""
+
+
+def raised_words(diagnosis: Verdict) -> str:
+    """What makes the verdict graver than each of its causes: the stage, and rules that a cause
+    covers. Empty if a cause is as grave, or if there is none."""
+    grave = diagnosis.severity
+    if not diagnosis.causes or max(cause.severity for cause in diagnosis.causes) >= grave:
+        return ""
+    stage = diagnosis.stage
+    parts = [f"stage {stage.number} ({stage.name})"] if stage.severity == grave else []
+    parts += [
+        finding_words(finding, diagnosis)
+        for finding in diagnosis.findings
+        if finding.severity == grave and finding.state not in IN_BOUNDS
+    ]
+    return f"{grave.word} because of {' and '.join(parts)}"
 
 
 def slo_words(diagnosis: Verdict) -> str:
@@ -309,7 +325,8 @@ def _body(diagnosis: Verdict, style: Style) -> list[str]:
     def fold(line: str, *, indent: int = 0) -> list[str]:
         return wrapped(line, width=style.width, indent=indent)
 
-    lines = [_verdict(diagnosis, style), *fold(changed_words(diagnosis))]
+    lines = [_verdict(diagnosis, style), *fold(raised_words(diagnosis))]
+    lines += fold(changed_words(diagnosis))
     lines += [*fold(stage_words(diagnosis)), *fold(_figures_line(diagnosis))]
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
         lines += fold(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
@@ -427,8 +444,8 @@ def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
         "",
         f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC. {stage_words(diagnosis)}.",
     ]
-    if line := changed_words(diagnosis):
-        lines[2:2] = [f"{line[0].upper()}{line[1:]}.", ""]
+    for line in filter(None, (changed_words(diagnosis), raised_words(diagnosis))):
+        lines[2:2] = [escaped(f"{line[0].upper()}{line[1:]}."), ""]
     if line := _figures_line(diagnosis):
         lines.append(f"{line[0].upper()}{line[1:]}.")
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):

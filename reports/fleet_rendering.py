@@ -30,7 +30,7 @@ from kneewatch.rules.formatting import (
     span,
     wrapped,
 )
-from kneewatch.rules.rule import STATES, WARNING
+from kneewatch.rules.rule import OK, STATES, WARNING, Severity
 
 ENGINES_SHOWN = 12
 FLEET_EVIDENCE_SHOWN = 6
@@ -166,13 +166,21 @@ def replica_words(replicas: Sequence[str]) -> str:
 
 
 def worst_engines(fleet: FleetVerdict) -> list[EngineVerdict]:
-    """Engines whose health is unknown, and engines at warning or worse that are not listed under a
-    cause at warning or worse."""
-    named = {(c.pool, name) for c in fleet.causes if c.severity >= WARNING for name in c.replicas}
+    """Engines whose health is unknown, and engines at warning or worse that are graver than every
+    cause they are listed under."""
+    named: dict[tuple[str | None, str], Severity] = {}
+    for cause in fleet.causes:
+        for name in cause.replicas:
+            key = cause.pool, name
+            named[key] = max(named.get(key, OK), cause.severity)
     return [
-        e
-        for e in fleet.engines
-        if e.health == "unknown" or (STATES[e.health] >= WARNING and (e.pool, e.name) not in named)
+        each
+        for each in fleet.engines
+        if each.health == "unknown"
+        or (
+            STATES[each.health] >= WARNING
+            and STATES[each.health] > named.get((each.pool, each.name), OK)
+        )
     ]
 
 

@@ -19,6 +19,7 @@ from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     changed_words,
     latency_basis,
+    raised_words,
     server_words,
     stage_words,
     summary_words,
@@ -209,8 +210,8 @@ FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
         besides, changed_words, command, cost, date, doubt, gaps, interval_name, keyed,
-        latency_basis, local_stamp, moment, moved, query, replaced, rule_of, server_words, span,
-        stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
+        latency_basis, local_stamp, moment, moved, query, raised_words, replaced, rule_of,
+        server_words, span, stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
     )
 } | {"change_title": title}  # fmt: skip
 GLOBALS: dict[str, Any] = {

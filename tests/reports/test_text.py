@@ -51,6 +51,21 @@ TURNING = (
 )
 
 
+@pytest.mark.parametrize("render", [as_text, as_markdown])
+def test_a_verdict_graver_than_its_causes_says_what_makes_it_so(
+    render: Callable[[Verdict], str],
+) -> None:
+    minor = replace(PRESSURE, severity=Severity.WARNING)
+    evicting = finding("KV-EVICT", "critical", 0.241)
+    said = render(changed(SICK, causes=[minor], findings=[evicting])).replace("\n  ", " ")
+    assert "ritical because of KV-EVICT: vLLM preempts running requests" in said
+    assert "because of" not in render(changed(SICK, causes=[PRESSURE], findings=[evicting]))
+    ending = replace(PRESSURE, severity=Severity.INFO)
+    assert "arning because of stage 3 (queueing)" in render(
+        changed(SICK, health="warning", causes=[ending])
+    )
+
+
 def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
     for seen_s in (NOW_S, math.nan):
         standing = replace(PRESSURE, seen_s=seen_s, unless=TURNING)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.diagnose.fleet.tier import of_fleet
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_rendering import text
-from kneewatch.rules.rule import Severity
+from kneewatch.reports.fleet_rendering import engine_words, text, worst_engines
+from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.fleet.example_fleets import T_S, Row, causes, fleet, pod, verdict
+from tests.reports.diagnoses import PRESSURE
 
 OVERLOADED: Mapping[str, float] = {
     "running": 26.0,
@@ -141,3 +144,18 @@ def test_a_claim_needs_its_measurement(lacking: str) -> None:
     own = {key: value for key, value in OVERLOADED.items() if key != lacking}
     diagnosis = held(pool(4, own), QUEUED)
     assert "admission_limit" not in causes(diagnosis), "nothing says that the GPU has room"
+
+
+def test_an_engine_graver_than_its_cause_is_listed_with_what_makes_it_so() -> None:
+    hot = {"waiting": 0.0, "preemption_per_s": 0.0}
+    found = verdict(*fleet(3), (pod("graver"), hot))
+    (graver,) = [engine for engine in found.engines if engine.replica == "graver"]
+    imbalance = replace(PRESSURE, id="replica_imbalance", severity=Severity.WARNING)
+    cause = of_fleet(imbalance, graver.pool, "m", ["graver"])
+    finding = Finding("KV-EVICT", "critical", "preemption_ratio_per_s", 0.24)
+    for health, findings in (("critical", (finding,)), ("warning", ())):
+        ill = replace(graver, health=health, findings=findings)
+        engines = [ill if engine is graver else engine for engine in found.engines]
+        listed = worst_engines(replace(found, engines=engines, causes=[cause]))
+        assert [each.name for each in listed] == ["graver"] * (health == "critical")
+        assert all("KV-EVICT critical" in engine_words(each) for each in listed)
