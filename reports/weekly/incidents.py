@@ -54,6 +54,12 @@ NOTED = frozenset({RESTARTED})
 """Causes that are reported as incidents even below warning."""
 
 CASCADE_CAUSE = "kv_pressure"
+STOPPED = frozenset({DOWN, "engine_stalled"})
+"""Causes during which no request is served. Requests that would have been served in that time are
+lost."""
+
+WITH_OUTAGE = STOPPED | NOTED | {"metrics_missing"}
+"""Causes that an outage explains also if they began first: the engine was failing already."""
 
 
 def _causes_first() -> dict[str, int]:
@@ -138,7 +144,8 @@ def _merge_effects(groups: Sequence[Episode]) -> list[Episode]:
     """The groups, with each downstream effect merged into the group of its root cause."""
     kept: list[Episode] = []
     for group in sorted(groups, key=_rank):
-        owner = next((other for other in kept if _belongs(group, other)), None)
+        owners = [other for other in kept if _belongs(group, other)]
+        owner = min(owners, key=lambda other: other.cause != group.cause, default=None)
         if owner is None:
             kept.append(group)
         else:
@@ -161,6 +168,8 @@ def _belongs(group: Episode, other: Episode) -> bool:
         return True
     if group.cause not in _effects(other):
         return False
+    if other.cause == DOWN and group.cause not in WITH_OUTAGE and group.start_s < other.start_s:
+        return False  # an outage is not why the engine was overloaded before it
     apart_s = max(0.0, other.start_s - group.start_s) + max(0.0, group.until_s - other.until_s)
     return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
 
@@ -196,9 +205,6 @@ def _by_start(interval: Interval) -> float:
 
 POINTS_MOST = 60
 STAGE_PREEMPTING, QUEUEING = str(EVICTS), str(EVICTS + 1)
-STOPPED = frozenset({DOWN, "engine_stalled"})
-"""Causes during which no request is served. Requests that would have been served in that time are
-lost."""
 
 UNITS = (("_ratio_per_s", "ratio_per_s"), ("_tokens_per_s", "tokens_per_s"), ("_per_s", "per_s"),
          ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"))  # fmt: skip

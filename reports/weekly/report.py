@@ -59,12 +59,13 @@ class Tier(Struct, frozen=True):
 
 class Action(Struct, frozen=True):
     """The first thing to do. `why` is the figure or incident that calls for it. `recommendation` is
-    the id of the recommendation; empty if there is none."""
+    the id of the recommendation, `incident` that of the incident; empty if there is none."""
 
     text: str
     why: str
     recommendation: str
     changes: tuple[FlagChange, ...]
+    incident: str = ""
 
 
 class Verdict(Struct, frozen=True):

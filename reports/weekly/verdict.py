@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.weekly.figures import Trend
+from kneewatch.reports.weekly.incidents import STOPPED
 from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
@@ -94,6 +95,18 @@ def _lasted_s(incidents: Sequence[Incident]) -> float:
     return total
 
 
+def _held_s(incident: Incident) -> float:
+    """Number of seconds of an incident; of an outage those in which no request was served, without
+    what followed from it."""
+    if incident.cause not in STOPPED:
+        return _lasted_s([incident])
+    return fsum(
+        (incident.until_s if held.end_s is None else held.end_s) - held.start_s
+        for held in incident.causes
+        if held.id == incident.cause
+    )
+
+
 def _health(of: TierSections, serious: Sequence[Incident]) -> str:
     if not of.watched_ratio and not serious:
         return NOT_WATCHED
@@ -101,7 +114,7 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
         first = max(serious, key=_rank)
         more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
         where = first.where if len(first.replicas) > 1 else first.target
-        return f"{first.title} on {where} for {duration(_lasted_s([first]))}{more}"
+        return f"{first.title} on {where} for {duration(_held_s(first))}{more}"
     rows = (row for row in _rows(of) if row.state in ("warning", "critical"))
     if bad := dict.fromkeys(f"{row.subject} is {row.state}" for row in rows):
         return "no incidents, but " + ", ".join(bad)
@@ -158,7 +171,7 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
             resizes = any(change.flag == REPLICAS for change in advised.changes)
             if advised.fate in ("open", "lapsed") and not (sized and resizes):
                 why = f"{incident.id}: {incident.title}"
-                return Action(advised.summary, why, advised.id, advised.changes)
+                return Action(advised.summary, why, advised.id, advised.changes, incident.id)
     size = of.size
     if size.verdict == "too small" and size.replicas_needed is not None:
         text = f"run {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
@@ -170,7 +183,7 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
     if order:
         first = order[0]
         why = first.evidence[0].text if first.evidence else ""
-        return Action(f"investigate {first.id}: {first.title}", why, "", ())
+        return Action(f"investigate {first.id}: {first.title}", why, "", (), first.id)
     best = of.money.savings[0] if of.money.savings else None
     if best is not None and (best.saves_usd_per_month or 0.0) > 0:
         why = f"saves about {best.saves_usd_per_month:,.0f} USD per month"

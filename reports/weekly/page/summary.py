@@ -108,7 +108,11 @@ def _saving(action: Action, tier: Tier, money: TierMoney, report: WeeklyReport) 
     for saving in money.savings:
         if saving.id == action.recommendation and (saving.saves_usd_per_month or 0.0) > 0:
             return f"saves {saving.saves_usd_per_month:,.0f} USD a month"
-    harmed = sum(each.cost.harmed_requests for each in report.incidents if each.tier == tier.id)
+    harmed = sum(
+        each.cost.harmed_requests
+        for each in report.incidents
+        if each.tier == tier.id and action.incident in ("", each.id)
+    )
     return f"{number(round(harmed))} requests preempted, late or lost" if harmed >= 1 else ""
 
 

@@ -38,9 +38,11 @@ from kneewatch.reports.weekly.observed import (
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import strips
+from kneewatch.reports.weekly.page.summary import first_steps
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import number
 from kneewatch.rules.rule import Severity
 from tests.reports.weekly.observing import (
     BEFORE,
@@ -429,6 +431,27 @@ def test_an_outage_loses_what_the_hour_before_served() -> None:
     down = replace(down, during=Span())
     report = made(observed(tier("t", [engine("a")], stated=STATED), episodes=[down]))
     assert report.incidents[0].cost.lost_requests == pytest.approx(1200)
+
+
+def test_an_outage_amid_an_overload_is_neither_its_length_nor_its_harm() -> None:
+    start_s = WEEK.from_s + 7200
+    overload = episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 240)
+    down = episode("target_down", Severity.CRITICAL, start_s + 95, start_s + 133)
+    follows = Interval("cause", "kv_pressure", Severity.WARNING, start_s + 140, start_s + 300)
+    down.episode.causes.append(replace(follows, end_s=start_s + 300, ended="ended"))
+    down = replace(down, during=Span())
+    tiers = tier("t", [engine("a")], stated=STATED)
+
+    alone = made(observed(tiers, episodes=[down]))
+    assert alone.verdicts[0].health_text == "Target down on a for 38 s"
+    report = made(observed(tiers, episodes=[overload, down]))
+    assert report.verdicts[0].health_text.startswith(title("kv_pressure"))
+    (step,) = first_steps(report)
+    harmed = report.incidents[0].cost.harmed_requests
+    assert (report.incidents[0].cause, step.saving) == (
+        "kv_pressure",
+        f"{number(round(harmed))} requests preempted, late or lost",
+    )
 
 
 def test_the_track_record() -> None:

@@ -103,6 +103,33 @@ def test_an_outage_is_told_with_the_restart_that_ends_it() -> None:
     assert episode.severity == CRITICAL
 
 
+def test_an_outage_amid_a_cascade_does_not_own_it() -> None:
+    cascade, outage = told(
+        stage(2, 905, 940),
+        stage(3, 940, 1000, CRITICAL),
+        stage(3, 1045, 1150, CRITICAL),
+        cause("kv_pressure", 910, 1000, CRITICAL),
+        cause("queue_saturation", 930, 1000),
+        cause("target_down", 1000, 1038, CRITICAL),
+        cause("engine_restarted", 1038, 1098, INFO),
+        cause("kv_pressure", 1050, 1160, CRITICAL),
+        cause("queue_saturation", 1060, 1150),
+    )
+    assert (cascade.cause, cascade.start_s, cascade.last.end_s) == ("kv_pressure", 905, 1160)
+    assert (outage.cause, outage.start_s) == ("target_down", 1000)
+    assert {held.id for held in outage.causes} == {"target_down", "engine_restarted"}
+
+
+def test_what_an_outage_leaves_behind_is_its_effect() -> None:
+    (episode,) = told(
+        cause("engine_stalled", 970, 1000, CRITICAL),
+        cause("target_down", 1000, 1038, CRITICAL),
+        cause("kv_pressure", 1045, 1100, CRITICAL),
+        stage(3, 1045, 1100, CRITICAL),
+    )
+    assert episode.cause == "target_down"
+
+
 def test_outages_of_a_crash_loop_are_the_loops() -> None:
     (episode,) = told(
         cause("target_down", 0, 50, CRITICAL),
