@@ -155,10 +155,14 @@ def command_rows(recommendation: Recommendation) -> list[str]:
     return [f"{RUN}{command.line}", *(f"{name}: {words}" for name, words in parts if words)]
 
 
+def is_ending(cause: Cause, t_s: float) -> bool:
+    """Whether the newest measurements no longer show a cause: it is in its clear time."""
+    return cause.seen_s is not None and cause.seen_s < t_s
+
+
 def do_first_label(cause: Cause, t_s: float) -> str:
     """The label of the first advice. A cause that is ending needs the advice only if it returns."""
-    ends = cause.seen_s is not None and cause.seen_s < t_s
-    return "if it returns, do first" if ends else "do first"
+    return "if it returns, do first" if is_ending(cause, t_s) else "do first"
 
 
 def first_step(diagnosis: Verdict, cause: Cause) -> str:

@@ -232,6 +232,8 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
+        if problem.is_ending:
+            return None
         if not active.is_announced:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
@@ -284,20 +286,21 @@ class AlertState:
             t_s,
             ended_s=ended_s,
             how=how,
-            left=self._still_active(key),
+            left=() if how else self._still_active(key),
             serial=active.serial,
         )
 
     def _still_active(self, ended: Key) -> tuple[str, ...]:
-        """The ids of other active problems: those of the same engine, and those of the target as a
-        whole."""
+        """The ids of other active problems: those of the same engine and those of the target as a
+        whole. After the end of a problem of the whole target: those of all its engines."""
+        whole = (ended.target, "", "")
         return tuple(
             sorted(
-                key.id
-                for key in self._by_target.get(ended.target, ())
-                if self._active[key].ended_s is None
-                and self._active[key].is_announced
-                and key[:3] in (ended[:3], (ended.target, "", ""))
+                {
+                    key.id
+                    for key in self.active(ended.target)
+                    if key != ended and (ended[:3] == whole or key[:3] in (ended[:3], whole))
+                }
             )
         )
 

@@ -63,6 +63,13 @@ class Problem(Struct, frozen=True):
         """A sort key: severity, stage, confidence."""
         return self.severity, self.stage, self.cause.confidence if self.cause else 0.0
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the newest scrape no longer shows what gives the problem its severity."""
+        if self.cause is None or not advice.is_ending(self.cause, self.diagnosis.t_s):
+            return False
+        return not self.stage or self.diagnosis.stage.severity != self.severity
+
 
 class Event(Struct, frozen=True):
     """A change of a problem that should be notified.

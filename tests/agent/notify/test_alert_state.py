@@ -115,6 +115,33 @@ def test_a_warning_that_stays_one_is_told_after_a_minute(who: Receiver) -> None:
     assert told(ledger, state(worse, after_s=150)) == []
 
 
+def test_no_page_for_what_is_ending(who: Receiver) -> None:
+    """A problem may get worse within a minute of the first page, and be gone after it."""
+
+    def slow(severity: Severity, after_s: float, seen_s: float | None = None) -> TargetState:
+        slower = cause("prefill_interference", severity)
+        seen = NOW_S + (after_s if seen_s is None else seen_s)
+        return state(healthy(causes=[replace(slower, seen_s=seen)]), after_s=after_s)
+
+    ledger = AlertState(who)
+    assert told(ledger, slow(Severity.WARNING, 0), slow(Severity.WARNING, 25)) == [
+        ("began", "prefill_interference")
+    ]
+    ending = [slow(Severity.CRITICAL, after_s, 50) for after_s in (75, 90, 105)]
+    assert told(ledger, slow(Severity.CRITICAL, 50), *ending) == []
+    assert told(ledger, slow(Severity.CRITICAL, 110)) == [("worse", "prefill_interference")]
+
+
+def test_what_is_back_after_an_outage_is_in_the_message_of_its_end(who: Receiver) -> None:
+    ledger = AlertState(who)
+    told(ledger, state(sick()), state(unreadable(), after_s=5), state(healthy(), after_s=40))
+    ended = [event for n in range(45, 70, 5) for event in ledger.update(state(sick(), after_s=n))]
+    assert [(event.kind, event.key.id, event.left) for event in ended] == [
+        ("ended", "target_down", ("kv_pressure",))
+    ]
+    assert "still active: kv_pressure" in text(message(ended, receiver="ops", base=""))
+
+
 def test_a_warning_that_is_over_at_once_is_not_told(who: Receiver) -> None:
     ledger = AlertState(who)
     calm = [state(healthy(), after_s=10.0 * n) for n in range(1, 6)]
