@@ -49,25 +49,39 @@ def duration(seconds: float) -> str:
     A duration with at most three significant digits is not rounded, so that a target is shown as
     the user set it: 35.5 ms, 1.25 s, 12.5 s.
     """
+    rounded = rounded_duration(seconds)
+    if seconds >= MINUTES_FROM_S:
+        return rounded
+    value, unit = _in_unit(seconds)
+    stated = f"{value:.3g} {unit}"
+    exact = float(f"{seconds:.3g}") == seconds and len(stated) > len(rounded)
+    return stated if exact else rounded
+
+
+def rounded_duration(seconds: float) -> str:
+    """A measured or predicted duration as text, always rounded: 36 ms, 2.5 s, 40 s, 12 min."""
     if seconds >= MINUTES_FROM_S:
         return span(seconds)
-    value, unit = (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
+    value, unit = _in_unit(seconds)
     if unit == "ms":
-        rounded = f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
-    else:
-        rounded = f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
-    stated = f"{value:.3g}"
-    exact = float(f"{seconds:.3g}") == seconds and len(stated) > len(rounded)
-    return f"{stated if exact else rounded} {unit}"
+        return f"{value:.0f} ms" if abs(value) >= 9.95 else f"{value:.2g} ms"
+    return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
 
 
-def rate(per_s: float, noun: str) -> str:
+def _in_unit(seconds: float) -> tuple[float, str]:
+    return (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
+
+
+def rate(per_s: float, noun: str = "") -> str:
     """A rate in the shortest unit in which it does not round to 0.0: 4.6 requests/s, 1.2
-    requests/min, 3.0 requests/h."""
+    requests/min, 3.0 requests/h; without a noun 4.6/s."""
+    noun = f" {noun}" if noun else ""
+    if not per_s:
+        return f"0{noun}/s"
     for unit, seconds in (("s", 1.0), ("min", 60.0)):
         if per_s * seconds >= 0.1:
-            return f"{per_s * seconds:.1f} {noun}/{unit}"
-    return f"{per_s * 3600:.1f} {noun}/h"
+            return f"{per_s * seconds:.1f}{noun}/{unit}"
+    return f"{per_s * 3600:.1f}{noun}/h"
 
 
 LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")

@@ -130,7 +130,7 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
         and context.demand.callers is None
         and waiting >= 1
     ):
-        left = "What waits beside this load fills the larger cache too, until it is served."
+        left = "Requests that already queue fill the larger cache too, until they are served."
         recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
     else:
         left = ""

@@ -79,7 +79,7 @@ class Incident(Struct):
                 for change in first
                 if isinstance(change.after, int | float)
             }
-            words = f" First {firsts}, now {nows}: {why}."
+            words = f" The first advice was {firsts}; it is {nows} now: {why}."
             self.changed[new.id] = (
                 (words, {**firsts_by_flag, **figures}) if firsts != nows else ("", {})
             )
@@ -103,7 +103,7 @@ def _why(before: Demand, now: Demand, change: Change, held: Value) -> _Changed:
     raised = _direction(change) > 0
     higher = raised and _direction(replace(change, before=held)) > 0
     if now.callers is not None and before.callers is None and higher >= raised:
-        words = f"{now.callers:.0f} clients wait for their answers before they call again"
+        words = f"{now.callers:.0f} clients send their next request when the last is answered"
         return words, {"callers": now.callers}
     for key, name, form in DEMANDS:
         was, is_now = getattr(before, key), getattr(now, key)

@@ -25,7 +25,13 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     symptom_lines,
 )
-from kneewatch.reports.recommendation_text import advised, do_first_label, doubt, moved
+from kneewatch.reports.recommendation_text import (
+    advised,
+    do_first_label,
+    doubt,
+    expected_label,
+    moved,
+)
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
     EnginePart,
@@ -209,8 +215,8 @@ loses the scroll position."""
 FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
-        besides, changed_words, command, cost, date, doubt, gaps, interval_name, keyed,
-        latency_basis, local_stamp, moment, moved, query, raised_words, replaced, rule_of,
+        besides, changed_words, command, cost, date, doubt, expected_label, gaps, interval_name,
+        keyed, latency_basis, local_stamp, moment, moved, query, raised_words, replaced, rule_of,
         server_words, span, stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
     )
 } | {"change_title": title}  # fmt: skip

@@ -56,6 +56,15 @@ def test_numbers_that_move() -> None:
     assert moved(advice) == [("KV usage", "98%", "74%"), ("TTFT", "", "500 ms")]
 
 
+def test_predicted_numbers_are_as_round_as_the_measured_ones_beside_them() -> None:
+    advice = made(
+        Change("--a", 1, 2),
+        before={"preemption_per_s": 0.0447, "ttft_s": 1.254},
+        predicted={"preemption_per_s": 0.0, "ttft_s": 0.0576},
+    )
+    assert moved(advice) == [("preemptions", "2.7/min", "0/s"), ("TTFT", "1.3 s", "58 ms")]
+
+
 @pytest.mark.parametrize(
     ("usd_per_hour", "words"),
     [(0.0, "no change in price"), (None, "price unknown"), (7.5, "+7.50 USD/h")],

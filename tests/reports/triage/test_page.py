@@ -138,9 +138,10 @@ def test_evidence_is_drawn_with_its_bound(cascade: Node) -> None:
 def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Node) -> None:
     change = cascade.one("div", css="change")
     rows = [[cell.text for cell in row.children] for row in change.every("tr")]
-    assert rows[0] == ["number", "now", "after"]
+    assert rows[0] == ["number", "then", "after"]
+    assert change.one("caption").text == "Expected effect for the load of 00:03:36 UTC"
     assert ["KV tokens", "5,088", "9,184"] in rows
-    assert ["preemptions/s", "4.29", "0"] in rows
+    assert ["preemptions", "4.3/s", "0/s"] in rows
     words = change.text
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 288" in words
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in words
