@@ -75,6 +75,15 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
     ("preemption_ratio_per_s", "preempt {}/s", percent),
 )
 
+MEANS: Sequence[tuple[str, float, Number]] = (
+    ("kv_usage_ratio", 0.5, ("kv_usage_avg_ratio", "KV {} on average", percent)),
+    ("waiting", 1.0, ("waiting_avg", "{} waiting on average", number)),
+)
+"""Signals of one scrape, each with its mean over the window and the smallest mean that is shown."""
+
+FALLEN_RATIO = 0.8
+"""The mean is shown too if the newest value is below this share of it."""
+
 SERVER_FACTS = (
     (VERSION, "vLLM {}"),
     (MODEL, "{}"),
@@ -136,12 +145,14 @@ def who(diagnosis: Verdict) -> str:
     return printable(f"{diagnosis.target} ({engine})")
 
 
-def stage_words(diagnosis: Verdict) -> str:
-    """The stage of the KV cascade, since when the stage has lasted, and its forecasts."""
+def stage_words(diagnosis: Verdict, now_s: float | None = None) -> str:
+    """The stage of the KV cascade, since when the stage has lasted at `now_s` (default: the time of
+    the diagnosis), and its forecasts."""
+    now_s = diagnosis.t_s if now_s is None else now_s
     stage = diagnosis.stage
     if stage.number is None:
         return f"KV cascade: unknown, {diagnosis.stage_unknown}"
-    line = f"{diagnosis.stage_words} {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
+    line = f"{diagnosis.stage_words} {lasting(stage.since_s or diagnosis.t_s, now_s)}"
     if stage.forecast_s is not None:
         line += f"; KV cache full in about {span(stage.forecast_s)} at this trend"
     return line + slo_words(diagnosis)
@@ -192,12 +203,23 @@ def figures(diagnosis: Verdict) -> list[tuple[str, str]]:
     """The numbers that show a cascade, in two parts: ("now", numbers of the newest scrape) and
     ("last 60 s", numbers measured over the window). A part without numbers is left out."""
     quiet = quiet_notes(diagnosis)
-    scraped, measured = list[str](), list[str]()
+    scraped, measured = list[str](), list(fallen(diagnosis).values())
     for key, words in _numbers(diagnosis, NUMBERS):
         noted = f"{words} ({quiet[key]})" if key in quiet else words
         (scraped if key in GAUGES else measured).append(noted)
     parts = (("now", scraped), (f"last {span(diagnosis.window_s)}", measured))
     return [(when, ", ".join(numbers)) for when, numbers in parts if numbers]
+
+
+def fallen(diagnosis: Verdict) -> dict[str, str]:
+    """The window's mean of each signal whose newest value is far below it, in words by signal.
+    Empty without a cause, because only causes are judged by the window."""
+    words: dict[str, str] = {}
+    for key, least, mean in MEANS if diagnosis.causes else ():
+        newest, usual = diagnosis.values.get(key), diagnosis.values.get(mean[0]) or 0.0
+        if newest is not None and usual >= least and newest < FALLEN_RATIO * usual:
+            words |= [(key, shown) for _, shown in _numbers(diagnosis, [mean])]
+    return words
 
 
 def _figures_line(diagnosis: Verdict) -> str:

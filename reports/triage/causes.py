@@ -17,6 +17,7 @@ from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
     clearing_words,
+    fallen,
     notable,
     quiet_notes,
 )
@@ -124,14 +125,17 @@ class EnginePart(Struct, frozen=True):
 
     def vitals(self) -> list[tuple[str, str, str, str, Chart | None]]:
         """Each of CASCADE_SIGNALS: label, value, whether the value is from one scrape or from the
-        window, the reason if its rule is ok although the value is out of bounds, and the chart."""
-        quiet, window = quiet_notes(self.diagnosis), f"last {span(self.diagnosis.window_s)}"
+        window, the chart, and before it a note: the window's mean if the newest value is far below
+        it, or the reason if its rule is ok although the value is out of bounds."""
+        window = f"last {span(self.diagnosis.window_s)}"
+        means = {key: f"{words}, {window}" for key, words in fallen(self.diagnosis).items()}
+        notes = means | quiet_notes(self.diagnosis)
         return [
             (
                 LABELS[key],
                 quantity(key, self.diagnosis.values.get(key)).removesuffix("/s"),
                 "last scrape" if key in GAUGES else window,
-                quiet.get(key, ""),
+                notes.get(key, ""),
                 self._chart(key, self._rule_bounds(key)),
             )
             for key in CASCADE_SIGNALS

@@ -66,6 +66,17 @@ def test_a_verdict_graver_than_its_causes_says_what_makes_it_so(
     )
 
 
+def test_a_newest_value_far_below_the_window_stands_beside_the_windows_mean() -> None:
+    values = {**SICK.values, "kv_usage_ratio": 0.65, "kv_usage_avg_ratio": 0.98, "waiting": 0.0}
+    fallen = changed(SICK, values={**values, "waiting_avg": 12.0})
+    said = as_text(fallen).replace("\n  ", " ")
+    assert "now: KV 65%, " in said
+    assert "last 60 s: KV 98% on average, 12 waiting on average, " in said
+    for other in (changed(fallen, causes=[]), changed(SICK, values={**values, "waiting_avg": 0.9,
+                                                       "kv_usage_ratio": 0.9})):  # fmt: skip
+        assert "on average" not in as_text(other)
+
+
 def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
     for seen_s in (NOW_S, math.nan):
         standing = replace(PRESSURE, seen_s=seen_s, unless=TURNING)

@@ -52,7 +52,8 @@ def test_a_change_of_the_advice_says_why() -> None:
     for at_s, situation in ((0.0, FULL), (60.0, PEAK), (120.0, PEAK)):
         facts = replace(replace(situation, config=OVERRIDE).facts(), now_s=NOW_S + at_s)
         levers = {advice.id: advice for advice in adviser.advise(facts, pressure)}
-    assert "The first advice was 2; it is 3 now: arrivals/s rose from 4.0 to 9.0." in levers["replicas"].summary
+    why = "The first advice was 2; it is 3 now: arrivals/s rose from 4.0 to 9.0."
+    assert why in levers["replicas"].summary
 
 
 def test_a_cache_for_giant_prompts_ends_their_share() -> None:

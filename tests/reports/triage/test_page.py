@@ -200,6 +200,7 @@ def test_old_numbers_of_a_sick_engine_stay_critical_and_are_called_old() -> None
     root = page(replace(view, now_s=view.now_s + 100))
     assert root.one(css="word").text == "CRITICAL"
     assert root.one(css="late").text.startswith("No scrape for 101 s")
+    assert "(until the last scrape)" in root.one(css="verdict").text
 
 
 def test_a_past_moment_is_marked_and_leads_back() -> None:
