@@ -392,7 +392,7 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
         context,
         "fp8-weights",
         [("--quantization", None, "fp8")],
-        "FP8 halves the memory of the weights and the bytes that each step reads"
+        "Quantize the weights to FP8: half the memory of weights, half the bytes that a step reads"
         f"{_freed_words(context)}",
         before=present(context),
         predicted=numbers,

@@ -31,16 +31,24 @@ MOST_OF_SIZE = 3
 
 
 def levers(
-    answer: Size | None, replicas_needed: int | None, recommended: Sequence[Recommended]
+    answer: Size | None,
+    replicas: int,
+    replicas_needed: int | None,
+    recommended: Sequence[Recommended],
 ) -> tuple[Lever, ...]:
     """The levers in the ledger's order; for a launch that holds few requests also the first changes
     that `size` lists.
 
     A number of replicas is not among them where `replicas_needed` is known: that is the one for the
-    tier's peak, and the ledger's is for the load of an incident.
+    tier's peak, and the ledger's is for the load of an incident. One that assumed fewer than the
+    present `replicas` is left out.
     """
     # Of recommendations with the same subject the newest is taken: it is for the latest load.
-    newest = {subject(each.recommendation): each for each in live(recommended)}
+    newest = {
+        subject(each.recommendation): each
+        for each in live(recommended)
+        if not _assumed_fewer(each.recommendation, replicas)
+    }
     if replicas_needed is not None:
         newest.pop(frozenset({REPLICAS}), None)
     of_ledger = sorted(newest.values(), key=lambda each: order(each.recommendation))
@@ -147,9 +155,9 @@ def advised(
 
 
 def _assumed_fewer(recommendation: Recommendation, replicas: int) -> bool:
-    """Whether it adds to fewer replicas: the daemon of one server assumes one until the number is
-    stated."""
-    return any(
+    """Whether it counts with fewer replicas: the daemon of one server assumes one until the number
+    is stated."""
+    return (recommendation.before.get(REPLICAS) or replicas) < replicas or any(
         change.flag == REPLICAS and isinstance(change.before, int) and change.before < replicas
         for change in recommendation.changes
     )

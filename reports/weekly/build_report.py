@@ -36,8 +36,7 @@ from kneewatch.reports.weekly.observed import (
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
 from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
 from kneewatch.reports.weekly.slo_and_workload import slo, workload
-from kneewatch.reports.weekly.verdict import TierSections, severity, verdict
-from kneewatch.rules.formatting import percent
+from kneewatch.reports.weekly.verdict import TierSections, severity, verdict, watched_share
 from kneewatch.rules.rule import BY_WORD, Severity
 
 Value = TypeVar("Value")
@@ -286,7 +285,7 @@ def _notices(observed: Observed) -> tuple[str, ...]:
     if not any(tier.engines for tier in observed.tiers):
         notices.append(EMPTY)
     elif covered_s < PARTIAL_RATIO * length_s:
-        notices.append(f"only {percent(covered_s / length_s)} of this period was watched")
+        notices.append(f"only {watched_share(covered_s / length_s)} of this period was watched")
     if observed.before_grid is not None and not any(tier.before for tier in observed.tiers):
         notices.append("nothing was watched in the period before: no comparison")
     return tuple(notices)

@@ -147,7 +147,6 @@ def headroom(need: Need, replicas: int) -> float | None:
 PRESENT_S = 2 * HOUR_S
 """Seconds before the newest scrape of a tier over which its replicas are counted."""
 
-NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
 NEAR = (0.9, 1.1)
 """The server's KV capacity counts as expected from 0.9 times the lower end to 1.1 times the upper
 end of the predicted range."""
@@ -194,7 +193,7 @@ def sized(
         kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
         kv_peak_ratio=kv_peak,
         options=_options(answer),
-        levers=levers(answer, needed, recommended),
+        levers=levers(answer, replicas, needed, recommended),
         doubts=doubts,
         notes=(
             *problem,
@@ -340,7 +339,14 @@ def _missing(launched: Deployment, need: Need) -> str:
     if need.usable_per_s is None:
         lacking.append("the loads so far are too alike to learn the capacity of one engine")
     if launched.setup is None and not launched.misfit:
-        lacking.append(NOT_STATED)
+        stated = launched.stated
+        facts = {
+            "model": stated.model,
+            "gpu": stated.gpu,
+            "tensor_parallel": launched.tensor_parallel,
+        }
+        names = [name for name, value in facts.items() if value is None] or list(facts)
+        lacking.append(f"set {', '.join(names)} (or launch_file) to get memory and prices")
     return "; ".join(lacking)
 
 
@@ -474,7 +480,8 @@ def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tup
 def _savings(
     size: TierSize, price: float | None, recommended: Sequence[Recommended]
 ) -> tuple[Saving, ...]:
-    """The savings from resizing and from each open recommendation, the largest first."""
+    """What resizing and each open recommendation save, the largest first; without those that save
+    nothing."""
     savings: list[Saving] = []
     present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
     if size.verdict == "too large" and price is not None and present and needed and replicas:
@@ -497,9 +504,9 @@ def _savings(
     }
     for recommendation in newest.values():
         cost = recommendation.recommendation.cost_usd_per_hour
-        if cost is None or cost > 0:
+        if cost is None or cost >= 0:
             continue
-        saved = 0.0 - cost
+        saved = -cost
         savings.append(
             Saving(
                 recommendation.recommendation.id,

@@ -34,6 +34,11 @@ MUCH_IDLE_RATIO = 0.3
 """Share of idle hours from which the verdict mentions them (guide 9.2)."""
 
 
+def watched_share(ratio: float) -> str:
+    """The share of a period that was watched, in percent."""
+    return percent(ratio) if ratio >= 0.01 else "under 1%"
+
+
 class TierSections(Struct, frozen=True):
     """All sections of a tier. `partial`: some queries had no complete answer."""
 
@@ -57,7 +62,7 @@ class TierSections(Struct, frozen=True):
         """Why a tier without problems is not called healthy; empty if it is."""
         if self.partial or self.watched_ratio >= WATCHED_LEAST:
             return "the data is partial" if self.partial else ""
-        return f"only {percent(self.watched_ratio)} of the period was watched"
+        return f"only {watched_share(self.watched_ratio)} of the period was watched"
 
 
 def verdict(of: TierSections) -> Verdict:

@@ -85,6 +85,8 @@ def _counted(noun: str) -> Callable[[float], str]:
     return lambda value: f"{number(value)} {noun if value == 1 else noun + 's'}"
 
 
+MANY_BUDGETS = 10.0
+
 _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "": number,
     "s": duration,
@@ -101,7 +103,9 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "requests_per_usd": lambda value: f"{number(value)} requests per USD",
     "gpus": _counted("GPU"),
     "hours": _counted("hour"),
-    "gpu_hours": lambda value: f"{number(value)} GPU-hours",
+    "gpu_hours": lambda value: (
+        f"{number(value)} GPU-hours" if value >= 0.1 else f"{number(60 * value)} GPU-minutes"
+    ),
     "factor": lambda value: f"{number(value)}x",
 }
 
@@ -142,6 +146,11 @@ def share(ratio: float | None) -> str:
     if 0.99 <= ratio < 1:
         return f"{math.floor(1e4 * ratio + 1e-6) / 100:g}%"
     return percent(ratio)
+
+
+def spent(ratio: float) -> str:
+    """The spent part of a budget, such as 220%; from ten budgets on, such as "27x the budget"."""
+    return percent(ratio) if ratio < MANY_BUDGETS else f"{ratio:,.0f}x the budget"
 
 
 def saved(value: float | None, unit: str) -> str:

@@ -226,8 +226,8 @@ FILTERS: dict[str, Any] = {
             formatting.flag, formatting.has_number, formatting.health, formatting.outcome,
             formatting.points, formatting.request_count, formatting.saved, formatting.sentence,
             formatting.share, formatting.size_name, formatting.size_state,
-            formatting.size_verdict, formatting.spread, formatting.stamp, formatting.state,
-            formatting.tone, formatting.with_unit,
+            formatting.size_verdict, formatting.spent, formatting.spread, formatting.stamp,
+            formatting.state, formatting.tone, formatting.with_unit,
         )
     },
 }  # fmt: skip

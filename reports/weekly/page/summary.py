@@ -88,7 +88,7 @@ def _step(
     flags = [change for change in action.changes if change.flag.startswith("--")]
     resizes = any(change.flag == REPLICAS for change in action.changes)
     if flags:
-        owner, effort = SERVING, f"a restart of {plural(tier.engines_present, 'engine')}"
+        owner, effort = SERVING, f"a restart of {_restarted(action, tier, report)}"
     elif resizes or (not action.recommendation and verdict.size in ("too small", "too large")):
         owner, effort = CAPACITY, "a change of replicas"
     else:
@@ -102,6 +102,14 @@ def _step(
         _saving(action, tier, money, report),
         effort,
     )
+
+
+def _restarted(action: Action, tier: Tier, report: WeeklyReport) -> str:
+    """The replica of the action's incident, or the number of engines to restart."""
+    replicas = next((each.replicas for each in report.incidents if each.id == action.incident), ())
+    if len(replicas) == 1:
+        return replicas[0]
+    return plural(len(replicas), "replica") if replicas else plural(tier.engines_present, "engine")
 
 
 def _saving(action: Action, tier: Tier, money: TierMoney, report: WeeklyReport) -> str:
