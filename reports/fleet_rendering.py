@@ -141,8 +141,8 @@ def advice_words(advice: FleetAdvice) -> list[str]:
 
 
 def spread_words(signal: str, spread: Spread) -> str:
-    """A signal over all engines of a tier: the worst value with its engine, then the range, median
-    and mean."""
+    """A signal over all engines of a tier: its highest value, or the lowest where less is worse,
+    with its engine, then the range, median and mean."""
 
     def shown(value: float) -> str:
         return quantity(signal, value)
@@ -152,8 +152,10 @@ def spread_words(signal: str, spread: Spread) -> str:
         return f"{signal}: {shown(spread.most)} on all {spread.count}{unknown}"
     between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
     mean = "" if spread.mean is None else f", mean {shown(spread.mean)}"
+    worst = spread.worst_value(signal)
+    extreme = "lowest" if worst == spread.least else "highest"
     return (
-        f"{signal}: worst {shown(spread.worst_value(signal))} ({spread.worst}), {between}{mean} "
+        f"{signal}: {extreme} {shown(worst)} ({spread.worst}), {between}{mean} "
         f"over {spread.count}{unknown}"
     )
 

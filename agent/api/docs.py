@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, MEDIA_TYPES, Problem, form_of
+from kneewatch.reports.templates import palette
 
 FOLDERS = ("causes", "rules")
 GLOSSARY = "glossary"
@@ -49,7 +50,7 @@ def add_docs(app: FastAPI) -> None:
         return Response(reference_page(app.openapi()), media_type=MEDIA_TYPES[HTML])
 
     async def stylesheet() -> Response:
-        css = (files("kneewatch.agent.api") / "reference.css").read_bytes()
+        css = palette() + (files("kneewatch.agent.api") / "reference.css").read_text("utf-8")
         return Response(css, headers={"content-type": "text/css; charset=utf-8"})
 
     async def glossary(request: Request) -> Response:

@@ -38,7 +38,7 @@ from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict, TierVe
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import markdown, text
 from kneewatch.reports.triage.view_model import RANKS
-from kneewatch.rules.formatting import duration
+from kneewatch.rules.formatting import duration, plural
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.moment import FleetMoment
@@ -268,7 +268,7 @@ def _rendered(
     load = verdict.load
     footer = (
         f"queried every {duration(state.interval_s)}: {load.queries} queries in the last cycle, "
-        f"{state.queries} since the start; {state.failures} failed cycles"
+        f"{state.queries} since the start; {plural(state.failures, 'failed cycle')}"
     )
     if past:
         footer = (

@@ -38,7 +38,7 @@ from kneewatch.diagnose.doc_links import OWN_DOCS, linked
 from kneewatch.diagnose.verdict import Verdict, documented
 
 SCHEMA = "kneewatch.triage/1"
-FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
+FLEET_NOTICE = "no single target is configured, only a fleet: see /api/v1/fleet for its diagnosis"
 
 
 class TriageRequest(Struct, frozen=True):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.engine.diagnosis import judged_against
 from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict, target_of
 from kneewatch.diagnose.verdict import Verdict
@@ -35,7 +36,11 @@ class FleetMoment(Struct, frozen=True):
     ) -> FleetMoment:
         """The moment of a verdict. `interval_s` is the time between cycles."""
         pools: dict[str, TargetState] = {}
+        stated = (targets.ttft_p99_s, targets.itl_p99_s) != (None, None)
         for pool, of_pool in verdict.by_pool().items():
+            if stated:
+                basis = judged_against(targets, targets, has_baseline=False)
+                of_pool = replace(of_pool, judged_against=basis)
             pools[of_pool.target] = state_of(verdict, {"pool": pool}, (of_pool,), interval_s)
         replicas: dict[str, TargetState] = {}
         for (pool, replica), verdicts in engines.items():

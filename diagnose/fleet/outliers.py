@@ -15,7 +15,7 @@ from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
 from kneewatch.diagnose.values import DRAINS, STALL
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.formatting import percent, span
+from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -280,7 +280,7 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
             waiting,
             1.0,
             0.8,
-            f"{waiting:.0f} requests queued there, none on {room} others",
+            f"{plural(round(waiting), 'request')} queued there, none on {plural(room, 'other')}",
         )
     spare = 2 * room >= len(tier.engines) and (usual_usage or 0.0) < ROOM_BELOW
     case.apart = not (spare and case.severity >= Severity.WARNING)
@@ -496,6 +496,7 @@ def underused(tier: Tier) -> FleetCause | None:
             float(len(stressed)),
             None,
             -0.8,
-            f"{len(stressed)} others are queueing or preempting: balance the load first",
+            f"queue or preemptions on {plural(len(stressed), 'other engine')}: balance the load "
+            "first",
         )
     return closed(case, tier.pool, tier.tier, idle)

@@ -69,12 +69,8 @@ class Axis(Struct, frozen=True):
         return [tick for tick in ticks if EDGE <= tick.x <= 100 - EDGE]
 
 
-def axis_of(view: TriageView) -> Axis:
-    """The time axis of a page. It covers the requested range. If less than half of the range has
-    data, the axis covers only the part with data.
-
-    Otherwise the first minutes of a new daemon would be too narrow to read.
-    """
+def first_s(view: TriageView) -> float:
+    """The time of the oldest data of a page, but not before the requested range."""
     times_s = [
         t_s
         for engine in (engine for target in view.targets for engine in target.engines)
@@ -83,8 +79,17 @@ def axis_of(view: TriageView) -> Axis:
             *(engine.times[:1] if engine.series else ()),
         )
     ]
+    return max(view.since_s, min(times_s, default=view.since_s))
+
+
+def axis_of(view: TriageView) -> Axis:
+    """The time axis of a page. It covers the requested range. If less than half of the range has
+    data, the axis covers only the part with data.
+
+    Otherwise the first minutes of a new daemon would be too narrow to read.
+    """
     length_s = view.until_s - view.since_s
-    known_s = view.until_s - min(times_s, default=view.since_s)
+    known_s = view.until_s - first_s(view)
     if not 0 <= known_s < length_s / 2:
         return Axis(view.since_s, view.until_s)
     return Axis(view.until_s - min(length_s, max(SHORTEST_S, MARGIN * known_s)), view.until_s)

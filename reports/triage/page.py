@@ -43,7 +43,7 @@ from kneewatch.reports.triage.causes import (
     stop_gap_steps,
     title,
 )
-from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, tick_label
+from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label
 from kneewatch.reports.triage.timeline import Strip, interval_name, strip
 from kneewatch.reports.triage.view_model import (
     SINCE,
@@ -243,7 +243,7 @@ def render(view: TriageView) -> str:
         view=view,
         live=view.at_s is None,
         axis=axis,
-        cut=axis.since_s > view.since_s + 1,
+        first_s=first_s(view) if axis.since_s > view.since_s + 1 else None,
         reach=span(axis.length_s).replace(".0 ", " "),
         links=Links(view),
         default_since=SINCE_DEFAULT,

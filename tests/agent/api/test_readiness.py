@@ -88,7 +88,7 @@ def test_strict_is_a_boolean() -> None:
 
 
 def test_triage_leads_to_the_fleet_where_no_target_is_watched() -> None:
-    where = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
+    where = "no single target is configured, only a fleet: see /api/v1/fleet for its diagnosis"
     with asking(service_of(fleet=fleet_watch(**DOWN))) as client:
         assert where in client.get("/api/v1/triage").text
         assert client.get("/api/v1/triage?format=json").json()["notices"] == [where]

@@ -80,6 +80,7 @@ def test_the_page_of_one_pool_has_its_causes_and_replicas(watched: Watched) -> N
     assert "4 replicas: 1 critical, 3 ok" in html
     assert html.index(">hot<") < html.index(">r0<"), "the worst first"
     assert "7 waiting; TTFT P99 up to 4.2 s (target 1.5 s)" in html
+    assert "latency judged against targets: TTFT P99 1.5 s" in html
     assert "quiet times" not in html, "what changed is judged for a replica"
     assert watched.client.get("/", follow_redirects=False).headers["location"] == "triage"
 

@@ -15,6 +15,7 @@ from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuState, Histogram, XidSeen
 from kneewatch.diagnose.verdict import Cause
+from kneewatch.reports.fleet_rendering import spread_words
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WARNING, Severity
 from tests.diagnose.fleet.example_fleets import DILUTED, Row, causes, fleet, pod, verdict
@@ -34,6 +35,7 @@ def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
     assert causes(diagnosis) == {"replica_imbalance": ("hot",)}
     (tier,) = diagnosis.tiers
     running = tier.signals["running"]
+    assert spread_words("running", running).startswith("running: highest 40 (hot), 8 to 40, ")
     assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
     assert (running.mean or 0.0) < 9
 

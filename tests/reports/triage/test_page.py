@@ -17,6 +17,7 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
 )
+from kneewatch.rules.formatting import clock
 from kneewatch.rules.library import rule_of, slo_rules
 from kneewatch.rules.rule import Finding, Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
@@ -121,6 +122,14 @@ def test_the_timeline_names_every_stage(cascade: Node) -> None:
     assert "stage 3 (queueing) since 00:03:04 UTC." in stages.one("desc").text
     assert [node.text for node in lanes.one("svg", css="axis").every("text")]
     assert lanes.one("svg", css="cause").one("title").text == "Cause kv_pressure"
+
+
+def test_no_data_before_the_first_scrape_and_not_before_the_axis() -> None:
+    shown = views.cascade()
+    first_s = shown.targets[0].engines[0].times[0]
+    html = render(replace(shown, since_s=shown.now_s - 3600))
+    assert f"{clock(first_s)} UTC</time>.</p>" in html.split("No data before")[1][:90]
+    assert "No data before" not in render(replace(shown, since_s=first_s))
 
 
 def test_evidence_is_drawn_with_its_bound(cascade: Node) -> None:
