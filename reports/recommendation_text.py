@@ -15,6 +15,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 )
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.formatting import moment, number, percent, plural, rate, rounded_duration, span
+from kneewatch.rules.rule import Severity
 
 NUMBERS_SHOWN = 5
 
@@ -72,6 +73,11 @@ def stop_gap(cause_id: str) -> tuple[str, ...]:
     section = STOP_GAP.search(page)
     steps = STEP.findall(section[1]) if section else []
     return tuple(MARKUP.sub(r"\1\2", " ".join(step.split())) for step in steps)
+
+
+def stop_gap_steps(cause: Cause) -> tuple[str, ...]:
+    """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
+    return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
 def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
@@ -163,6 +169,21 @@ def is_ending(cause: Cause, t_s: float) -> bool:
 def do_first_label(cause: Cause, t_s: float) -> str:
     """The label of the first advice. A cause that is ending needs the advice only if it returns."""
     return "if it returns, do first" if is_ending(cause, t_s) else "do first"
+
+
+THEN = "then fix it"
+
+
+def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:
+    """What to do, in order, as on the triage page: the stop-gap, then the change that fixes it; of
+    each its label, its words and the change as flags. Without a recommendation: the cause's
+    lever."""
+    do_first = do_first_label(cause, diagnosis.t_s)
+    best = next(iter(advised(diagnosis, cause)), None)
+    words, flags = (cause.lever, "") if best is None else (best.summary, changes_words(best))
+    if steps := stop_gap_steps(cause):
+        return [(do_first, " ".join(steps), ""), (THEN, words, flags)]
+    return [(do_first, words, flags)]
 
 
 def first_step(diagnosis: Verdict, cause: Cause) -> str:

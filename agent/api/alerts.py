@@ -19,7 +19,6 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
-from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import Verdict, documented
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import who
@@ -255,7 +254,10 @@ class AlertContext(Struct, frozen=True):
         if diagnosis is not None:
             lines[0] = Line("", f"{who(diagnosis)}: {lines[0].plain()}")
         with_cause = next((d for d in (self.now, start) if d is not None and d.causes), None)
-        return [*lines, *_first_change(with_cause)] if with_cause else lines
+        if with_cause is None:
+            return lines
+        steps = advice.first_steps(with_cause, with_cause.causes[0])
+        return [*lines, *(Line(*step) for step in steps)]
 
 
 class AlertHistory:
@@ -312,15 +314,6 @@ def _verdict(diagnosis: Verdict | None) -> str:
     if not stage.number:
         return f"{text} ({diagnosis.stage_words})"
     return f"{text} (KV cascade stage {stage.number}, {stage.name})"
-
-
-def _first_change(diagnosis: Verdict) -> list[Line]:
-    cause = diagnosis.causes[0]
-    recommendations = advice.advised(diagnosis, cause)
-    do_first = advice.do_first_label(cause, diagnosis.t_s)
-    if not recommendations:
-        return [Line(do_first, cause.lever)]
-    return [Line(do_first, recommendations[0].summary, changes_words(recommendations[0]))]
 
 
 # The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,

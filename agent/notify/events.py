@@ -21,7 +21,7 @@ from kneewatch.agent.notify.message import (
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words, in_document
+from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
@@ -255,13 +255,10 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
     if cause is None:
         return lines
     lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]
-    recommendations = advice.advised(diagnosis, cause)
-    do_first = advice.do_first_label(cause, diagnosis.t_s)
-    if not recommendations:
-        return [*lines, Line(do_first, cause.lever)]
-    lines.append(Line(do_first, recommendations[0].summary, changes_words(recommendations[0])))
-    if numbers := advice.numbers_words(recommendations[0]):
-        lines.append(Line(advice.expected_label(recommendations[0], diagnosis.t_s), numbers))
+    lines += [Line(*step) for step in advice.first_steps(diagnosis, cause)]
+    for best in advice.advised(diagnosis, cause)[:1]:
+        if numbers := advice.numbers_words(best):
+            lines.append(Line(advice.expected_label(best, diagnosis.t_s), numbers))
     return lines
 
 

@@ -160,13 +160,18 @@ def subject(recommendation: Recommendation) -> frozenset[str]:
 
 
 def change_words(change: Change) -> str:
-    """A change as a flag with the old and the new value, such as "--max-num-seqs 256 -> 128"."""
+    """A change as words. A flag stands with its new value, to be pasted: "--max-num-seqs 128 (now
+    256)"."""
     if change.after is None or change.flag.startswith("--no-"):
         return f"drop {change.flag}"
-    if change.after is True and change.flag.startswith("--"):
-        return f"add {change.flag}"
-    before = "" if change.before is None else f" {_value(change.before)}"
-    return f"{change.flag}{before} -> {_value(change.after)}"
+    is_flag = change.flag.startswith("--")
+    if is_flag and isinstance(change.after, bool):
+        return f"add {change.flag if change.after else f'--no-{change.flag[2:]}'}"
+    after = _value(change.after)
+    if change.before is None:
+        return f"{change.flag} {after}"
+    before = _value(change.before)
+    return f"{change.flag} " + (f"{after} (now {before})" if is_flag else f"{before} -> {after}")
 
 
 def _value(value: Value) -> str:

@@ -21,7 +21,7 @@ from kneewatch.reports.diagnosis_text import (
     notable,
     quiet_notes,
 )
-from kneewatch.reports.recommendation_text import restart_words, stop_gap
+from kneewatch.reports.recommendation_text import restart_words
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.timeline import Lanes, lanes
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView, Standing
@@ -84,11 +84,6 @@ LABELS = dict(
         strict=True,
     )
 )
-
-
-def stop_gap_steps(cause: Cause) -> Sequence[str]:
-    """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
-    return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
 class EnginePart(Struct, frozen=True):

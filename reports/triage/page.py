@@ -31,6 +31,7 @@ from kneewatch.reports.recommendation_text import (
     doubt,
     expected_label,
     moved,
+    stop_gap_steps,
 )
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
@@ -40,7 +41,6 @@ from kneewatch.reports.triage.causes import (
     cost,
     keyed,
     replaced,
-    stop_gap_steps,
     title,
 )
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label

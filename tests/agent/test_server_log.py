@@ -80,7 +80,7 @@ def test_what_to_state_where_the_model_is_unknown(main: Main, log_file: Path) ->
     log_file.write_text(logs.KV_TOO_SMALL.replace("Qwen/Qwen3-8B", "/models/ours"))
     done = main("diagnose", "--log", log_file)
     assert done.status == 1
-    assert "--max-model-len 40960 -> 32768" in done.out
+    assert "--max-model-len 32768 (now 40960)" in done.out
     assert "state --model, --gpu" in done.out
 
 

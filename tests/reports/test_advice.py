@@ -49,8 +49,8 @@ ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
 
 def test_the_best_in_full_and_the_others_short() -> None:
     assert text([ADVISED], Style(), footers=False).splitlines()[13:] == [
-        "   do first: --kv-cache-dtype auto -> fp8. The same memory holds 2.0 times the KV blocks "
-        "in FP8.",
+        "   do first: --kv-cache-dtype fp8 (now auto). The same memory holds 2.0 times the KV "
+        "blocks in FP8.",
         "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions 4.8/s -> 0/s",
         "   check before: quality on long contexts",
         "   verify: preemption_per_s goes to 0 within 5 minutes",
@@ -60,7 +60,7 @@ def test_the_best_in_full_and_the_others_short() -> None:
 
 def test_markdown_says_the_same() -> None:
     rendered = markdown([ADVISED])
-    assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in rendered
+    assert "**Do first:** --kv-cache-dtype fp8 (now auto). The same memory" in rendered
     assert "**Verify:** preemption_per_s goes to 0" in rendered
     assert "**Alternatives:** replicas 1 -\\> 3" in rendered
 
@@ -116,8 +116,8 @@ def test_advice_without_a_change() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Change("--max-num-seqs", None, 64), "--max-num-seqs -> 64"),
-        (Change("--gpu-memory-utilization", 0.9, 0.95), "--gpu-memory-utilization 0.9 -> 0.95"),
+        (Change("--max-num-seqs", None, 64), "--max-num-seqs 64"),
+        (Change("--gpu-memory-utilization", 0.9, 0.95), "--gpu-memory-utilization 0.95 (now 0.9)"),
         (Change("--no-enable-prefix-caching", True, None), "drop --no-enable-prefix-caching"),
         (Change("--enable-prefix-caching", False, True), "add --enable-prefix-caching"),
         (Change("--speculative-config", "{}", None), "drop --speculative-config"),

@@ -94,8 +94,10 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "r0 (model llama, engine 0): at 00:01:43 UTC: CRITICAL kv_pressure: The KV cache is too "
         "small for this load. (KV cascade stage 3, queueing)",
         "now: OK (KV cache: fine)",
-        "do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice as "
-        "many.",
+        "do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
+        "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",
+        "then fix it: --kv-cache-dtype fp8 (now auto). Half the bytes a token: the cache holds "
+        "twice as many.",
         "docs: /docs/causes/kv_pressure",
     ]
     json.dumps(reply, allow_nan=False)
@@ -179,7 +181,7 @@ def test_alerts_are_sent_on_once_for_each_state_they_take(
     assert (sent.body["source"], sent.body["status"]) == ("alertmanager", "firing")
     assert sent.body["title"] == "ALERT: SlowFirstToken on r0"
     assert sent.body["events"][0]["diagnoses"][0]["now"]["health"] == "critical"
-    assert "--kv-cache-dtype auto -> fp8" in sent.body["text"]
+    assert "--kv-cache-dtype fp8 (now auto)" in sent.body["text"]
     settle(notifier)
     assert answer(firing, asked).sent == {"webhook-1": 0}, "Alertmanager repeats itself"
     notifier.close(PATIENCE_S)

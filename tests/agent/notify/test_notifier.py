@@ -36,7 +36,7 @@ def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) ->
         {"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}
     ]
     assert event["link"] == "https://ops.example/kneewatch/triage?target=r0"
-    assert "--kv-cache-dtype auto -> fp8" in began.body["text"]
+    assert "--kv-cache-dtype fp8 (now auto)" in began.body["text"]
     assert over.body["status"] == "resolved"
     # From 40 s before the first state until the first of those without it.
     assert over.body["title"].startswith(

@@ -56,8 +56,10 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "  evidence: 24% are preempted a second [preemption_ratio_per_s]",
         "  evidence: the KV cache is 99% full [kv_usage_avg_ratio]",
         "  evidence: 9 requests queued for capacity [waiting_by_capacity]",
-        "  do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice "
-        "as many.",
+        "  do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
+        "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",
+        "  then fix it: --kv-cache-dtype fp8 (now auto). Half the bytes a token: the cache holds "
+        "twice as many.",
         "  expected: KV tokens 5,088 -> 10,176",
         "  https://ops.example/triage?target=gpu-7",
     ]
@@ -73,7 +75,7 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) 
 
 def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:
     message = events.message(began(tmp_path, recommendations=()), receiver="x", base="")
-    assert "do first: Give the KV cache more room" in formats.text(message)
+    assert "then fix it: Give the KV cache more room" in formats.text(message)
     assert "http" not in formats.text(message)
 
 

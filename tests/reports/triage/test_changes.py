@@ -43,7 +43,7 @@ def test_changes_that_belong_together_are_typed_together() -> None:
     advice = made(Change("--a", 1, 2), Change("--b", None, None), Change("--c", None, "x y"))
     assert command(advice.changes) == "--a 2 --c 'x y'"
     assert besides(advice.changes) == ["drop --b"]
-    assert title(advice) == "--a 1 → 2, drop --b, --c → x y"
+    assert title(advice) == "--a 2 (now 1), drop --b, --c x y"
     assert title(made()) == "s"
 
 

@@ -157,7 +157,9 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert "Cost no change in price; needs a restart" in words
     assert ["TTFT", "1.8 s", "105 ms"] in rows
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
-    assert others[0] == ("or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320")
+    assert others[0] == (
+        "or --kv-cache-dtype fp8 (now auto), --num-gpu-blocks-override 320 (now 160)"
+    )
     assert "or replicas 1 → 2" in others
 
 
