@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import floor
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
@@ -18,10 +20,11 @@ from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, gib, memory_steps
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
-from kneewatch.diagnose.sizing.size import Size, start_failure, steps
+from kneewatch.diagnose.sizing.size import Size, size, start_failure, steps
 from kneewatch.rules.formatting import WIDTH, figure, percent, plural, wrapped
 
 SCHEMA = "kneewatch.size/1"
@@ -460,7 +463,7 @@ _SHOWN_LEVERS = 5
 def _levers(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The best changes where the launch does not fit or holds few requests."""
     context = answer.memory.setup.context
-    head = f"What would hold more requests of {context:,} tokens, best first:"
+    head = f"What would hold more requests of {context:,} tokens, by price, then by weights:"
     shown = [f"  {lever_text(lever, context)}" for lever in better[:_SHOWN_LEVERS]]
     return [head, *shown] if shown else []
 
@@ -560,7 +563,19 @@ def _fewest(answer: Size) -> list[str]:
         layout = f" (TP {spread.tensor} x PP {spread.pipeline}{engines})"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
     uncertain = "" if fewest.low == fewest.high else f", {bounds} within the overhead estimate"
-    return [f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"]
+    line = f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"
+    return [line, *_rate_on(answer, spread)]
+
+
+def _rate_on(answer: Size, spread: Parallel | None) -> list[str]:
+    """What the stated rate takes with the fewest GPUs, where the launch itself does not start."""
+    question = answer.question
+    if spread is None or answer.memory.holds_one or question.peak_requests_per_s is None:
+        return []
+    with suppress(SizingError):
+        then = size(replace(question, setup=replace(question.setup, parallel=spread)))
+        return [f"With {spread.gpus} GPUs: {line}" for line in (*_usable(then), *_price(then))]
+    return []
 
 
 def _speed(answer: Size) -> list[str]:
@@ -598,9 +613,14 @@ def _usable(answer: Size) -> list[str]:
     step = answer.usable_step
     if step is None or (answer.question.concurrency is not None and not answer.missed):
         return []
-    replicas = "" if answer.fleet is None else f"; {answer.fleet.deployed_instances} replicas"
+    replicas = (
+        ""
+        if answer.fleet is None
+        else f"; {plural(answer.fleet.deployed_instances, 'replica')} with a "
+        f"safety factor of {answer.question.safety:g}"
+    )
     served = f"{step.values} = {step.result}{replicas}"
-    return [f"Predicted usable within the targets, for one replica: {served}"]
+    return [f"Predicted usable within the targets (means, not P99), for one replica: {served}"]
 
 
 def size_markdown(

@@ -248,12 +248,25 @@ def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() 
     )
     text = " ".join(size(*asked, "--ttft-slo", "1s").stdout.split())
     assert re.search(
-        r"Predicted usable within the targets, for one replica: "
+        r"Predicted usable within the targets \(means, not P99\), for one replica: "
         r"([\d.]+) at \d+ in flight x 1 = \1 requests/s; \d replicas",
         text,
     )
     alone = size(*asked, "--ttft-slo", "1s", "--concurrency", "8").stdout
     assert "Predicted usable" not in alone
+
+
+def test_a_rate_is_answered_with_the_fewest_gpus_where_the_launch_does_not_start() -> None:
+    asked = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
+    load = (*CHAT[:4], "--peak-rps", "20", "--ttft-slo", "1s")
+    alone, split = size(*asked, *load), size(*asked, *load, "--tp", "4")
+    assert alone.returncode == 1
+    replicas = r"requests/s; (\d+ replicas with a safety factor of 1.3)"
+    texts = [" ".join(done.stdout.split()) for done in (alone, split)]
+    found = [re.findall(replicas, text) for text in texts]
+    assert found[0] == found[1] != []
+    assert "With 4 GPUs: Predicted usable" in texts[0]
+    assert "With 4 GPUs" not in texts[1]
 
 
 def test_stated_replicas_are_told_from_those_of_the_peak() -> None:

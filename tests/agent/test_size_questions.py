@@ -35,7 +35,7 @@ QUESTIONS = {
     ),
     "how many users within my targets": (
         (*QWEN, "--gpu", "h200", *CHAT, "--ttft-slo", "1s", "--itl-slo", "40ms"),
-        [r"FITS: holds \d+ requests", r"within the targets, for one replica: \S+ at \d+ in flight"],
+        [r"FITS: holds \d+ requests", r"means, not P99\), for one replica: \S+ at \d+ in flight"],
     ),
     "how many GPUs for 500 users": (
         ("--model", "Qwen/Qwen3-32B-FP8", "--gpu", "h100-sxm", *CHAT, "--users", "500"),
