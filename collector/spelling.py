@@ -13,15 +13,23 @@ FEW = 12
 
 
 def did_you_mean(name: str, valid_names: Iterable[str], otherwise: str = "") -> str:
-    """A question with the valid name that is most similar to `name`, ignoring case.
+    """A question with the valid name that is most similar to `name`, ignoring case. In a section
+    with a dot, such as `store.`, only its last part is compared.
 
     If no name is similar, a list of the valid names. If that list would be longer than FEW,
     `otherwise` (when given) is returned instead.
     """
     by_lower_case = {valid.lower(): valid for valid in valid_names}
-    similar = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=SIMILAR_RATIO)
+    section = name.lower()[: name.rfind(".") + 1]
+    siblings = {lower for lower in by_lower_case if lower.rpartition(".")[0] == section[:-1]}
+    is_word = section[:-1].replace("_", "").isalpha()
+    skip = len(section) if is_word and 0 < len(siblings) <= FEW else 0
+    parts = {lower[skip:]: lower for lower in by_lower_case if not skip or lower in siblings}
+    similar = get_close_matches(name.lower()[skip:], parts, n=1, cutoff=SIMILAR_RATIO)
     if similar:
-        return f"did you mean {by_lower_case[similar[0]]}?"
+        return f"did you mean {by_lower_case[parts[similar[0]]]}?"
+    if skip:
+        return f"valid: {', '.join(by_lower_case[lower] for lower in parts.values())}"
     if otherwise and len(by_lower_case) > FEW:
         return otherwise
     return f"valid: {', '.join(by_lower_case.values())}"

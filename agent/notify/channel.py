@@ -21,7 +21,7 @@ from kneewatch.agent.notify.alert_state import AlertState, StateFile, Stored
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.events import Event, Groups, SentAlerts
 from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
-from kneewatch.agent.notify.message import Message
+from kneewatch.agent.notify.message import HEADLINE_MAX, Message, escape_plain
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 
@@ -417,4 +417,6 @@ class Channel(ReceiverThread):
             return False
         with self._changed:
             self._outbox.delivered(outgoing)
+        headline = escape_plain(outgoing.message.headline, HEADLINE_MAX)
+        log.info("notify: sent receiver=%s message=%s", self.receiver.name, headline)
         return True

@@ -48,6 +48,15 @@ def test_a_restart_tells_nothing_again(starting: Starting, taking: Taking) -> No
     assert "after 4 min" in over.body["title"]  # since 40 s before the very first state
 
 
+def test_a_message_that_was_sent_is_logged(
+    starting: Starting, taking: Taking, caplog: pytest.LogCaptureFixture
+) -> None:
+    notifier = starting(webhook(taking()))
+    notifier.offer(state(sick()))
+    settle(notifier)
+    assert "notify: sent receiver=webhook-1 message=CRITICAL: kv_pressure on r0" in caplog.text
+
+
 def test_an_end_during_the_downtime_is_told(starting: Starting, taking: Taking) -> None:
     taker = taking()
     first = starting(webhook(taker))
