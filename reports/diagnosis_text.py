@@ -401,21 +401,25 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[s
 
 
 def _turn(point: Counterfactual) -> str:
-    """A phrase for the direction in which the signal passes the point: "rises above" or "drops
-    below". For a point at 0 it is "falls to", because no count or rate drops below 0."""
-    if point.above:
-        return "rises above"
-    return "drops below" if point.at else "falls to"
+    """The point that the signal passes, with its direction. For a point at 0 it is "falls to",
+    because no count or rate drops below 0."""
+    verb = "rises above" if point.above else "drops below" if point.at else "falls to"
+    return (
+        f"{point.signal} {verb} {quantity(point.signal, point.at)} "
+        f"(at the time: {quantity(point.signal, point.now)})"
+    )
 
 
 def unless_words(cause: Cause) -> str:
-    """A text with the values at which a cause would clear. Empty if they are unknown."""
-    points = [
-        f"{point.signal} {_turn(point)} {quantity(point.signal, point.at)} "
-        f"(at the time: {quantity(point.signal, point.now)})"
-        for point in cause.unless
-    ]
-    return f"clears if {' or '.join(points)}" if points else ""
+    """A text with the values below which a cause would clear, and those above which it would not
+    be concluded, which need not be a recovery. Empty if they are unknown."""
+    clears = " or ".join(_turn(point) for point in cause.unless if not point.above)
+    others = " or ".join(_turn(point) for point in cause.unless if point.above)
+    parts = (
+        f"clears if {clears}" if clears else "",
+        f"not concluded if {others}" if others else "",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def summary_words(cause: Cause, t_s: float) -> str:

@@ -176,7 +176,7 @@ class RuleState:
         if active is OK:
             self._outside, self._inside_s = None, None
             if level >= WARNING:
-                note = f"reported after {span(self._for_s)} out of bounds"
+                note = f"out of bounds, reported if that lasts {span(self._for_s)}"
             return self._finding("ok", value, note=note)
         if relaxed:
             self._outside, self._inside_s = value, None

@@ -108,7 +108,7 @@ def test_causes_of_another_version_are_told(render: Callable[[Verdict], str]) ->
 def test_what_would_clear_a_cause_is_told_with_the_numbers_of_its_time() -> None:
     said = as_text(changed(SICK, causes=[replace(PRESSURE, seen_s=NOW_S - 8, unless=TURNING)]))
     assert (
-        "clears if waiting_by_capacity drops below 29.4 (at the time: 42) or "
+        "clears if waiting_by_capacity drops below 29.4 (at the time: 42); not concluded if "
         "kv_usage_avg_ratio rises above 95% (at the time: 50%)"
     ) in " ".join(said.split())
 

@@ -212,7 +212,7 @@ def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:
     assert judge.at(0.0, 15.0, requests=2.0).note == "not judged: requests is below 3"
     assert not judge.at(1.0, 7.0, requests=2.0).note, "no more than a note would be told"
     judge.at(2.0, 15.0)
-    assert judge.at(6.0, 15.0).note == "reported after 10 s out of bounds"
+    assert judge.at(6.0, 15.0).note == "out of bounds, reported if that lasts 10 s"
     assert not judge.at(12.0, 15.0).note
     assert judge.at(14.0, 15.0, requests=2.0).note, "also while it clears"
 
