@@ -207,7 +207,8 @@ POINTS_MOST = 60
 STAGE_PREEMPTING, QUEUEING = str(EVICTS), str(EVICTS + 1)
 
 UNITS = (("_ratio_per_s", "ratio_per_s"), ("_tokens_per_s", "tokens_per_s"), ("_per_s", "per_s"),
-         ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"))  # fmt: skip
+         ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"),
+         ("_requests", "requests"))  # fmt: skip
 """The unit that belongs to each suffix of a signal's name."""
 
 PLAIN = ("running", "waiting")

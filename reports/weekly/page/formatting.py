@@ -99,7 +99,7 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "usd": _usd,
     "usd_per_hour": lambda value: f"{_usd(value)}/h",
     "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
-    "requests": _counted("request"),
+    "requests": lambda value: _counted("request")(round(value) if value >= 10 else value),
     "requests_per_usd": lambda value: f"{number(value)} requests per USD",
     "gpus": _counted("GPU"),
     "hours": _counted("hour"),

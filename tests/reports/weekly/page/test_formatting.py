@@ -11,6 +11,7 @@ import pytest
 from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
+from kneewatch.reports.weekly.incidents import unit_of
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 from kneewatch.reports.weekly.page.html import unknown_groups
@@ -85,6 +86,7 @@ def test_other_words() -> None:
     assert formatting.points(2.83, "s") == "+283%"
     assert formatting.saved(-12.0, "usd_per_hour") == "costs 12.00 USD/h"
     assert formatting.saved(0.0, "usd") == "no change in cost"
+    assert formatting.with_unit(42.3, unit_of("backlog_requests")) == "42 requests"
     assert formatting.spent(2.2) == "220%"
     assert formatting.spent(26.58) == "27x the budget"
     assert formatting.with_unit(0.00527, "gpu_hours") == "0.316 GPU-minutes"
