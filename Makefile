@@ -15,13 +15,13 @@ help:  ## say what there is
 # LOCKED=1 installs the versions of packaging/requirements.lock, and fails where a file has another hash.
 LOCKED ?=
 
-# setuptools warns at each editable installation, also at one whose folders can hide nothing.
+# setuptools warns at each editable installation, also at one whose folders can hide nothing, and at each folder of data files.
 $(BIN)/kneewatch: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@if [ -n "$(LOCKED)" ]; then $(BIN)/python packaging/requirements.py '[report,kubernetes,mcp]' > $(VENV)/requirements.txt && \
 		$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement $(VENV)/requirements.txt; fi
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable .
+	PYTHONWARNINGS='ignore:Editable installation,ignore:Package' $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 # The links let type checkers follow the mapped packages (kneewatch.collector is ./collector).
