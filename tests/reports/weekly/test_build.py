@@ -575,6 +575,12 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
     assert any("vLLM reports a KV cache" in note for note in size.notes)
 
 
+def test_only_the_settings_that_are_missing_are_asked_for() -> None:
+    stated = replace(STATED, stated=Stated(gpu=gpu("h100-sxm"), tensor_parallel=2))
+    missing = made(observed(tier("t", [engine("a")], stated=stated))).sizes[0].missing
+    assert "set model (or launch_file)" in missing
+
+
 def test_a_launch_that_holds_few_requests_has_the_changes_that_size_lists() -> None:
     small = Stated(model=named_model("meta-llama/Llama-3.1-8B"), gpu=gpu("l4"), tensor_parallel=1,
                    version=(0, 32, 0))  # fmt: skip
