@@ -191,9 +191,12 @@ SHIFT_CHANCE = Computed(
 )
 UNSHIFTED = Tested(
     lambda facts: (
-        facts.lengths is not None and not (facts.lengths.real and facts.lengths.shift_ratio > 0)
+        facts.lengths is not None
+        and not (facts.lengths.real and facts.lengths.shift_ratio > 0)
+        and facts.lengths.shift_ratio < 0.5 * facts.get(MORE_AT_LIMIT.key)
     ),
-    "the distribution of output lengths is known and has not moved up",
+    "the distribution of output lengths is known and has not moved up as far as half of the "
+    "requests that hit their limit",
 )
 BEYOND = Computed(
     lambda facts: facts.endless.shift_ratio if facts.endless else None,
