@@ -18,10 +18,12 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
+    MEAN_TTFT_GROWTH,
     NOT_EVICTING,
     PREFILL_S,
     SERVED,
     SLOWER,
+    TTFT_DRIFT,
     TTFT_IS_MISSED,
     TTFT_P99_S,
     WINDOW_S,
@@ -38,7 +40,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -339,6 +341,7 @@ NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
 OVER_TARGET = ITL_IS_MISSED.assume(unknown=True)
 FIRST_TOKENS_SUFFER = TTFT_IS_MISSED.assume(unknown=True)
 
+LATER_FROM = 1.2
 PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
@@ -379,6 +382,17 @@ CALLERS_WAIT_FOR_SLOW_STEPS = (
     IS_SLOW.assume(unknown=False) | (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
 ).assume(unknown=False)
 """An engine that lost its speed explains why callers give up."""
+
+FIRST_TOKENS_ARE_LATER = ((TTFT_DRIFT >= LATER_FROM) | (MEAN_TTFT_GROWTH >= LATER_FROM)).assume(
+    unknown=True
+)
+"""Slow prefills delay first tokens: if these come as early as usual, the prefills are not slow."""
+
+RATHER_SLOW_FROM = 0.9
+RATHER_SLOW = Held(
+    "rather_slow", SPEED_AT_MOST <= RATHER_SLOW_FROM, Number(60.0), stretch=False
+) & (SPEED_AT_MOST <= RATHER_SLOW_FROM)
+"""Steps take a little longer than in quiet times, beyond the error, for a minute."""
 
 SLOW_STEPS = cause(
     "slow_steps",
@@ -434,7 +448,9 @@ SLOW_STEPS = cause(
             guide=("8.4",),
         ),
         Form(
-            gate=(PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM) & ~GPUS_WAIT_FOR_THE_HOST,
+            gate=(PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
+            & FIRST_TOKENS_ARE_LATER
+            & ~GPUS_WAIT_FOR_THE_HOST,
             start=Number(0.0),
             terms=(
                 term(
@@ -470,5 +486,34 @@ SLOW_STEPS = cause(
             "since then: images, LoRA adapters, prompt logprobs.",
             guide=("8.4",),
         ),
+        Form(
+            gate=RATHER_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
+            start=Number(0.4),
+            terms=(
+                term(
+                    SPEED_RATIO,
+                    RATHER_SLOW_FROM,
+                    1.2,
+                    "speed x{value:.2f} +-{engine_speed_error_ratio:.2f} at equal work, by "
+                    "{engine_speed_samples} quiet samples",
+                    below=True,
+                ),
+                term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+            ),
+            levels=(Level(Severity.INFO),),
+            say=(
+                (
+                    ALWAYS,
+                    "Steps take {slower:.2f}x as long as in quiet times for the same work.",
+                ),
+            ),
+            words=(("slower", SLOWER_BY),),
+            apart=ALWAYS,
+            summary="Steps take a little longer than in quiet times at equal work",
+            lever="Compare vLLM's version, flags and the GPUs' clocks with those of quiet times.",
+            guide=("8.4",),
+        ),
     ),
+    unusual=IS_SLOW.assume(unknown=False)
+    | (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM).assume(unknown=False),
 )
