@@ -389,9 +389,8 @@ FIRST_TOKENS_ARE_LATER = ((TTFT_DRIFT >= LATER_FROM) | (MEAN_TTFT_GROWTH >= LATE
 """Slow prefills delay first tokens: if these come as early as usual, the prefills are not slow."""
 
 RATHER_SLOW_FROM = 0.9
-RATHER_SLOW = Held(
-    "rather_slow", SPEED_AT_MOST <= RATHER_SLOW_FROM, Number(60.0), stretch=False
-) & (SPEED_AT_MOST <= RATHER_SLOW_FROM)
+LITTLE_SLOWER = (SPEED_RATIO > SLOW_FROM) & (SPEED_AT_MOST <= RATHER_SLOW_FROM)
+RATHER_SLOW = Held("rather_slow", LITTLE_SLOWER, Number(60.0), stretch=False) & LITTLE_SLOWER
 """Steps take a little longer than in quiet times, beyond the error, for a minute."""
 
 SLOW_STEPS = cause(

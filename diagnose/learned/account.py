@@ -94,7 +94,13 @@ USUAL_EVERY_S = 30.0
 """Usual values of demand and work are medians of samples this far apart: of the newest two hours,
 as the baselines of latency, which must not change sooner or later than what explains it."""
 
-USUAL_SAMPLES_MIN = 3
+USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
+
+APART = 2.0
+"""Limits of the speed that are closer together tell it by themselves."""
+
+AGED_FROM = 0.5
+"""The growing contexts of requests that all began a minute ago or earlier explain such a speed."""
 
 YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
@@ -146,6 +152,7 @@ class Account:
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
         self._slow: Speed | None = None
+        self._began_s = inf
         self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._usual_s = -inf
         self._off_s: dict[str, float] = {}
@@ -241,7 +248,8 @@ class Account:
         recent.append(Sample(now_s, work, step, limits_s))
         while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
-        speed = self._held(self._speed())
+        self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
+        speed = self._held(self._speed(), aged=now_s - self._began_s > SILENT_S)
         if speed is not None and speed.ratio >= CHANGED_FROM:
             if self._is_full(now_s):
                 self._steps.forget()  # what was learned was not this engine's best
@@ -297,19 +305,33 @@ class Account:
         ratios = self._ratios()
         return None if ratios is None else self._steps.speed(*ratios)
 
-    def _held(self, speed: Speed | None, prefill: Speed | None = None) -> Speed | None:
+    def _held(
+        self, speed: Speed | None, prefill: Speed | None = None, *, aged: bool = False
+    ) -> Speed | None:
         """The speed, where its limits alone do not tell it: as that of prefills or, while even the
-        most that it may be is below 1, as it was when it was told best."""
+        most that it may be is below 1, as it was when it was told best.
+
+        Unknown if all requests are `aged` and steps take up to twice as long: contexts grow with
+        each token.
+        """
         ratios, slow = self._ratios(), self._slow
-        if ratios is None or ratios[1] >= 1.0 or (slow is not None and slow.ratio < ratios[0]):
+        if ratios is None or ratios[1] >= 1.0 or ratios[1] < APART * ratios[0]:
             slow = None
+        elif slow is not None and slow.ratio < ratios[0]:
+            slow = None
+        if aged and slow is None and ratios is not None and AGED_FROM <= ratios[1] < 1.0:
+            return None
         if ratios is not None and speed is not None and speed.ratio < LEARNED_FROM:
             if slow is None or speed.error <= slow.error or speed.is_below(slow):
-                slow = speed
+                slow = speed if self._is_slow_throughout() else slow
         elif ratios is not None and slow is None and prefill is not None and ratios[1] < 1.0:
             slow = self._steps.speed_beside(*ratios, prefill)
         self._slow = slow
         return speed if slow is None else slow
+
+    def _is_slow_throughout(self) -> bool:
+        """Whether each recent sample is slow: a single one may mix two loads."""
+        return len(self._recent) >= SLOW_SAMPLES and all(each.is_slow for each in self._recent)
 
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""

@@ -38,6 +38,10 @@ REFERENCES_MAX = 12
 SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
 """A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
 
+SLOWER_SHARE = 0.35
+"""Weight of a sample that is slower than its reference: an engine that slows down over an hour must
+not become its own reference, and none is faster than it can be."""
+
 NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
 
 BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
@@ -66,7 +70,8 @@ class Reference(Struct):
         """Add a sample."""
         self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
         share = 1.0 / self.samples
-        self.took_s += share * (step.took_s - self.took_s)
+        slower = SLOWER_SHARE if step.took_s > self.took_s else 1.0
+        self.took_s += slower * share * (step.took_s - self.took_s)
         self.size += share * (step.size - self.size)
         self.beside += share * (step.beside - self.beside)
         self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
@@ -123,17 +128,21 @@ class Speed(Struct, frozen=True):
 
 
 class Noise:
-    """A standard deviation that is learned from differences; a prior counts as a few of them."""
+    """A standard deviation that is learned from differences; a prior counts as a few of them.
 
-    __slots__ = ("_samples", "_square")
+    It is that around their mean: what grows slower and slower is not noisy.
+    """
+
+    __slots__ = ("_mean", "_samples", "_square")
 
     def __init__(self, prior: float) -> None:
-        self._samples, self._square = NOISE_WEIGHT, prior * prior
+        self._samples, self._square, self._mean = NOISE_WEIGHT, prior * prior, 0.0
 
     def add(self, difference: float) -> None:
         """Add a difference."""
         self._samples = min(self._samples + 1.0, NOISE_KEPT)
-        square = min(NOISE_MAX, abs(difference)) ** 2
+        square = min(NOISE_MAX, abs(difference - self._mean)) ** 2
+        self._mean += (difference - self._mean) / self._samples
         self._square += (square - self._square) / self._samples
 
     @property
