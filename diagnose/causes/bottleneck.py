@@ -378,10 +378,9 @@ ABORTS = term(
     when=MANY_ABORTED,
     signal="finished_abort_per_s",
 )
-CALLERS_WAIT_FOR_SLOW_STEPS = (
-    IS_SLOW.assume(unknown=False) | (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
-).assume(unknown=False)
-"""An engine that lost its speed explains why callers give up."""
+PREFILLS_TAKE_LONGER = PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM
+SPEED_IS_LOST = (IS_SLOW.assume(unknown=False) | PREFILLS_TAKE_LONGER).assume(unknown=False)
+"""An engine that lost its speed explains late tokens, and why callers give up."""
 
 FIRST_TOKENS_ARE_LATER = ((TTFT_DRIFT >= LATER_FROM) | (MEAN_TTFT_GROWTH >= LATER_FROM)).assume(
     unknown=True
@@ -447,9 +446,7 @@ SLOW_STEPS = cause(
             guide=("8.4",),
         ),
         Form(
-            gate=(PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
-            & FIRST_TOKENS_ARE_LATER
-            & ~GPUS_WAIT_FOR_THE_HOST,
+            gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
             start=Number(0.0),
             terms=(
                 term(
@@ -471,9 +468,14 @@ SLOW_STEPS = cause(
             ),
             say=(
                 (
-                    ALWAYS,
+                    SPEED_RATIO > SLOW_FROM,
                     "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
                     "the same length, while decode steps do not; vLLM's metrics do not show why.",
+                ),
+                (
+                    ALWAYS,
+                    "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
+                    "the same length; vLLM's metrics do not show why.",
                 ),
             ),
             words=(("prefills_slower", PREFILLS_SLOWER_BY),),
@@ -513,6 +515,5 @@ SLOW_STEPS = cause(
             guide=("8.4",),
         ),
     ),
-    unusual=IS_SLOW.assume(unknown=False)
-    | (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM).assume(unknown=False),
+    unusual=SPEED_IS_LOST,
 )

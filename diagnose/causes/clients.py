@@ -6,7 +6,7 @@ ones, so they are computed from the other counts.
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, CALLERS_WAIT_FOR_SLOW_STEPS
+from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, SPEED_IS_LOST
 from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, cause, term
@@ -198,7 +198,7 @@ REQUESTS_FAILING = cause(
                 "{share:%} of the finished requests were aborted: by clients that leave, or by the "
                 "server.",
             ),
-            when=~GIVEN_UP_SHARE.known & ~CALLERS_WAIT_FOR_SLOW_STEPS,
+            when=~GIVEN_UP_SHARE.known & ~SPEED_IS_LOST,
         ),
     ),
 )

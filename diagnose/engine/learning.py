@@ -29,6 +29,7 @@ from kneewatch.rules.rule import (
     QUIET_WAITING,
     SLOW_MOVES,
     STAGE_MOVES,
+    TTFT,
     WARNING,
     Finding,
 )
@@ -122,6 +123,8 @@ class Learned:
         families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
         if families:
             self.baseline.learn(facts.now_s, facts.values, families)
+        if TTFT in families:
+            self.account.learn_usual(facts.now_s)
         if LENGTHS in families:
             self._lengths.learn(facts.now_s, values.answers)
 

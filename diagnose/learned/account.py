@@ -37,7 +37,7 @@ from kneewatch.diagnose.account_signals import (
     is_unchanged,
 )
 from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed
-from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, Step, Work
+from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, PREFILLS, Step, Work
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Samples
 from kneewatch.rules.formatting import clock
@@ -92,7 +92,8 @@ HITS_MIN = 0.02
 
 USUAL_EVERY_S = 30.0
 """Usual values of demand and work are medians of samples this far apart: of the newest two hours,
-as the baselines of latency, which must not change sooner or later than what explains it."""
+as the baselines of latency, which must not change sooner or later than what explains it: they are
+learned together."""
 
 USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
 
@@ -148,13 +149,14 @@ class Account:
         self._seated: deque[tuple[float, float]] = deque()
         self._recent: deque[Sample] = deque()
         self._works: deque[Work] = deque()
-        self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE)
+        self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE, creeps=True)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
         self._slow: Speed | None = None
         self._began_s = inf
         self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._usual_s = -inf
+        self._to_learn: Signals = {}
         self._off_s: dict[str, float] = {}
         self.slow_since_s = inf
         """Since when the engine has been slow; inf while it is not."""
@@ -207,7 +209,8 @@ class Account:
             return
         # A page may count gaps without their seconds.
         timed = totals[GAPS - 1] > begun[1][GAPS - 1]
-        if timed and totals[GAPS] - begun[1][GAPS] >= GAPS_MIN:
+        gaps, prefills = (totals[at] - begun[1][at] for at in (GAPS, PREFILLS))
+        if (timed and gaps >= GAPS_MIN) or (not gaps and prefills >= COUNT_MIN):
             usage = sum(self._usages) / len(self._usages)
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
@@ -240,6 +243,9 @@ class Account:
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
 
     def _add(self, work: Work, now_s: float, values: Values) -> None:
+        if not work.gaps:
+            self._add_prefills(work, now_s, values)
+            return
         step = work.step
         limits_s = self._steps.limits(step, self._prefills.token_s)
         if limits_s is not None:
@@ -270,6 +276,18 @@ class Account:
             else:
                 pace.settle(now_s - SETTLED_S)
         self._compare(total, speed, prefill, now_s)
+
+    def _add_prefills(self, work: Work, now_s: float, values: Values) -> None:
+        """Take a sample of answers of one token into account: it shows no decode steps."""
+        self._recent.clear()
+        total = self._total(work)
+        quiet = values.served_s >= WARM_UP_S and not work.preemptions
+        prefill = self._prefill_speed(total, quiet, now_s, None)
+        if prefill is not None and prefill.ratio < LEARNED_FROM:
+            self._prefills.doubt()
+        else:
+            self._prefills.settle(now_s - SETTLED_S)
+        self._compare(total, None, prefill, now_s)
 
     def _total(self, work: Work) -> Work:
         """The sum of the newest samples: those of `KEPT_S`, and more where prefills are rare or
@@ -315,16 +333,15 @@ class Account:
         each token.
         """
         ratios, slow = self._ratios(), self._slow
-        if ratios is None or ratios[1] >= 1.0 or ratios[1] < APART * ratios[0]:
-            slow = None
-        elif slow is not None and slow.ratio < ratios[0]:
+        hidden = ratios is not None and APART * ratios[0] <= ratios[1] < 1.0
+        if ratios is None or not hidden or (slow is not None and slow.ratio < ratios[0]):
             slow = None
         if aged and slow is None and ratios is not None and AGED_FROM <= ratios[1] < 1.0:
             return None
         if ratios is not None and speed is not None and speed.ratio < LEARNED_FROM:
             if slow is None or speed.error <= slow.error or speed.is_below(slow):
                 slow = speed if self._is_slow_throughout() else slow
-        elif ratios is not None and slow is None and prefill is not None and ratios[1] < 1.0:
+        elif ratios is not None and hidden and slow is None and prefill is not None:
             slow = self._steps.speed_beside(*ratios, prefill)
         self._slow = slow
         return speed if slow is None else slow
@@ -397,7 +414,10 @@ class Account:
         streams = {STREAM: moved[STREAM] if speed is None else 1.0}  # all that is known of it
         self._mark({**speeds, **streams, **{key: moved[key] for key in FACTORS}}, now_s)
         if not self.is_slow:
-            self._learn_usual(present, _kept_apart(moved, speed), now_s)
+            kept_apart = _kept_apart(moved, speed)
+            self._to_learn = {key: now for key, now in present.items() if key not in kept_apart}
+            if len(self._usual[DEMAND]) < USUAL_SAMPLES_MIN:
+                self.learn_usual(now_s)
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
         self.values = {
@@ -415,20 +435,25 @@ class Account:
         samples = self._usual[key]
         return samples.median() if len(samples) >= USUAL_SAMPLES_MIN else None
 
-    def _learn_usual(self, present: Signals, kept_apart: Collection[str], now_s: float) -> None:
-        """Add a quiet sample of each factor."""
-        if now_s - self._usual_s < USUAL_EVERY_S:
+    def learn_usual(self, now_s: float) -> None:
+        """Learn demand and work of the newest samples, at a time at which TTFT is learned."""
+        if now_s - self._usual_s < USUAL_EVERY_S or not self._to_learn:
             return
         self._usual_s = now_s
-        for key, value in present.items():
-            if value is not None and key not in kept_apart:
+        for key, value in self._to_learn.items():
+            if value is not None:
                 self._usual[key].add(value)
+        self._to_learn = {}
+
+    def accept_work(self) -> None:
+        """Take the present demand and work as the usual ones."""
+        self._usual = {key: Samples() for key in self._usual}
 
     def accept(self) -> None:
         """Take the present speed and work as the usual ones."""
         self._steps.forget()
         self._prefills.forget()
-        self._usual = {key: Samples() for key in self._usual}
+        self.accept_work()
         for sample in self._recent:
             self._steps.learn(sample.step, sample.t_s)
         self._steps.settle(inf)
@@ -461,8 +486,9 @@ class Account:
 
     def _mark(self, factors: Mapping[str, float | None], now_s: float) -> None:
         """Note since when each factor has been off its usual value. Unknown changes nothing."""
-        slow = next((sample for sample in self._recent if sample.is_slow), self._recent[0])
-        begun_s = now_s if self._off_s else slow.t_s - slow.work.seconds
+        recent = self._recent
+        slow = next((sample for sample in recent if sample.is_slow), recent[0] if recent else None)
+        begun_s = now_s if self._off_s or slow is None else slow.t_s - slow.work.seconds
         for name, ratio in factors.items():
             if ratio is not None and is_unchanged(ratio):
                 self._off_s.pop(name, None)

@@ -38,7 +38,7 @@ REFERENCES_MAX = 12
 SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
 """A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
 
-SLOWER_SHARE = 0.35
+SLOWER_SHARE = 0.5
 """Weight of a sample that is slower than its reference: an engine that slows down over an hour must
 not become its own reference, and none is faster than it can be."""
 
@@ -66,11 +66,11 @@ class Reference(Struct):
     samples: float
     seen_s: float
 
-    def add(self, step: Step, now_s: float) -> None:
-        """Add a sample."""
+    def add(self, step: Step, now_s: float, slower_share: float) -> None:
+        """Add a sample, with `slower_share` of its weight if it is slower."""
         self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
         share = 1.0 / self.samples
-        slower = SLOWER_SHARE if step.took_s > self.took_s else 1.0
+        slower = slower_share if step.took_s > self.took_s else 1.0
         self.took_s += slower * share * (step.took_s - self.took_s)
         self.size += share * (step.size - self.size)
         self.beside += share * (step.beside - self.beside)
@@ -130,19 +130,21 @@ class Speed(Struct, frozen=True):
 class Noise:
     """A standard deviation that is learned from differences; a prior counts as a few of them.
 
-    It is that around their mean: what grows slower and slower is not noisy.
+    `is_centred`: it is that around their mean. What grows slower and slower is not noisy.
     """
 
-    __slots__ = ("_mean", "_samples", "_square")
+    __slots__ = ("_is_centred", "_mean", "_samples", "_square")
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, *, is_centred: bool = False) -> None:
         self._samples, self._square, self._mean = NOISE_WEIGHT, prior * prior, 0.0
+        self._is_centred = is_centred
 
     def add(self, difference: float) -> None:
         """Add a difference."""
         self._samples = min(self._samples + 1.0, NOISE_KEPT)
         square = min(NOISE_MAX, abs(difference - self._mean)) ** 2
-        self._mean += (difference - self._mean) / self._samples
+        if self._is_centred:
+            self._mean += (difference - self._mean) / self._samples
         self._square += (square - self._square) / self._samples
 
     @property
@@ -152,12 +154,15 @@ class Noise:
 
 
 class Pace:
-    """Reference steps of an engine, and its speed compared with them."""
+    """Reference steps of an engine, and its speed compared with them.
 
-    def __init__(self, *, first_samples: int, noise: float) -> None:
-        self._first_samples = first_samples
+    `creeps`: steps that take longer and longer are told. The times of prefills vary too much.
+    """
+
+    def __init__(self, *, first_samples: int, noise: float, creeps: bool = False) -> None:
+        self._first_samples, self._creeps = first_samples, creeps
         self._references: dict[tuple[int, int, int], Reference] = {}
-        self._quiet_noise, self._changes = Noise(noise), Noise(noise)
+        self._quiet_noise, self._changes = Noise(noise, is_centred=creeps), Noise(noise)
         self._before: float | None = None
         self._unsettled: deque[tuple[float, Step, float | None]] = deque()
         self.token_s: float | None = None
@@ -259,7 +264,7 @@ class Pace:
             self._references[key] = Reference(*step, 1.0, now_s)
             return
         self._quiet_noise.add(log(step.took_s / reference.took_s))
-        reference.add(step, now_s)
+        reference.add(step, now_s, SLOWER_SHARE if self._creeps else 1.0)
 
     def forget(self) -> None:
         """Start anew: what was learned no longer holds."""

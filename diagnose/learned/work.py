@@ -75,7 +75,9 @@ class Work(Struct, frozen=True):
 
     @property
     def step(self) -> Step:
-        """The mean decode step."""
+        """The mean decode step; where answers have one token, a step that takes no time."""
+        if not self.gaps:
+            return Step(0.0, 1.0, USAGE_MIN, 0.0, 1.0)
         sequences = self.gaps + self.first_tokens
         step_s = self.gaps_s / self.gaps
         # Without a count of steps, their number and batch follow from Little's law.
@@ -157,6 +159,6 @@ class Work(Struct, frozen=True):
         }
 
 
-GAPS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 15, 16, 17
-"""Indices of `Values.totals`: inter-token gaps, finished requests, accepted calls, prompt tokens of
-finished requests. Those before finished requests are the fields of `Work`."""
+GAPS, PREFILLS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 9, 15, 16, 17
+"""Indices of `Values.totals`: inter-token gaps, prefills, finished requests, accepted calls, prompt
+tokens of finished requests. Those before finished requests are the fields of `Work`."""

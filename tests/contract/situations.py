@@ -335,6 +335,25 @@ OTHERS: Mapping[str, Situation] = {
         CALM.but(prefill_speed_ratio=0.25, prefill_mean_s=0.8), targets=Targets(ttft_p99_s=30.0)
     ),
     "slow_steps:prefills, idle GPU": CALM.but(prefill_speed_ratio=0.25, **HOST),
+    **{
+        f"slow_steps:{name}": replace(
+            CALM.but(
+                prefill_speed_ratio=0.5, ttft_p50_drift_ratio=drift, ttft_mean_s=0.1 * growth
+            ),
+            quiet={**CALM.quiet, "ttft_mean_s": 0.1},
+        )
+        for name, drift, growth in (
+            ("prefills, first tokens a little later", 1.5, 1.0),
+            ("prefills, some first tokens a little later", 1.0, 1.5),
+            (" not for prefills, first tokens as usual", 1.0, 1.0),
+        )
+    },
+    **{
+        f"slow_steps:{name}": CALM.but(
+            engine_speed_ratio=0.8, engine_speed_error_ratio=error, prefill_speed_ratio=0.7
+        ).lasting(rather_slow=90.0)
+        for name, error in (("a little longer", 0.05), (" not within the error", 0.15))
+    },
     "slow_steps: not for prefills that are a little slower": CALM.but(prefill_speed_ratio=0.7),
     "unexplained_latency:fewer accepted drafts": CALM.but(
         stream_moved_ratio=0.4,

@@ -110,6 +110,7 @@ class Served:
             self._totals[at] += gained
         self.t_s += SCRAPE_S
         self.account.update(self.t_s, Values({"kv_usage_ratio": usage}, totals=tuple(self._totals)))
+        self.account.learn_usual(self.t_s)
 
     def value(self, key: str) -> float | None:
         return self.account.values.get(key)
@@ -239,6 +240,27 @@ def test_a_lost_speed_stays_lost_while_a_larger_load_hides_it() -> None:
     assert all(speed is not None and speed <= lost + 0.1 for speed in speeds)
     assert served.under(more, MACHINE, 120.0).speed != lost
     assert served.under(load, MACHINE, 120.0).speed == 1.0
+
+
+def test_an_engine_that_slows_down_over_an_hour_is_no_noise() -> None:
+    load = Load(per_s=1.0)
+    served = Served().under(load, MACHINE, QUIET_S)
+    for minute in range(60):
+        served.under(load, replace(MACHINE, slower=1.0 + minute / 60), 60.0)
+    assert served.speed is not None
+    assert served.speed <= 0.75
+
+
+def test_answers_of_one_token_show_the_speed_of_prefills() -> None:
+    load = Load(per_s=1.0, prompt_tokens=1500.0, answer_tokens=1.0)
+    served = Served().under(load, MACHINE, QUIET_S)
+    assert served.value(accounts.PREFILL_SPEED) == 1.0
+    assert served.value(accounts.DEMAND) == 1.0
+    served.under(load, replace(MACHINE, slower=2.5))
+    slowed = served.value(accounts.PREFILL_SPEED)
+    assert slowed is not None
+    assert slowed <= 0.6
+    assert served.speed is None
 
 
 def test_usual_work_is_that_of_two_hours() -> None:

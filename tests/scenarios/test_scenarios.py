@@ -21,6 +21,8 @@ QUICK = (
     "x5, and clients give up after 10 s",
     "decode x3 while prompts double",
     "vllm 26166: 0.1 tokens/s",
+    "vllm 44175: classification, x2.5",
+    "answers ramble",
     "vllm 42362: all answers are errors",
 )
 
