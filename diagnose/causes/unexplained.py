@@ -260,8 +260,8 @@ UNEXPLAINED_LATENCY = cause(
 )
 
 
-LEAVES_S = 15.0
-"""So long after the window the scrapes that bound it are gone, too."""
+LEAVES_S = 40.0
+"""So long after the window, the scrapes that bound it and the account's samples are gone, too."""
 
 
 class Explained:

@@ -361,21 +361,22 @@ class Account:
         """The speed of the prefills of the recent samples, beside decode steps of which the median
         takes `gap_s`. It is learned in quiet times."""
         step = total.step
-        prefill = total.prefill(step, gap_s, self._share_alone(total))
+        prefill = total.prefill(step, gap_s)
         if prefill is None:
             return None
+        took_s = prefill.took_s * self._share_alone(total)
         limits_s = self._prefills.limits(prefill, self._prefills.token_s)
         speed = None
         if limits_s is not None:
-            most, least = limits_s[1] / prefill.took_s, limits_s[0] / prefill.took_s
+            most, least = limits_s[1] / took_s, limits_s[0] / took_s
             if now_s - self._prefills_s >= KEPT_S:
                 self._prefills.follow(most)
             speed = self._prefills.speed(least, most)
-            quiet = quiet and self._prefills.may_learn(prefill.took_s, (0.0, limits_s[1]))
+            quiet = quiet and self._prefills.may_learn(took_s, (0.0, limits_s[1]))
         if quiet and now_s - self._prefills_s >= KEPT_S:
             self._prefills_s = now_s
-            took_s = total.prefills_s / total.prefills
-            own_s = max(took_s - step.took_s, FEWEST_SHARE * took_s)
+            mean_s = total.prefills_s / total.prefills
+            own_s = max(mean_s - step.took_s, FEWEST_SHARE * mean_s)
             self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.prompt_tokens)
         return speed
 

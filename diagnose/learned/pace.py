@@ -38,7 +38,7 @@ REFERENCES_MAX = 12
 SAMPLES_KEPT, NOISE_KEPT = 720.0, 40.0
 """A reference is the mean of about this many samples, and noise that of fewer; older ones fade."""
 
-SLOWER_SHARE = 0.5
+SLOWER_SHARE = 0.6
 """Weight of a sample that is slower than its reference: an engine that slows down over an hour must
 not become its own reference, and none is faster than it can be."""
 

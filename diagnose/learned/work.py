@@ -106,12 +106,9 @@ class Work(Struct, frozen=True):
         again = self.preemptions * self.prompt_tokens / max(1.0, self.first_tokens)
         return self.preemptions > 0.0 and self.uncounted_tokens < RECOUNTED_MIN * again
 
-    def prefill(self, step: Step, gap_s: float | None, share_alone: float) -> Step | None:
+    def prefill(self, step: Step, gap_s: float | None) -> Step | None:
         """The mean prefill beside such decode steps, of which the median takes `gap_s`; None if too
-        few ended, or if it is unknown how long they wait for blocks.
-
-        `share_alone`: share of its time that a prefill would take if as few prompts came as usual.
-        """
+        few ended, or if it is unknown how long they wait for blocks."""
         if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
             return None
         least_s = self._least_prefill_s(gap_s)
@@ -123,7 +120,7 @@ class Work(Struct, frozen=True):
             # ends.
             under_way = self.prefills_s / self.seconds
             took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
-            alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)) * share_alone)
+            alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)))
         tokens = self.prefilled / self.prefills
         return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens) if alone_s else None
 

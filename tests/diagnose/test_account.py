@@ -489,12 +489,8 @@ FULL = Work(
 
 
 def test_prefills_beside_evictions_are_timed_by_their_tokens() -> None:
-    prefill = FULL.prefill(FULL.step, 0.02, 1.0)
+    prefill = FULL.prefill(FULL.step, 0.02)
     assert prefill is not None
     assert prefill.took_s == pytest.approx((30.0 - 60 * 2 * 0.02) / 30)
-    assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02, 1.0) is None, (
-        "not counted again"
-    )
-    assert FULL.prefill(FULL.step, 0.2, 1.0) is None, (
-        "steps without prompts may take all of the time"
-    )
+    assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02) is None, "not counted again"
+    assert FULL.prefill(FULL.step, 0.2) is None, "steps without prompts may take all of the time"
