@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, MEDIA_TYPES, Problem, form_of
-from kneewatch.reports.templates import palette
 
 FOLDERS = ("causes", "rules")
 GLOSSARY = "glossary"
@@ -50,6 +49,9 @@ def add_docs(app: FastAPI) -> None:
         return Response(reference_page(app.openapi()), media_type=MEDIA_TYPES[HTML])
 
     async def stylesheet() -> Response:
+        # Jinja, which that module imports, is needed by pages only.
+        from kneewatch.reports.templates import palette
+
         css = palette() + (files("kneewatch.agent.api") / "reference.css").read_text("utf-8")
         return Response(css, headers={"content-type": "text/css; charset=utf-8"})
 

@@ -232,8 +232,6 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
-        if problem.is_ending:
-            return None
         if not active.is_announced:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
@@ -241,6 +239,8 @@ class AlertState:
                 return None
             active.is_announced = True
             return _event("began", problem, active)
+        if problem.is_ending:
+            return None
         before = active.severity
         deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
         worse = problem.severity > before or deeper

@@ -17,7 +17,6 @@ from kneewatch.diagnose.account_signals import (
     OPEN_CALLS_SIGNALS,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
-from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
@@ -306,10 +305,6 @@ def derive(
 UNFORGIVING = frozenset({"stalled"})
 """Conditions that a single scrape to the contrary ends: one generated token is progress."""
 
-RECURRING, RECURS_WITHIN_S = frozenset({FAR_OFF_HELD}), 120.0
-"""Conditions that come and go with their fault: the time for which one held counts on if it holds
-again so soon."""
-
 
 class Streaks:
     """How long conditions have held. A single scrape to the contrary does not end a streak.
@@ -323,15 +318,12 @@ class Streaks:
         self._progress = Progress()
         self._since_s: dict[str, float] = {}
         self._doubted: set[str] = set()
-        self._before: dict[str, tuple[float, float]] = {}
-        """Seconds for which a recurring condition held, and when it ended."""
 
     def forget(self) -> None:
         """Drop all streaks, because the process was replaced."""
         self._progress = Progress()
         self._since_s.clear()
         self._doubted.clear()
-        self._before.clear()
 
     def update(self, now_s: float, values: Values, moment: Moment) -> dict[str, float]:
         """Seconds for which each condition has held; conditions that do not hold are left out.
@@ -344,16 +336,12 @@ class Streaks:
         since_s, doubted = self._since_s, self._doubted
         for name in since_s.keys() - holds:
             if name in doubted or name in UNFORGIVING:
-                held_s = now_s - since_s.pop(name)
-                if name in RECURRING:
-                    self._before[name] = held_s, now_s
+                del since_s[name]
             else:
                 doubted.add(name)
         doubted.difference_update(holds)
         for name in holds:
-            if name not in since_s:
-                held_s, ended_s = self._before.pop(name, (0.0, now_s))
-                since_s[name] = now_s - held_s * (now_s - ended_s <= RECURS_WITHIN_S)
+            since_s.setdefault(name, now_s)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
     @property

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD
 from kneewatch.diagnose.learned.derived_signals import (
     DERIVED,
-    RECURS_WITHIN_S,
-    Streaks,
     against_baseline,
 )
-from kneewatch.diagnose.values import Values
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Moment, Targets
@@ -50,30 +46,3 @@ def test_a_drift_is_held_against_the_usual_hour_where_that_is_worse() -> None:
     baseline.season = {"ttft_p99_s": 1.6}
     values = against_baseline(Moment({"ttft_p99_s": 8.0}, TARGETS, baseline=baseline))
     assert values["ttft_p99_drift_ratio"] == 5.0
-
-
-@pytest.mark.parametrize(
-    ("name", "gap_s", "held_s"),
-    [
-        (FAR_OFF_HELD, RECURS_WITHIN_S - 10.0, 45.0),
-        (FAR_OFF_HELD, RECURS_WITHIN_S + 30.0, 0.0),
-        ("queued", 60.0, 0.0),
-    ],
-)
-def test_latency_that_is_far_off_again_counts_on(name: str, gap_s: float, held_s: float) -> None:
-    holds: tuple[str, ...] = (name,)
-    streaks, now_s, seconds = Streaks(lambda _: holds), 0.0, dict[str, float]()
-
-    def scrapes(for_s: float) -> None:
-        nonlocal now_s, seconds
-        for _ in range(round(for_s / 5.0)):
-            now_s += 5.0
-            seconds = streaks.update(now_s, Values({}), Moment({}))
-
-    scrapes(40.0)
-    holds = ()
-    scrapes(gap_s)
-    assert name not in seconds
-    holds = (name,)
-    scrapes(5.0)
-    assert seconds[name] == pytest.approx(held_s, abs=5.0)
