@@ -133,7 +133,7 @@ class Collectors:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry).decode()
 
     def gauges(self, engine: SglangEngine, running: int) -> None:

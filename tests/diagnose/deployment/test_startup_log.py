@@ -170,7 +170,8 @@ def test_every_logged_flag_is_in_the_command_and_a_secret_is_a_variable() -> Non
     """Whoever pastes the command starts the same server, with its authentication."""
     text = logs.V0_19.replace("['secret-key']", "['8675309']").replace("['x']", "['x', 'y']")
     launch = read(text).launch
-    command = launch and serve_command(launch, "", [Change("--max-num-seqs", 32, 64)])
+    assert launch is not None
+    command = serve_command(launch, "", [Change("--max-num-seqs", 32, 64)])
     assert command is not None
     assert "8675309" not in repr((launch, command))
     for words in (
