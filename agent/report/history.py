@@ -238,8 +238,8 @@ class Member(Struct, frozen=True):
     @property
     def program(self) -> str:
         """The engine's program; empty for vLLM."""
-        known = self.verdict and self.verdict.program
-        return known or self.engine.labels.get(PROGRAM, "")
+        program = self.verdict and self.verdict.program
+        return program or self.engine.labels.get(PROGRAM, "")
 
 
 def members_of(history: History, request: ReportRequest) -> list[Member]:

@@ -93,25 +93,24 @@ def workload_drift(facts: Facts) -> Cause | None:
 
 
 def _more_work(facts: Facts) -> Cause | None:
-    grew = {
-        words: ratio
+    grew = [
+        (key, ratio, f"{words} are {ratio:.1f}x as long as usual")
         for words, key in (("prompts", PROMPTS), ("answers", ANSWERS))
         if (ratio := facts.get(key)) >= GREW_FROM
-    }
+    ]
     if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
         return None
-    texts = [f"{words} are {ratio:.1f}x as long as usual" for words, ratio in grew.items()]
     case = Case(
         "workload_drift",
-        f"Requests ask for more work: {' and '.join(texts)}.",
+        f"Requests ask for more work: {' and '.join(text for *_, text in grew)}.",
         "Find the client, template or model version that changed. If it stays, put the measured "
         "lengths into a profile and size again: kneewatch size --plan PROFILE.",
         ("9.1",),
         Severity.INFO,
         log_odds=0.4,
     )
-    for (words, ratio), text in zip(grew.items(), texts, strict=True):
-        case.weigh(PROMPTS if words == "prompts" else ANSWERS, ratio, GREW_FROM, 1.2, text)
+    for key, ratio, text in grew:
+        case.weigh(key, ratio, GREW_FROM, 1.2, text)
     return case.close()
 
 
