@@ -11,6 +11,7 @@ from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
+from kneewatch.diagnose.recommend.recommendation import LEAST_CHANCE, NEAR_CHANCE
 from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
@@ -54,9 +55,6 @@ prefixes."""
 SLOWER_TTFT = 1.3
 HARMFUL_TTFT = 3.0
 """From this ratio of TTFT P50 to its usual value on, users are harmed and the cause is critical."""
-
-LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
-"""Hits count as random routing's if they are between these multiples of random routing's share."""
 
 SHORT_LIFE_S = 30.0
 """Blocks that are evicted sooner are gone before most sessions send their next turn."""

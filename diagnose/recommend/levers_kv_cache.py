@@ -20,7 +20,7 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
+from kneewatch.diagnose.recommend.recommendation import PREFIX_ROUTING, Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
@@ -408,7 +408,7 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
     left = (1 - quiet) / (1 - hits) if quiet is not None and better else 1.0
     return advice(
         context,
-        "prefix-routing",
+        PREFIX_ROUTING,
         [("router", "any replica", "by prefix")],
         f"Each of the {context.server.replicas} replicas computes and caches every prefix. Route "
         "by prefix or session, so that only one replica computes and caches each prefix."

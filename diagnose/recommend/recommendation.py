@@ -119,6 +119,10 @@ BINDING = ("kv-blocks", "kv-memory-bytes")
 
 QUANTIZED = ("fp8-weights", "int8-weights", "awq-weights")
 
+PREFIX_ROUTING = "prefix-routing"
+LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
+"""Hits count as random routing's if they are between these multiples of random routing's share."""
+
 BUDGET = "max-num-batched-tokens"
 QUEUE_LIMIT, FEWER_REPLICAS = "queue-limit", "fewer-replicas"
 """The first rejects user requests; the second is for quiet times."""
@@ -142,6 +146,8 @@ def order(recommendation: Recommendation) -> int:
     is_16_bit = name in QUANTIZED and bool(recommendation.predicted)
     if name == BUDGET_UP and recommendation.suffices is False:
         return 3  # compute binds, not the limit
+    if name == PREFIX_ROUTING and _hits_are_random(recommendation):
+        return 0  # a larger cache would hold every prefix on every replica
     if name in RAISED_LIMITS or is_16_bit or (recommendation.suffices and free):
         return 0
     if name in BINDING:
@@ -149,6 +155,15 @@ def order(recommendation: Recommendation) -> int:
     if name == BUDGET and recommendation.suffices is None:
         return 4  # vLLM may refuse to start with it: the launch is unknown
     return 2 if recommendation.suffices else 3 if free else 4
+
+
+def _hits_are_random(routing: Recommendation) -> bool:
+    """Whether the hit ratio fell to about the share that random routing leaves each replica."""
+    usual = routing.predicted.get("prefix_hit_ratio")
+    if usual is None:
+        return False
+    share = routing.before["prefix_hit_ratio"] / usual
+    return LEAST_CHANCE <= share * routing.before["replicas"] <= NEAR_CHANCE
 
 
 def subject(recommendation: Recommendation) -> frozenset[str]:

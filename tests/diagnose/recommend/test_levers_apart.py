@@ -57,6 +57,17 @@ def test_a_router_keeps_prefixes_together_where_there_are_replicas(cause_id: str
     assert "prefix-routing" not in advised(cause_id, situation=UNSHARED)
 
 
+def test_hits_at_the_share_that_random_routing_leaves_are_mended_by_routing_first() -> None:
+    page = {**PAGE, "num_gpu_blocks_override": PAGE["num_gpu_blocks"]}
+    # Random routing leaves 0.2 of a hit ratio of 0.8 to each of 4 replicas, 0.4 to each of 2.
+    for replicas, first in {4: "prefix-routing", 2: "kv-blocks"}.items():
+        levers = advised(
+            "prefix_churn", situation=UNSHARED, page=page, stated=Stated(replicas=replicas)
+        )
+        assert next(iter(levers)) == first
+        assert {"prefix-routing", "kv-blocks"} <= levers.keys()
+
+
 SLOW = replace(
     CALM.but(kv_transfer_mean_s=0.4, prompt_tokens_mean=8000.0),
     quiet={"kv_transfer_mean_s": 0.05},
