@@ -276,6 +276,29 @@ def config(**given: Any) -> int:  # noqa: ANN401
     return OK
 
 
+@cli.command(short_help="List who is notified of what; send test messages.")
+@click.argument("targets", nargs=-1, type=Target())
+@setting_options()
+@options("run.prometheus", "test")
+def notify(
+    targets: tuple[str, ...],
+    *,
+    prometheus: str | None,
+    test: bool,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """List who is notified of what, and what nobody is notified of, under the settings of `run`.
+
+    TARGETs are those that `run` gets as arguments. Secrets are not shown.
+
+    Exit status: 0 everything critical reaches somebody, or each test message was delivered; 1 not;
+    2 wrong settings.
+    """
+    from kneewatch.agent.notify import command
+
+    return command.notify(targets, effective(given), prometheus=prometheus, test=test)
+
+
 @cli.command("export", short_help="Write rules, dashboards or JSON schemas to a folder.")
 @click.argument("kind", type=click.Choice(EXPORTS))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))

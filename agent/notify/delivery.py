@@ -31,12 +31,15 @@ class SendError(KneewatchError):
     """A message could not be delivered.
 
     `after_s` are the seconds that the receiver asks to wait before a retry; None if it does not
-    ask. `final`: a retry is useless. The text contains no secret and can be logged.
+    ask. `final`: a retry is useless. `hint` says what to check. The text contains no secret and can
+    be logged.
     """
 
-    def __init__(self, message: str, *, final: bool = False, after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, final: bool = False, after_s: float | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message)
-        self.final, self.after_s = final, after_s
+        self.final, self.after_s, self.hint = final, after_s, hint
 
 
 def send(
@@ -64,6 +67,11 @@ def send(
     deliver(endpoint, mail, timeout_s=timeout_s)
 
 
+NO_CONNECTION = (
+    "check host and port, that the receiver runs, and firewalls between; timeout_s sets the limit"
+)
+
+
 # --- SMTP -----------------------------------------------------------------------------------------
 
 
@@ -81,13 +89,15 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         _deliver(mail, message, timeout_s)
     except CollectError as exc:
         text = str(exc).partition("://")[2] or str(exc)
-        raise SendError(f"{text} ({exc.hint})" if exc.kind == "tls" else text) from exc
+        shown = f"{text} ({exc.hint})" if exc.kind == "tls" else text
+        raise SendError(shown, hint=NO_CONNECTION) from exc
     except smtplib.SMTPNotSupportedError as exc:
         raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}", final=True) from exc
     except smtplib.SMTPRecipientsRefused as exc:
         codes = [code for code, _ in exc.recipients.values()]
         text = f"{where} refused all recipients (SMTP {', '.join(map(str, codes))})"
-        raise SendError(text, final=all(code >= 500 for code in codes)) from exc
+        final = all(code >= 500 for code in codes)
+        raise SendError(text, final=final, hint="check the addresses in `to`") from exc
     except smtplib.SMTPResponseException as exc:
         reply = exc.smtp_error
         words = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
@@ -95,9 +105,11 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
             f"{where} answered {exc.smtp_code} {cut(' '.join(words.split()), REPLY_MAX)}".rstrip()
         )
         is_login = isinstance(exc, smtplib.SMTPAuthenticationError)
-        raise SendError(text, final=exc.smtp_code >= 500 and not is_login) from exc
+        hint = "check user and password" if is_login else "check `from` and what the server allows"
+        raise SendError(text, final=exc.smtp_code >= 500 and not is_login, hint=hint) from exc
     except TimeoutError as exc:
-        raise SendError(f"{where}: timed out after {duration(timeout_s)}") from exc
+        text = f"{where}: timed out after {duration(timeout_s)}"
+        raise SendError(text, hint=NO_CONNECTION) from exc
     except (smtplib.SMTPException, SettingsError, OSError, ValueError) as exc:
         raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}") from exc
 
@@ -168,6 +180,14 @@ RETRYABLE = frozenset({401, 403, 407, 408, 425, 429})
 """HTTP statuses after which a retry is useful; so it is after all 5xx. Secrets are read again for
 each attempt, so a rotated token ends a 401 or 403."""
 
+HINTS = {
+    400: "check `kind`: the address takes another format",
+    401: "check the token or the headers",
+    403: "check the token or the headers",
+    404: "check the whole address, path included: a deleted webhook answers so, too",
+}
+"""What to check, by HTTP status."""
+
 ANSWER_MAX_BYTES = 4096
 SHOWN_HINTS = ("tls", "dns", "auth")
 """Kinds of connection errors whose hint is shown. The hints of other kinds are about scraping."""
@@ -202,7 +222,7 @@ def post(
         raise SendError(str(exc)) from exc
     except CollectError as exc:
         hint = f" ({exc.hint})" if exc.kind in SHOWN_HINTS else ""
-        raise SendError(f"{exc}{hint}") from exc
+        raise SendError(f"{exc}{hint}", hint="" if hint else NO_CONNECTION) from exc
     timed.deadline_s = deadline_s
     _check_status(shown, *_request(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
 
@@ -226,7 +246,7 @@ def _request(
             response.read(ANSWER_MAX_BYTES)
             return response.status, response.headers.get("retry-after")
     except TimeoutError:
-        raise SendError(f"no answer within {duration(timeout_s)}") from None
+        raise SendError(f"no answer within {duration(timeout_s)}", hint=NO_CONNECTION) from None
     except (http.client.HTTPException, OSError, ValueError) as exc:
         # The messages of http.client's errors can quote the path.
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
@@ -241,10 +261,11 @@ def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s
         return
     text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
     if status in RETRYABLE or status >= 500:
-        raise SendError(text, after_s=after_s(retry_after, now_s))
+        hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
+        raise SendError(text, after_s=after_s(retry_after, now_s), hint=hint)
     if 300 <= status < 400:
         text += "; redirects are not followed: configure the final URL"
-    raise SendError(printable(text), final=True)
+    raise SendError(printable(text), final=True, hint=HINTS.get(status, HINTS[404]))
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:

@@ -63,10 +63,10 @@ def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dic
             "summary": escape_plain(message.headline, HEADLINE_MAX),
             "description": text(message),
         },
-        "startsAt": _rfc3339(event.since_s),
+        "startsAt": rfc3339(event.since_s),
     }
     if event.ended_s is not None:
-        result["endsAt"] = _rfc3339(max(event.ended_s, event.since_s))
+        result["endsAt"] = rfc3339(max(event.ended_s, event.since_s))
     if link := message.parts[0].link:
         result["generatorURL"] = link
     return result
@@ -82,7 +82,7 @@ def _label_names(labels: Labels) -> dict[str, str]:
     return {f"_{name}" if name[:1].isdigit() else name: value for name, value in names.items()}
 
 
-def _rfc3339(t_s: float) -> str:
+def rfc3339(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, tz=UTC).isoformat(timespec="milliseconds")
 
 
@@ -174,7 +174,7 @@ class AlertmanagerChannel(ReceiverThread):
             return
         resolved = alert(event, labels, severity=severity, base=self.receiver.triage_url)
         if ended_s is not None:
-            resolved["endsAt"] = _rfc3339(max(ended_s, event.since_s))
+            resolved["endsAt"] = rfc3339(max(ended_s, event.since_s))
         self._resolved[event.key, severity] = (resolved, end)
 
     def _run(self) -> None:
