@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
 from kneewatch.diagnose.deployment import log_failure as log
-from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
@@ -19,7 +19,7 @@ from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
 from kneewatch.rules.wire import to_ms
 
@@ -37,7 +37,7 @@ class Remedies:
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated
         self._cause = ENGINE_DIED if failure.served else STARTUP_FAILED
-        self._setup = _setup_of(read, stated)
+        self._setup = deployment({}, stated).setup
 
     def all(self) -> Iterator[Recommendation]:
         """All changes that can be computed, best first."""
@@ -252,28 +252,6 @@ class Remedies:
         if self._setup.gpu is None or utilization is None:
             return None
         return _memory_of(replace(self._setup, gpu_memory_utilization=utilization))
-
-
-def _setup_of(read: StartupLog, stated: Stated) -> Setup | None:
-    """The launch as stated and logged; None if the model or its parallelism is unknown."""
-    if stated.model is None or stated.tensor_parallel is None:
-        return None
-    launch = stated.command
-    weights_gib = read.number("weights_gib")
-    return Setup(
-        model=stated.model,
-        gpu=stated.gpu,
-        parallel=stated.parallel,
-        quantization=launch.text("--quantization"),
-        kv_cache_dtype=launch.text("--kv-cache-dtype") or "auto",
-        version=stated.version or LATEST,
-        gpu_memory_utilization=launch.number("--gpu-memory-utilization"),
-        max_model_len=launch.count("--max-model-len"),
-        max_num_seqs=launch.count("--max-num-seqs"),
-        max_num_batched_tokens=launch.count("--max-num-batched-tokens"),
-        enforce_eager="--enforce-eager" in launch.flags,
-        weights_bytes=weights_gib * GIB if weights_gib else None,
-    )
 
 
 def _memory_of(setup: Setup) -> Memory | None:

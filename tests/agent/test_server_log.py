@@ -76,6 +76,19 @@ def test_more_of_the_gpu_or_more_gpus_where_the_gpu_is_stated(main: Main, log_fi
     assert changes["tensor-parallel"]["to"] == 2
 
 
+def test_every_flag_of_the_logged_launch_counts_in_the_advice(main: Main, log_file: Path) -> None:
+    def tokens(flags: str) -> float:
+        log_file.write_text(logs.KV_TOO_SMALL.replace("'gpu_mem", f"{flags}'gpu_mem"))
+        stated = ("--gpu", "a100-80gb", "--vllm-version", "0.11.0")
+        recommendations = told(main, "--log", log_file, *stated)["recommendations"]
+        (split,) = [each for each in recommendations if each["id"] == "tensor-parallel"]
+        return split["predicted"]["kv_capacity_tokens"]
+
+    # 4 GiB of weights in host memory leave room for more KV cache, and adapters take room.
+    adapters = "'enable_lora': True, 'max_loras': 8, 'max_lora_rank': 64, "
+    assert tokens("'cpu_offload_gb': 4.0, ") > tokens("") > tokens(adapters)
+
+
 def test_what_to_state_where_the_model_is_unknown(main: Main, log_file: Path) -> None:
     log_file.write_text(logs.KV_TOO_SMALL.replace("Qwen/Qwen3-8B", "/models/ours"))
     done = main("diagnose", "--log", log_file)
