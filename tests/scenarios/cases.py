@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.scenarios.combined import COMBINED
 from tests.scenarios.engine import Knobs
+from tests.scenarios.field_reports import FIELD_REPORTS
 from tests.scenarios.load import Scenario
 from tests.scenarios.operations import OPERATIONS
 from tests.scenarios.threads import SLOW, THREADS
@@ -215,4 +216,4 @@ HEALTHY = (
         turns={BEGIN: {"prompt": (2000.0, 20_000.0, 400.0)}},
     ),
 )
-SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS)
+SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS, *FIELD_REPORTS)
