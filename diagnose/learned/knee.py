@@ -47,7 +47,10 @@ SPAN_MIN = 4.0
 """Smallest ratio of the highest to the lowest observed load; below, there is no curve."""
 
 QUEUE_RATIO = 0.05
-"""From this ratio of waiting to running requests on, TTFT is that of a queue."""
+"""From this ratio of waiting to running requests on, requests queue."""
+
+QUEUE_STEPS = 2.0
+"""Requests that wait for more steps than these, by Little's law, queue: their TTFT has that wait."""
 
 IN_FLIGHT_MIN = 0.5
 REQUESTS_MIN = 4.0
@@ -273,9 +276,10 @@ def _outside_s(values: Mapping[str, float | None], prefill_s: float | None) -> f
     # vLLM counts TTFT at the first token and the queue at the end: where a queue grows or drains,
     # they are of different requests.
     ttft_s, waiting = values.get("ttft_mean_s"), values.get("waiting_avg") or 0.0
-    if ttft_s is None or prefill_s is None or waiting > QUEUE_RATIO * (values["running_avg"] or 0):
+    step_s, served_per_s = token_gap_s(values), values.get("completed_per_s")
+    if ttft_s is None or prefill_s is None or not step_s or not served_per_s:
         return None
-    return max(0.0, ttft_s - prefill_s)
+    return max(0.0, ttft_s - prefill_s) if waiting <= QUEUE_STEPS * step_s * served_per_s else None
 
 
 def token_gap_s(values: Mapping[str, float | None]) -> float | None:
@@ -479,6 +483,10 @@ class StepTimes(Struct, frozen=True, dict=True):
         """The largest batch measured, in requests."""
         return ceil(max(self.batches))
 
+    def reaches(self, running: float) -> bool:
+        """Whether a batch lies between those measured, or beyond by no more than BEYOND_RATIO."""
+        return self.least_running <= running <= BEYOND_RATIO * self.most_running
+
     @property
     def since_s(self) -> float:
         """Time of the oldest window."""
@@ -561,6 +569,9 @@ class StepTimes(Struct, frozen=True, dict=True):
         windows."""
         return median(self._decode.error_ratios(rows_max=ERROR_WINDOWS_MAX))
 
+
+BEYOND_RATIO = 2.0
+"""Up to this multiple of the largest batch measured, its line is followed."""
 
 COLLINEAR = 0.98
 """Above this squared correlation, the effects of batch and context cannot be told apart."""

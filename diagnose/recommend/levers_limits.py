@@ -24,6 +24,7 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
     resized_tokens,
+    settled,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters
@@ -135,7 +136,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         at_once, waiting = min(demand.requests, seats), 0
         drained = replace(demand, requests=at_once, mean_requests=at_once)
         context = replace(context, demand=drained)
-    numbers = predicted(context, After(seats=seats))
+    numbers = predicted(context, settled(context, After(seats=seats)))
     numbers["served_per_s_at_most"] = served_per_s
     before["max_concurrency"] = min(before.get("max_concurrency", now), now)
     stated = server.max_num_seqs is not None

@@ -159,7 +159,7 @@ def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 #
 # KV usage: tokens of the load over tokens of the cache. Latency: the roofline, with factors so that
 # its ITL and prefill time are the measured ones; without a known GPU, the step times that this
-# server measured itself, and nothing beyond the batches that it has run.
+# server measured itself, and nothing far beyond the batches that it has run.
 
 
 LAYOUT = ("parallel", "quantization", "adapters")
@@ -365,7 +365,8 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
 def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     """Latencies and throughput of the present requests, from step times measured on this server.
 
-    None if the server has not run such batches, or if the change makes its steps different.
+    None if the server's batches were all larger or far smaller, or if the change makes its steps
+    different.
     """
     facts, demand = context.facts, context.demand
     if context.curve is None or not demand.input_tokens or not demand.output_tokens:
@@ -382,7 +383,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     seats = change.seats or context.server.max_num_seqs or inf
     requests = max(demand.mean_requests * change.share_ratio, 1.0)
     places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", seats)))
-    if not steps.least_running <= places <= steps.most_running:
+    if not steps.reaches(places):
         return None
     context_tokens = demand.input_tokens + demand.output_tokens / 2
     computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
@@ -392,7 +393,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     # slower.
     now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
     pace = gap_s / now_s if gap_s and now_s else 1.0
-    context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio)
+    context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio, running=places)
     itl_s = pace * steps.itl_s(places, context_tokens)
     prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
     was_s = steps.prefill_s(running, context_tokens, computed_tokens) if running else 0.0

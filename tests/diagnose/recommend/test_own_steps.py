@@ -237,6 +237,25 @@ def test_nothing_is_predicted_for_a_batch_that_never_ran(
     assert "Speed predicted" not in advice.summary
 
 
+def test_a_batch_somewhat_beyond_those_that_ran_is_predicted_and_said_to_be() -> None:
+    loads = (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+    advice = recommended(replace(BUSY, curve=learned(*map(page, loads))))
+
+    running = advice.basis["running"]
+    assert 60 < running <= 2 * 60
+    assert advice.predicted["itl_s"] == pytest.approx(itl_s(running), rel=0.2)
+    assert f"A batch of {running:.0f} was not measured" in advice.summary
+
+
+def test_a_wait_of_a_few_steps_is_no_time_outside_the_engine() -> None:
+    """Few wait beside the batch, but for long: their answers are long too."""
+    late = {"waiting_avg": 3.0, "ttft_mean_s": 9.0}
+    pages = [page(load) if load < 80 else {**page(load), **late} for load in LOADS]
+    steps = StepTimes.of(learned(*pages), NOW_S)
+    assert steps is not None
+    assert before_prompt_s(steps, 120.0) < outside_s(80.0)
+
+
 def test_waits_of_preempted_requests_are_in_no_step() -> None:
     """vLLM counts them as ITL, and late prompts as prefill; the tokens that come out tell."""
     waits = {"preemption_per_s": 1.0, "itl_mean_s": 1.0, "prefill_mean_s": 9.0, "ttft_mean_s": 99.0}
