@@ -50,7 +50,7 @@ QUEUE_RATIO = 0.05
 """From this ratio of waiting to running requests on, requests queue."""
 
 QUEUE_STEPS = 2.0
-"""Requests that wait for more steps than these, by Little's law, queue: their TTFT has that wait."""
+"""Requests that wait for more steps (by Little's law) queue: that wait is part of their TTFT."""
 
 IN_FLIGHT_MIN = 0.5
 REQUESTS_MIN = 4.0
