@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import sized_command
@@ -19,7 +19,7 @@ from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, l
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, gib, memory_steps
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
@@ -513,7 +513,7 @@ def _picture(memory: Memory, *, width: int) -> list[str]:
     """The memory of one GPU, as a bar and as a list of parts."""
     setup = memory.setup
     if setup.gpu is None or memory.overhead is None or memory.weights_bytes is None:
-        return [f"available KV cache on each GPU: {gib(memory.available_bytes.expected)}"]
+        return [f"available KV cache on each GPU: {gibibytes(memory.available_bytes.expected)}"]
     whole_bytes = float(setup.gpu.memory_bytes)
     free = memory.available_bytes.expected
     beside = memory.adapter_bytes + memory.draft_bytes
@@ -529,13 +529,13 @@ def _picture(memory: Memory, *, width: int) -> list[str]:
     bar = "".join(
         mark * min(round(columns * size / whole_bytes), columns) for mark, _, size in parts
     )
-    lines = [f"one GPU, {gib(whole_bytes)}: [{bar[:columns]:<{columns}}]"]
+    lines = [f"one GPU, {gibibytes(whole_bytes)}: [{bar[:columns]:<{columns}}]"]
     lines += [
-        f"  {mark} {name:<11}{gib(size):>12}{size / whole_bytes:>7.0%}"
+        f"  {mark} {name:<11}{gibibytes(size):>12}{size / whole_bytes:>7.0%}"
         for mark, name, size in parts
     ]
     if free < 0:
-        lines.append(f"  {gib(-free)} missing")
+        lines.append(f"  {gibibytes(-free)} missing")
     return lines
 
 

@@ -1,13 +1,18 @@
-"""One line of arithmetic, written so that users can check every number by hand. Pure."""
+"""Arithmetic that computes a figure and is printed, so that users can check it by hand. Pure."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from msgspec import Struct
 
-from kneewatch.rules.formatting import figure
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.rules.formatting import figure, percent
 
 
 class Step(Struct, frozen=True):
@@ -39,6 +44,120 @@ class Step(Struct, frozen=True):
         return f"{self.title}: {self.formula} = {self.values} = {self.result}{self.cited}"
 
 
+class Sheet:
+    """Lines of arithmetic, each computed by the formula that it prints.
+
+    A formula has its quantities in braces, such as `ceil({peak RPS} / {usable RPS})` or
+    `{weights:GB} / {rate:GB/s}`, and their values follow in the order in which they first occur.
+    Behind the colon is how the value is printed: a key of UNITS, or a unit that follows the number;
+    text behind it is printed too.
+    """
+
+    def __init__(self, source: str = "") -> None:
+        self._source = source
+        self._lines: list[Callable[[], Step]] = []
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The lines as text."""
+        return tuple(line() for line in self._lines)
+
+    def line(
+        self,
+        title: str,
+        formula: str,
+        *quantities: float | Fraction,
+        result: str | Callable[[float], str] = "{}",
+        source: str = "",
+    ) -> float:
+        """Add a line, and return its figure.
+
+        `result` is how the figure is printed: text with the figure in braces, or a function.
+        """
+        value = compiled(formula)(*quantities)
+        value = float(value) if isinstance(value, Fraction) else value
+        source = source or self._source
+        self._lines.append(partial(_written, title, formula, quantities, value, result, source))
+        return value
+
+    def text(self, *steps: Step) -> None:
+        """Add lines that are no arithmetic, such as a choice."""
+        self._lines += [partial(_as_it_is, step) for step in steps]
+
+    def add(self, other: Sheet) -> None:
+        """Add the lines of another sheet."""
+        self._lines += other._lines
+
+
+def _as_it_is(step: Step) -> Step:
+    return step
+
+
+def _written(
+    title: str,
+    formula: str,
+    quantities: tuple[float | Fraction, ...],
+    value: float,
+    result: str | Callable[[float], str],
+    source: str,
+) -> Step:
+    by_name = dict(zip(names_of(formula), quantities, strict=True))
+    return Step(
+        title,
+        _QUANTITY.sub(r"\1", formula),
+        _QUANTITY.sub(lambda found: printed(by_name[found[1]], found[2] or ""), formula),
+        _QUANTITY.sub(lambda found: printed(value, found[2] or ""), result)
+        if isinstance(result, str)
+        else result(value),
+        source,
+    )
+
+
+# A quantity's name, and behind a colon how its value is printed.
+_QUANTITY = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
+
+
+def names_of(formula: str) -> list[str]:
+    """The names of a formula's quantities, in the order in which they first occur."""
+    return list(dict.fromkeys(found[1] for found in _QUANTITY.finditer(formula)))
+
+
+@lru_cache(maxsize=512)
+def compiled(formula: str) -> Callable[..., Any]:
+    """The function of a formula's quantities that computes it."""
+    places = {name: f"q{place}" for place, name in enumerate(names_of(formula))}
+    code = _QUANTITY.sub(lambda found: places[found[1]], formula)
+    code = code.replace(" x ", " * ").replace("^", "**")
+    arguments = ", ".join(places.values())
+    # Formulas are text of this package, never of a user.
+    return eval(f"lambda {arguments}: {code}", dict(_FUNCTIONS))
+
+
+def _ceil(value: float | Fraction) -> int:
+    """The value rounded up; what a float is above a whole number by rounding costs nothing."""
+    return math.ceil(value * (1 - _ROUNDING_RATIO) if isinstance(value, float) else value)
+
+
+_ROUNDING_RATIO = 1e-12
+_FUNCTIONS = {
+    "ceil": _ceil,
+    "floor": math.floor,
+    "exp": math.exp,
+    "ln": math.log,
+    "max": max,
+    "min": min,
+}
+
+
+def printed(value: float | Fraction, unit: str) -> str:
+    """A value with its unit."""
+    first, _, more = unit.partition(" ")
+    if first not in UNITS:
+        first, more = "", unit
+    text = UNITS[first](float(value) if isinstance(value, Fraction) else value)
+    return f"{text} {more}" if more else text
+
+
 def gigabytes(amount_bytes: float) -> str:
     """Bytes as text in GB, or in MB below 1 GB."""
     gigabyte, megabyte = 1e9, 1e6
@@ -59,3 +178,22 @@ def exact(value: float) -> Fraction:
     Needed for rounding up: in binary, 4.2 / 1.4 is slightly above 3 and would be rounded up to 4.
     """
     return Fraction(str(value))
+
+
+def gibibytes(amount_bytes: float) -> str:
+    """Bytes as text in GiB with two decimals."""
+    return f"{amount_bytes / GIB:,.2f} GiB"
+
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "": figure,
+    "GB": gigabytes,
+    "GB/s": lambda rate: f"{gigabytes(rate)}/s",
+    "TB/s": lambda rate: f"{figure(rate / 1e12)} TB/s",
+    "e9": lambda count: f"{figure(count / 1e9)}e9",
+    "GiB": gibibytes,
+    "MiB": lambda amount_bytes: f"{figure(amount_bytes / (1 << 20))} MiB",
+    "s": seconds,
+    "%": percent,
+}
+"""How the values of a unit are printed; a unit that is not listed follows the number."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import exact, seconds
+from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
@@ -28,7 +28,7 @@ from kneewatch.diagnose.sizing.search_results import (
     gpu_of,
 )
 from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
-from kneewatch.diagnose.sizing.size import peak_utilization
+from kneewatch.diagnose.sizing.size import fleet_of, peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs, safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
@@ -340,8 +340,6 @@ def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tall
 
 
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
-# A quotient this near to a whole number is computed exactly, from the decimals.
-_NEAR_WHOLE = 1e-9
 _BEST = 3
 # Requests are longer than the mean at times: a cache that is full in the mean evicts them.
 _MOST_KV_RATIO = 0.9
@@ -416,7 +414,8 @@ def _candidate(
         _reject_latency(targets, launch, limit_at_targets, tally)
         return None
     speed = limit_at_targets.performance
-    replicas = _replicas(question, speed.requests_per_s)
+    fleet = fleet_of(question, speed.requests_per_s)
+    replicas = 1 if fleet is None else fleet.deployed_instances
     if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
         tally.reject(
             Reason.GPUS,
@@ -477,18 +476,6 @@ def _capacity(
         drafting=drafting_of(question, setup, costs),
     )
     return capacity(costs, load, targets, tried.efficiency)
-
-
-def _replicas(question: Question, usable_requests_per_s: float) -> int:
-    # As size_fleet counts them (guide 9.1 step 11), without its steps: a search calls this ten
-    # thousand times.
-    if question.peak_requests_per_s is None:
-        return 1
-    ratio = question.peak_requests_per_s / usable_requests_per_s
-    instances = ceil(ratio)
-    if abs(ratio - round(ratio)) < _NEAR_WHOLE * ratio:
-        instances = ceil(exact(question.peak_requests_per_s) / exact(usable_requests_per_s))
-    return ceil(instances * exact(question.safety))
 
 
 def _reject_latency(targets: Targets, launch: Launch, reached: Capacity, tally: Tally) -> None:

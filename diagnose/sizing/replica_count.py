@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, exact, gigabytes, seconds
-from kneewatch.rules.formatting import duration, figure, percent, plural
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, exact
+from kneewatch.rules.formatting import duration, figure, plural
 
 SAFETY_DEFAULT = 1.3
 """The factor in the guide's worked example (figure 8.2).
@@ -40,7 +39,12 @@ class FleetSize(Struct, frozen=True):
     gpus_rounded_once: int
     headroom_ratio: float
     spare_instances: int
-    steps: tuple[Step, ...]
+    sheet: Sheet
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The arithmetic."""
+        return self.sheet.steps
 
 
 def size_fleet(
@@ -56,43 +60,33 @@ def size_fleet(
 
     Source: guide 8.3 step 3 and figure 8.2; 9.1 step 11.
     """
-    needed = exact(peak_requests_per_s) / exact(usable_requests_per_s)
-    instances = math.ceil(needed)
-    deployed = math.ceil(instances * exact(safety))
-    capacity = deployed * exact(usable_requests_per_s)
-    by_gpus = float(instances * gpus_each * exact(safety))
+    peak, usable, margin = map(exact, (peak_requests_per_s, usable_requests_per_s, safety))
+    sheet = Sheet("guide 8.3 step 3")
+    instances = sheet.line("Replicas for the peak", "ceil({peak RPS} / {usable RPS})", peak, usable)
+    deployed = sheet.line(
+        "Replicas with safety",
+        "ceil({replicas} x {safety})",
+        instances,
+        margin,
+        source="guide 9.1 step 11",
+    )
+    by_gpus = figure(float(instances * gpus_each * margin))
+    gpus = sheet.line(
+        "GPUs",
+        "{replicas with safety} x {GPUs per replica}",
+        deployed,
+        gpus_each,
+        result=f"{{}} ({by_gpus} before rounding to whole replicas)",
+        source="guide 8.3 step 3, 9.1 step 11",
+    )
     return FleetSize(
-        instances=instances,
-        deployed_instances=deployed,
-        gpus=deployed * gpus_each,
-        gpus_rounded_once=math.ceil(needed * exact(safety)) * gpus_each,
-        headroom_ratio=float(capacity / exact(peak_requests_per_s) - 1),
-        spare_instances=deployed - instances,
-        steps=(
-            Step(
-                title="Replicas for the peak",
-                formula="ceil(peak RPS / usable RPS)",
-                values=f"ceil({figure(peak_requests_per_s)} / {figure(usable_requests_per_s)}) "
-                f"= ceil({figure(float(needed))})",
-                result=f"{instances}",
-                source="guide 8.3 step 3",
-            ),
-            Step(
-                title="Replicas with safety",
-                formula="ceil(replicas x safety)",
-                values=f"ceil({instances} x {figure(safety)})",
-                result=f"{deployed}",
-                source="guide 9.1 step 11",
-            ),
-            Step(
-                title="GPUs",
-                formula="replicas with safety x GPUs per replica",
-                values=f"{deployed} x {gpus_each}",
-                result=f"{deployed * gpus_each} ({figure(by_gpus)} before rounding to whole "
-                "replicas)",
-                source="guide 8.3 step 3, 9.1 step 11",
-            ),
-        ),
+        instances=int(instances),
+        deployed_instances=int(deployed),
+        gpus=int(gpus),
+        gpus_rounded_once=math.ceil(peak / usable * margin) * gpus_each,
+        headroom_ratio=float(int(deployed) * usable / peak - 1),
+        spare_instances=int(deployed - instances),
+        sheet=sheet,
     )
 
 
@@ -122,22 +116,30 @@ def prefill_decode_ratio(
     The peak cancels out of the ratio and affects only the sizes of the pools. Source: guide 6.5.
     """
 
-    def gpus(tokens: float, rate: float) -> Fraction:
-        return exact(peak_requests_per_s) * exact(tokens) / exact(rate)
+    def text(ratio: float) -> str:
+        return f"{figure(ratio)}:1" if ratio >= 1 else f"1:{figure(1 / ratio)}"
 
-    prefill = gpus(input_tokens, prefill_tokens_per_s_per_gpu)
-    decode = gpus(output_tokens, decode_tokens_per_s_per_gpu)
-    ratio, peak = float(prefill / decode), figure(peak_requests_per_s)
-    text = f"{figure(ratio)}:1" if ratio >= 1 else f"1:{figure(1 / ratio)}"
-    step = Step(
-        title="P:D ratio",
-        formula="(RPS x input / prefill tokens/s) / (RPS x output / decode tokens/s), per GPU",
-        values=f"({peak} x {figure(input_tokens)} / {figure(prefill_tokens_per_s_per_gpu)}) / "
-        f"({peak} x {figure(output_tokens)} / {figure(decode_tokens_per_s_per_gpu)})",
+    sheet = Sheet("guide 6.5")
+    peak, prompts, answers = map(exact, (peak_requests_per_s, input_tokens, output_tokens))
+    prefill, decode = exact(prefill_tokens_per_s_per_gpu), exact(decode_tokens_per_s_per_gpu)
+    ratio = sheet.line(
+        "P:D ratio",
+        "({RPS} x {input} / {prefill tokens/s per GPU}) / "
+        "({RPS} x {output} / {decode tokens/s per GPU})",
+        peak,
+        prompts,
+        prefill,
+        answers,
+        decode,
         result=text,
-        source="guide 6.5",
     )
-    return PrefillDecodeRatio(ratio, float(prefill), float(decode), text, step)
+    return PrefillDecodeRatio(
+        ratio,
+        float(peak * prompts / prefill),
+        float(peak * answers / decode),
+        text(ratio),
+        sheet.steps[0],
+    )
 
 
 # --- Admission limits: queue depth and input length (guide 9.4) -----------------------------------
@@ -174,48 +176,52 @@ def circuit_breaker(
             f"{duration(ttft_target_s)}: no queue is short enough",
             name="quiet_ttft_s",
         )
-    rate = min(arrivals_per_s, served_per_s)
-    depth = (exact(ttft_target_s) - exact(quiet_ttft_s)) * exact(rate)
+    sheet = Sheet("guide 9.4")
+    depth = sheet.line(
+        "Greatest safe queue depth",
+        "({TTFT target:s} - {TTFT without a queue:s}) x {requests/s served:/s}",
+        exact(ttft_target_s),
+        exact(quiet_ttft_s),
+        exact(min(arrivals_per_s, served_per_s)),
+        result="{} requests",
+    )
     low, high = (
-        math.floor(depth * exact(share)) for share in (BREAKER_LOW_RATIO, BREAKER_HIGH_RATIO)
+        int(
+            sheet.line(
+                f"Reject requests (HTTP 429) from, at {when}",
+                "floor({share of the depth} x {depth})",
+                exact(share),
+                exact(depth),
+                result="{} queued requests",
+            )
+        )
+        for when, share in (("the earliest", BREAKER_LOW_RATIO), ("the latest", BREAKER_HIGH_RATIO))
     )
-    steps = (
-        Step(
-            title="Greatest safe queue depth",
-            formula="(TTFT target - TTFT without a queue) x requests/s served",
-            values=f"({figure(ttft_target_s)} - {figure(quiet_ttft_s)}) s x {figure(rate)} /s",
-            result=f"{figure(float(depth))} requests",
-            source="guide 9.4",
-        ),
-        Step(
-            title="Reject requests (HTTP 429) from",
-            formula="80-90% of the depth",
-            values=f"0.8 to 0.9 x {figure(float(depth))}",
-            result=f"{low} to {high} queued requests",
-            source="guide 9.4",
-        ),
-    )
-    return low, high, steps
+    return low, high, sheet.steps
 
 
 def input_limit(
     *, p95_input_tokens: float, p99_input_tokens: float, max_model_len: float = math.inf
-) -> tuple[int, Step]:
+) -> tuple[int, tuple[Step, ...]]:
     """`max_input_tokens` for the gateway: twice the P95 input, but at least the P99.
 
     At most the model's length. Source: guide 9.4, which gives 2 to 3 times P95; the higher limit is
     in the arithmetic.
     """
-    least = max(math.ceil(INPUT_LIMIT_LOW * p95_input_tokens), math.ceil(p99_input_tokens))
-    low = min(max_model_len, least)
-    high = min(max_model_len, max(math.ceil(INPUT_LIMIT_HIGH * p95_input_tokens), low))
-    return int(low), Step(
-        title="Input limit",
-        formula="2 to 3 x P95 input, at least P99, at most the model's length",
-        values=f"2 to 3 x {figure(p95_input_tokens)}, P99 {figure(p99_input_tokens)}",
-        result=f"{figure(low)} to {figure(high)} tokens",
-        source="guide 9.4",
+    sheet = Sheet("guide 9.4")
+    limit, _ = (
+        sheet.line(
+            f"{name} limit",
+            "min(max(ceil({times} x {P95 input}), ceil({P99 input})), {the model's length})",
+            times,
+            p95_input_tokens,
+            p99_input_tokens,
+            max_model_len,
+            result="{} tokens",
+        )
+        for name, times in (("Input", INPUT_LIMIT_LOW), ("Highest input", INPUT_LIMIT_HIGH))
     )
+    return int(limit), sheet.steps
 
 
 # --- Cold starts, and what must be warm meanwhile (guide 2.1, 9.2, 9.5) ---------------------------
@@ -226,6 +232,8 @@ START_HIGH_S = 300.0
 minutes)."""
 _BURST_RATIO = 2.0
 """Requests in a burst divided by the usual rate (guide 8.2: 2-3 times)."""
+_STANDBY = 1
+"""Replicas to spare (guide 9.2: one always available)."""
 
 
 class StoragePath(Struct, frozen=True):
@@ -252,7 +260,7 @@ STORAGE_PATHS: Mapping[str, StoragePath] = {
 
 def cold_start(
     *, weights_bytes: float, path: StoragePath, provision_s: float = 0.0, initialise_s: float = 0.0
-) -> tuple[float, Step]:
+) -> tuple[float, tuple[Step, ...]]:
     """The longest seconds from ordering a replica to its first request, for this storage path.
 
     `provision_s`: time to get the machine and the container. `initialise_s`: the engine's time
@@ -261,18 +269,20 @@ def cold_start(
 
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
-    around = provision_s + initialise_s
-    fastest = weights_bytes / path.high_bytes_per_s + around
-    slowest = weights_bytes / path.low_bytes_per_s + around
-    rates = sorted({path.low_bytes_per_s / 1e9, path.high_bytes_per_s / 1e9}, reverse=True)
-    return slowest, Step(
-        title=f"Cold start from {path.name}",
-        formula="provisioning + weights / bandwidth + initialization",
-        values=f"{figure(provision_s)} s + {gigabytes(weights_bytes)} / "
-        f"{' to '.join(figure(rate) for rate in rates)} GB/s + {figure(initialise_s)} s",
-        result=seconds(fastest) + ("" if len(rates) == 1 else f" to {seconds(slowest)}"),
-        source=path.source,
-    )
+    sheet = Sheet(path.source)
+    slowest_s = 0.0
+    rates = {"": path.high_bytes_per_s, " at its lowest rate": path.low_bytes_per_s}
+    for name, rate in rates.items() if len(set(rates.values())) > 1 else [*rates.items()][:1]:
+        slowest_s = sheet.line(
+            f"Cold start from {path.name}{name}",
+            "{provisioning: s} + {weights:GB} / {bandwidth:GB/s} + {initialization: s}",
+            provision_s,
+            weights_bytes,
+            rate,
+            initialise_s,
+            result="{:s}",
+        )
+    return slowest_s, sheet.steps
 
 
 def warm_minimum(
@@ -284,17 +294,17 @@ def warm_minimum(
 
     Source: guide 9.2 (one replica always available), 8.2 (bursts of 2-3 times).
     """
-    lowest, usable = exact(lowest_requests_per_s), exact(usable_requests_per_s)
-    base = math.ceil(lowest / usable)
-    instances = max(math.ceil(lowest * exact(burst_ratio) / usable), base + 1)
-    return instances, Step(
-        title="Warm minimum",
-        formula="max(ceil(lowest RPS x burst / usable), ceil(lowest RPS / usable) + standby)",
-        values=f"max(ceil({figure(lowest_requests_per_s)} x {figure(burst_ratio)} / "
-        f"{figure(usable_requests_per_s)}), {base} + 1)",
-        result=plural(instances, "replica"),
-        source="guide 9.2, 8.2",
+    sheet = Sheet("guide 9.2, 8.2")
+    instances = sheet.line(
+        "Warm minimum",
+        "max(ceil({lowest RPS} x {burst} / {usable}), ceil({lowest RPS} / {usable}) + {standby})",
+        exact(lowest_requests_per_s),
+        exact(burst_ratio),
+        exact(usable_requests_per_s),
+        _STANDBY,
+        result=lambda count: plural(int(count), "replica"),
     )
+    return int(instances), sheet.steps[0]
 
 
 def scale_up_ratio(
@@ -312,26 +322,24 @@ def scale_up_ratio(
 
     Source: guide 9.2 (reactive scaling arrives after the spike), 9.5 (lead time per tier).
     """
-    capacity = instances * usable_requests_per_s
-    order_at = max(0.0, 1 - cold_start_s * growth_per_s_per_s / capacity)
-    lead = seconds(cold_start_s)
-    return order_at, (
-        Step(
-            "Lead time of a replica",
-            "reaction + cold start",
-            f"0 + {lead}",
-            lead,
-            "guide 9.2, 9.5",
-        ),
-        Step(
-            title="Order the next replica at",
-            formula="1 - lead time x growth / capacity",
-            values=f"1 - {lead} x {figure(growth_per_s_per_s)} requests/s² / "
-            f"{figure(capacity)} requests/s",
-            result=f"{percent(order_at)} of capacity",
-            source="guide 9.2",
-        ),
+    sheet = Sheet("guide 9.2")
+    lead_s = sheet.line(
+        "Lead time of a replica",
+        "{reaction} + {cold start:s}",
+        0,
+        cold_start_s,
+        result="{:s}",
+        source="guide 9.2, 9.5",
     )
+    order_at = sheet.line(
+        "Order the next replica at",
+        "max(1 - {lead time:s} x {growth:requests/s²} / {capacity:requests/s}, 0)",
+        lead_s,
+        growth_per_s_per_s,
+        instances * usable_requests_per_s,
+        result="{:%} of capacity",
+    )
+    return order_at, sheet.steps
 
 
 def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Degree, Unit
-from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import figure, percent
+from kneewatch.rules.formatting import percent
 
 HOURS_PER_YEAR = 8760
 """365 days; GPUs are paid around the clock."""
@@ -48,26 +48,24 @@ def token_cost(
 
     Source: guide 9.2, 9.1 step 12.
     """
-    hourly = gpus * usd_per_gpu_hour
-    cost = hourly / (tokens_per_s * SECONDS_PER_HOUR * utilization_ratio) * 1e6
-    steps = (
-        Step(
-            title=f"Cost per hour of {owner}",
-            formula="GPUs x USD per GPU-hour",
-            values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)}",
-            result=f"{figure(hourly)} USD/h",
-            source="guide 9.2",
-        ),
-        Step(
-            title="Cost per million tokens",
-            formula="USD per hour / (tokens/s x 3600 x utilization) x 1e6",
-            values=f"{figure(hourly)} / ({figure(tokens_per_s)} x 3,600 x "
-            f"{figure(utilization_ratio)}) x 1e6",
-            result=f"{figure(cost)} USD",
-            source="guide 9.2",
-        ),
+    sheet = Sheet("guide 9.2")
+    hourly = sheet.line(
+        f"Cost per hour of {owner}",
+        "{GPUs} x {USD per GPU-hour}",
+        gpus,
+        usd_per_gpu_hour,
+        result="{} USD/h",
     )
-    return TokenCost(hourly, cost, steps)
+    cost = sheet.line(
+        "Cost per million tokens",
+        "{USD per hour} / ({tokens/s} x {3600} x {utilization}) x 1e6",
+        hourly,
+        tokens_per_s,
+        SECONDS_PER_HOUR,
+        utilization_ratio,
+        result="{} USD",
+    )
+    return TokenCost(hourly, cost, sheet.steps)
 
 
 class YearlyCost(Struct, frozen=True):
@@ -79,15 +77,16 @@ class YearlyCost(Struct, frozen=True):
 
 def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
     """Dollars per year: GPUs x price x 8,760 hours (guide 9.1 step 12)."""
-    yearly = gpus * usd_per_gpu_hour * HOURS_PER_YEAR
-    step = Step(
-        title="Cost per year",
-        formula="GPUs x USD per GPU-hour x hours",
-        values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)} x {figure(HOURS_PER_YEAR)}",
-        result=f"{figure(yearly)} USD",
-        source="guide 9.1 step 12",
+    sheet = Sheet("guide 9.1 step 12")
+    yearly = sheet.line(
+        "Cost per year",
+        "{GPUs} x {USD per GPU-hour} x {hours}",
+        gpus,
+        usd_per_gpu_hour,
+        HOURS_PER_YEAR,
+        result="{} USD",
     )
-    return YearlyCost(yearly, (step,))
+    return YearlyCost(yearly, sheet.steps)
 
 
 class UtilizationTrap(Struct, frozen=True):
@@ -107,32 +106,26 @@ def utilization_trap(usd_per_year: float, utilization_ratio: float) -> Utilizati
 
     Above the target utilization nothing is recoverable. Source: guide 9.2, 9.3.
     """
-    recoverable = usd_per_year * max(0.0, 1 - utilization_ratio / TRAP_TARGET_RATIO)
-    multiple, used = 1 / utilization_ratio, figure(utilization_ratio)
-    steps = (
-        Step(
-            title="Cost per token against a full fleet",
-            formula="1 / utilization",
-            values=f"1 / {used}",
-            result=f"{figure(multiple)}x",
-            source="guide 9.2",
-        ),
-        Step(
-            title="Cost of idle GPU time per year",
-            formula="USD per year x (1 - utilization)",
-            values=f"{figure(usd_per_year)} x (1 - {used})",
-            result=f"{figure(usd_per_year * (1 - utilization_ratio))} USD",
-            source="guide 9.2",
-        ),
-        Step(
-            title=f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
-            formula="USD per year x (1 - utilization / target)",
-            values=f"{figure(usd_per_year)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
-            result=f"{figure(recoverable)} USD",
-            source="guide 9.2",
-        ),
+    sheet = Sheet("guide 9.2")
+    multiple = sheet.line(
+        "Cost per token against a full fleet", "1 / {utilization}", utilization_ratio, result="{}x"
     )
-    return UtilizationTrap(multiple, recoverable, steps)
+    sheet.line(
+        "Cost of idle GPU time per year",
+        "{USD per year} x (1 - {utilization})",
+        usd_per_year,
+        utilization_ratio,
+        result="{} USD",
+    )
+    recoverable = sheet.line(
+        f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
+        "{USD per year} x max(1 - {utilization} / {target}, 0)",
+        usd_per_year,
+        utilization_ratio,
+        TRAP_TARGET_RATIO,
+        result="{} USD",
+    )
+    return UtilizationTrap(multiple, recoverable, sheet.steps)
 
 
 # --- Throughput per GPU and cost per token of each measured tensor-parallel degree. Pure ----------

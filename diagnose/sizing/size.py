@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.launch_notes import launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
@@ -379,7 +379,7 @@ def size(question: Question) -> Size:
             notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
         usable, source, usable_step = stated, "stated", None
     notes += load_notes(question, speed, source=source, starts=answer.holds_one)
-    fleet = _fleet(question, usable)
+    fleet = fleet_of(question, usable)
     capacity_per_s = None
     if fleet is not None and usable is not None:
         capacity_per_s = fleet.deployed_instances * usable
@@ -511,15 +511,27 @@ def _predicted_usable(
         # Without a target any concurrency would do: only a stated one says what is usable.
         if question.concurrency is None:
             return None, "unknown", None
-        step = _usable_step(question, speed, load.concurrency, "at the stated concurrency")
-        return speed.requests_per_s * question.setup.parallel.data, "predicted", step
+        return _usable(question, speed, load.concurrency, "at the stated concurrency")
     most = replace(load, concurrency=max(floor(load.max_running), 1))
     targets = safe_targets(question.targets, question.setup)
     best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown", None
-    step = _usable_step(question, best.performance, best.concurrency, "the most within the targets")
-    return best.performance.requests_per_s * question.setup.parallel.data, "predicted", step
+    return _usable(question, best.performance, best.concurrency, "the most within the targets")
+
+
+def _usable(
+    question: Question, speed: Performance, concurrency: float, load: str
+) -> tuple[float, str, Step]:
+    sheet = Sheet("roofline prediction")
+    usable_per_s = sheet.line(
+        "Usable RPS of one replica",
+        f"{{requests/s of one engine ({load}):at {figure(concurrency)} in flight}} x {{engines}}",
+        speed.requests_per_s,
+        question.setup.parallel.data,
+        result="{} requests/s",
+    )
+    return usable_per_s, "predicted", sheet.steps[0]
 
 
 def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:
@@ -532,19 +544,8 @@ def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) 
     return speed.requests_per_s * question.setup.parallel.data
 
 
-def _usable_step(question: Question, speed: Performance, concurrency: float, load: str) -> Step:
-    """The step that computes the predicted usable requests/s of one replica."""
-    engines = question.setup.parallel.data
-    return Step(
-        title="Usable RPS of one replica",
-        formula=f"requests/s of one engine ({load}) x engines",
-        values=f"{figure(speed.requests_per_s)} at {figure(concurrency)} in flight x {engines}",
-        result=f"{figure(speed.requests_per_s * engines)} requests/s",
-        source="roofline prediction",
-    )
-
-
-def _fleet(question: Question, usable: float | None) -> FleetSize | None:
+def fleet_of(question: Question, usable: float | None) -> FleetSize | None:
+    """The fleet for the question's peak; None without a peak or a usable rate."""
     if question.peak_requests_per_s is None or usable is None:
         return None
     return size_fleet(
@@ -600,7 +601,7 @@ def steps(answer: Size) -> tuple[Step, ...]:
         efficiency = answer.question.efficiency
         lines += performance_steps(*answer.loaded, answer.performance, efficiency)
     if answer.intensity is not None:
-        lines.append(answer.intensity.step)
+        lines += answer.intensity.steps
     lines += _exchange(answer)
     if answer.usable_step is not None:
         lines.append(answer.usable_step)
@@ -633,13 +634,11 @@ def _exchange(answer: Size) -> tuple[Step, ...]:
         return ()
     costs = loaded[0]
     tokens = speed.running * setup.parallel.data
-    return (
-        expert_exchange(
-            setup.model,
-            costs.link,
-            costs.link_bytes_per_s,
-            tokens=tokens,
-            gpus=gpus,
-            of="per decode step",
-        )[1],
-    )
+    return expert_exchange(
+        setup.model,
+        costs.link,
+        costs.link_bytes_per_s,
+        tokens=tokens,
+        gpus=gpus,
+        of="per decode step",
+    )[1]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.rules.formatting import figure, percent, plural
 
 
@@ -164,15 +164,16 @@ def _tail_knee(points: Sequence[BenchmarkPoint]) -> Knee | None:
     lowest = tails[0]
     for (safe, past), tail in zip(pairwise(points), tails[1:], strict=True):
         if tail >= TAIL_RATIO * lowest:
-            step = Step(
-                title=f"Knee, between {safe.concurrency:g} and {past.concurrency:g} in flight",
-                formula="(TTFT P99 / P50) / lowest (TTFT P99 / P50) before it",
-                values=f"({figure(past.ttft_p99_s)} / {figure(past.ttft_p50_s or 0.0)}) "
-                f"/ {figure(lowest)}",
-                result=f"{figure(tail / lowest)} (knee from {figure(TAIL_RATIO)})",
-                source="guide 8.1",
+            sheet = Sheet("guide 8.1")
+            sheet.line(
+                f"Knee, between {safe.concurrency:g} and {past.concurrency:g} in flight",
+                "({TTFT P99} / {P50}) / {lowest (TTFT P99 / P50) before it}",
+                past.ttft_p99_s,
+                past.ttft_p50_s or 1.0,
+                lowest,
+                result=f"{{}} (knee from {figure(TAIL_RATIO)})",
             )
-            return Knee(safe, past, "TTFT P99 rises faster than P50", (step,))
+            return Knee(safe, past, "TTFT P99 rises faster than P50", sheet.steps)
         lowest = min(lowest, tail)
     return None
 
@@ -181,16 +182,17 @@ def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
     powers = [point.requests_per_s / point.ttft_p99_s for point in points]
     best = powers.index(max(powers))
     safe, past = points[best], points[best + 1] if best + 1 < len(points) else None
-    step = Step(
-        title=f"Knee, at {safe.concurrency:g} in flight",
-        formula="requests/s / TTFT P99, highest",
-        values=f"{figure(safe.requests_per_s)} / {figure(safe.ttft_p99_s)}",
-        result=f"{figure(powers[best])} per s²"
+    sheet = Sheet("guide 8.1; Kleinrock 1979")
+    sheet.line(
+        f"Knee, at {safe.concurrency:g} in flight",
+        "{requests/s} / {TTFT P99}",
+        safe.requests_per_s,
+        safe.ttft_p99_s,
+        result="{} per s², the highest"
         + ("" if past is None else f" (then {figure(powers[best + 1])})"),
-        source="guide 8.1; Kleinrock 1979",
     )
     basis = "latency grows faster than throughput" if past else "not reached"
-    return Knee(safe, past, basis, (step,))
+    return Knee(safe, past, basis, sheet.steps)
 
 
 # --- Little's law within a benchmark, and production against it -----------------------------------
@@ -251,27 +253,23 @@ def littles_gap(
     positive("concurrency", concurrency)
     positive("requests_per_s", requests_per_s)
     positive("latency_s", latency_s)
-    ceiling = concurrency / latency_s
-    gap = ceiling / requests_per_s
-    verdict, meaning = _verdict(gap, basis)
+    sheet = Sheet("guide 8.3")
     name = "mean latency" if basis == "mean latency" else "TTFT target"
-    steps = (
-        Step(
-            title="Little's ceiling",
-            formula=f"concurrency / {name}",
-            values=f"{figure(concurrency)} / {figure(latency_s)} s",
-            result=f"{figure(ceiling)} requests/s",
-            source="guide 8.3",
-        ),
-        Step(
-            title="Little's gap",
-            formula="ceiling / measured",
-            values=f"{figure(ceiling)} / {figure(requests_per_s)}",
-            result=f"{figure(gap)} ({verdict})",
-            source="guide 8.3",
-        ),
+    ceiling = sheet.line(
+        "Little's ceiling",
+        f"{{concurrency}} / {{{name}: s}}",
+        concurrency,
+        latency_s,
+        result="{} requests/s",
     )
-    return LittleGap(ceiling, gap, basis, verdict, meaning, steps)
+    gap = sheet.line(
+        "Little's gap",
+        "{ceiling} / {measured}",
+        ceiling,
+        requests_per_s,
+        result=lambda gap: f"{figure(gap)} ({_verdict(gap, basis)[0]})",
+    )
+    return LittleGap(ceiling, gap, basis, *_verdict(gap, basis), sheet.steps)
 
 
 def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:

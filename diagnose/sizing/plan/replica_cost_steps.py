@@ -194,14 +194,14 @@ def _cold(sized: Sized) -> tuple[Part, float]:
         return Part(to_measure=[lacks]), START_HIGH_S
     path = STORAGE_PATHS[hosting.storage_path]
     weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
-    start_s, step = cold_start(
+    start_s, steps = cold_start(
         weights_bytes=weights_bytes,
         path=path,
         provision_s=provision_s or 0.0,
         initialise_s=initialise_s or 0.0,
     )
     transfer_s = weights_bytes / path.low_bytes_per_s
-    part = Part(output={"weights_transfer_s": transfer_s, "cold_start_s": start_s}, steps=[step])
+    part = Part(output={"weights_transfer_s": transfer_s, "cold_start_s": start_s}, steps=[*steps])
     if provision_s is not None and initialise_s is not None:
         return part, start_s
     part.to_measure.append(

@@ -12,7 +12,7 @@ from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, operating_point
@@ -28,7 +28,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 )
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
-from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
+from kneewatch.diagnose.sizing.speed.slo_capacity import step_line
 from kneewatch.rules.formatting import figure
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
@@ -354,27 +354,24 @@ def _sweep_step(replica: Serving, count: int) -> Step:
 
 def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
     predicted, lengths = at(replica, best.concurrency), replica.pool.lengths
-    step = predicted.decode_step
-    formula, values = step_arithmetic(step)
-    outputs = lengths.mean_output_tokens
-    return [
-        Step(
-            title=f"Decode step at {best.concurrency:g} in flight "
-            f"({figure(predicted.running)} decoding)",
-            formula=formula,
-            values=values,
-            result=seconds(step.total_s),
-            source="guide 3.3, 5.1",
-        ),
-        Step(
-            title="Usable RPS of one replica",
-            formula="requests in flight / (mean TTFT + (output tokens - 1) x mean ITL)",
-            values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + "
-            f"({figure(outputs)} - 1) x {figure(predicted.itl_s)})",
-            result=f"{figure(best.requests_per_s)} requests/s",
-            source="Little's law; guide 8.3 step 2",
-        ),
-    ]
+    sheet = Sheet()
+    step_line(
+        sheet,
+        f"Decode step at {best.concurrency:g} in flight ({figure(predicted.running)} decoding)",
+        predicted.decode_step,
+        source="guide 3.3, 5.1",
+    )
+    sheet.line(
+        "Usable RPS of one replica",
+        "{requests in flight} / ({mean TTFT} + ({output tokens} - 1) x {mean ITL})",
+        best.concurrency,
+        predicted.ttft_s,
+        lengths.mean_output_tokens,
+        predicted.itl_s,
+        result="{} requests/s",
+        source="Little's law; guide 8.3 step 2",
+    )
+    return [*sheet.steps]
 
 
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:

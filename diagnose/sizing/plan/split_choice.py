@@ -253,7 +253,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
 def _experts(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
     gpus, costs = replica.setup.parallel.tensor, replica.costs
-    exchange_s, step = expert_exchange(
+    exchange_s, steps = expert_exchange(
         pool.model,
         costs.link,
         costs.link_bytes_per_s,
@@ -266,7 +266,7 @@ def _experts(pool: Pool, replica: Serving) -> Part:
             "expert_exchange_s": exchange_s,
             "busiest_gpu_load": busiest_ratio(pool.model.experts.count, gpus),
         },
-        steps=[step],
+        steps=[*steps],
         to_measure=[
             "how unevenly production tokens use the experts: the busiest GPU sets the pace"
         ],

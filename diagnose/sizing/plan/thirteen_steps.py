@@ -132,7 +132,7 @@ def _limits(sized: Sized) -> Part:
 def _guardrails(sized: Sized) -> Part:
     pool, best, lengths = sized.pool, sized.point, sized.pool.lengths
     longest = sized.setup.longest_tokens
-    limit, step = input_limit(
+    limit, steps = input_limit(
         p95_input_tokens=lengths.input_p95_tokens,
         p99_input_tokens=lengths.input_p99_tokens,
         max_model_len=max(longest - lengths.output_p99_tokens, 1),
@@ -142,7 +142,7 @@ def _guardrails(sized: Sized) -> Part:
         "max_input_tokens": limit,
         "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
-    part = Part(output=output, steps=[step])
+    part = Part(output=output, steps=[*steps])
     part.output["launch"] = sized_command(_launch(sized))
     drafts = pool.profile.speculation
     if drafts is not None and sized.decided(9)["speculation"]:

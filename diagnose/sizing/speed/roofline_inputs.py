@@ -20,7 +20,7 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -515,7 +515,7 @@ class Intensity(Struct, frozen=True):
     ridge_flop_per_byte: float
     decode_flop_per_byte: float
     batch_at_ridge: float | None
-    step: Step
+    steps: tuple[Step, ...]
 
 
 def decode_bytes(costs: Costs, *, context_tokens: float, sequences: float) -> tuple[float, float]:
@@ -535,27 +535,36 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
 
     Source: guide 3.1 to 3.4; text 003 (about 295 requests on an H100).
     """
-    ridge = costs.flop_per_s / costs.bandwidth_bytes_per_s
+    sheet = Sheet("guide 3.1 to 3.4")
     token_flop = costs.body_flop_per_token + costs.head_flop_per_token
     weights_bytes, read = decode_bytes(costs, context_tokens=context_tokens, sequences=sequences)
-    decode_flop_per_byte = token_flop * sequences / (weights_bytes + sequences * read)
+    ridge = sheet.line(
+        "Ridge of the roofline",
+        "{FLOP/s:e9} / {bandwidth:TB/s}",
+        costs.flop_per_s,
+        costs.bandwidth_bytes_per_s,
+        result="{} FLOP per byte",
+    )
     left = token_flop - ridge * read
     batch = ridge * (costs.weights_bytes + costs.experts_bytes) / left if left > 0 else None
-    bound = "compute" if decode_flop_per_byte >= ridge else "memory bandwidth"
-    until = (
-        "at any batch size with this context"
-        if batch is None
-        else f"up to a batch of {figure(ceil(batch))} requests"
+
+    def meaning(flop_per_byte: float) -> str:
+        if flop_per_byte >= ridge:
+            return f"{figure(flop_per_byte)} FLOP per byte: decode is bound by compute"
+        until = (
+            "at any batch size with this context"
+            if batch is None
+            else f"up to a batch of {figure(ceil(batch))} requests"
+        )
+        return f"{figure(flop_per_byte)} FLOP per byte: decode is bound by memory bandwidth {until}"
+
+    decode_flop_per_byte = sheet.line(
+        "Arithmetic intensity of a decode step",
+        "2 x {parameters:e9} x {batch} / ({weights:GB} + {batch} x {KV cache per request:GB})",
+        token_flop / 2,
+        sequences,
+        weights_bytes,
+        read,
+        result=meaning,
     )
-    step = Step(
-        title="Arithmetic intensity of a decode step",
-        formula="2 x parameters x batch / (weights + batch x KV cache per request), ridge: "
-        "FLOP/s / bandwidth",
-        values=f"2 x {figure(token_flop / 2 / 1e9)}e9 x {figure(sequences)} / "
-        f"({figure(weights_bytes / 1e9)} GB + {figure(sequences)} x {figure(read / 1e9)} GB), "
-        f"ridge {figure(ridge)}",
-        result=f"{figure(decode_flop_per_byte)} FLOP per byte: decode is bound by {bound}"
-        + (f" {until}" if bound == "memory bandwidth" else ""),
-        source="guide 3.1 to 3.4",
-    )
-    return Intensity(ridge, decode_flop_per_byte, batch, step)
+    return Intensity(ridge, decode_flop_per_byte, batch, sheet.steps)

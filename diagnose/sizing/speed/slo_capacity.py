@@ -7,7 +7,7 @@ from math import floor, inf, isfinite
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -167,10 +167,6 @@ def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------
 
 
-_GIGA = 1e9
-_TERA = 1e12
-
-
 def performance_steps(
     costs: Costs, load: Load, predicted: Performance, efficiency: Efficiency = DEFAULT
 ) -> tuple[Step, ...]:
@@ -178,89 +174,112 @@ def performance_steps(
     fixed = _cited(efficiency, "mfu_ratio", "mbu_ratio")
     places = min(load.concurrency, load.max_running)
     passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
-    return (
-        _reading(costs, efficiency),
-        _step("Decode step", predicted.decode_step, source=f"guide 3.3 and 3.4; {fixed}"),
-        _step(
-            f"Step with {figure(round(predicted.chunk_tokens))} prompt tokens",
-            predicted.prefill_step,
-            source=f"guide 3.2 and 5.1; {fixed}",
-        ),
-        _token(load, predicted),
-        Step(
-            "Time to first token",
-            "requests in flight / requests/s - decode time",
-            f"{figure(load.concurrency)} / {figure(predicted.requests_per_s)} - "
-            f"{figure(passes)} x {seconds(predicted.itl_s * predicted.tokens_per_pass)}",
-            seconds(predicted.ttft_s),
-            "Little's law",
-        ),
-        Step(
-            "Output tokens per second",
-            "running requests / (prefill + decode time) x output tokens",
-            f"{figure(places)} running: {figure(predicted.requests_per_s)} requests/s x "
-            f"{figure(load.output_tokens)}",
-            f"{figure(predicted.decode_tokens_per_s)} tokens/s, bound by {predicted.bound_by}",
-            "closed loop",
-        ),
+    sheet = Sheet()
+    _reading(sheet, costs, efficiency)
+    decode_s = step_line(
+        sheet, "Decode step", predicted.decode_step, source=f"guide 3.3 and 3.4; {fixed}"
     )
+    prompt_s = step_line(
+        sheet,
+        f"Step with {figure(round(predicted.chunk_tokens))} prompt tokens",
+        predicted.prefill_step,
+        source=f"guide 3.2 and 5.1; {fixed}",
+    )
+    _token(sheet, load, predicted, decode_s=decode_s, prompt_s=prompt_s)
+    sheet.line(
+        "Time to first token",
+        "{requests in flight} / {requests/s} - {passes} x {time of a pass:s}",
+        load.concurrency,
+        predicted.requests_per_s,
+        passes,
+        predicted.itl_s * predicted.tokens_per_pass,
+        result="{:s}",
+        source="Little's law",
+    )
+    sheet.line(
+        "Output tokens per second",
+        f"{{requests/s of {figure(places)} running:requests/s}} x {{output tokens}}",
+        predicted.requests_per_s,
+        load.output_tokens,
+        result=f"{{}} tokens/s, bound by {predicted.bound_by}",
+        source="closed loop",
+    )
+    return sheet.steps
 
 
-def _token(load: Load, predicted: Performance) -> Step:
-    share = figure(predicted.prefill_step_ratio)
-    plain, prompt = seconds(predicted.decode_step.total_s), seconds(predicted.prefill_step.total_s)
-    formula = "(1 - share of steps with a prompt) x decode step + share x step with a prompt"
-    values = f"(1 - {share}) x {plain} + {share} x {prompt}"
-    if load.drafting is not None and load.drafting.tokens:
-        tokens, cost = load.drafting.tokens, figure(load.drafting.cost_ratio)
-        formula = (
-            "(decode step x (1 + drafted x draft cost) + share x (prompt step - decode step) x "
-            "(1 + draft cost)) / tokens per pass"
+def _token(
+    sheet: Sheet, load: Load, predicted: Performance, *, decode_s: float, prompt_s: float
+) -> None:
+    source, share = "share = 1 - exp(-prompts per step); guide 6.6", predicted.prefill_step_ratio
+    if load.drafting is None or not load.drafting.tokens:
+        sheet.line(
+            "Time per output token",
+            "(1 - {share of steps with a prompt}) x {decode step:s} + "
+            "{share of steps with a prompt} x {step with a prompt:s}",
+            share,
+            decode_s,
+            prompt_s,
+            result="{:s}",
+            source=source,
         )
-        values = (
-            f"({plain} x (1 + {tokens} x {cost}) + {share} x ({prompt} - {plain}) x (1 + {cost})) "
-            f"/ {figure(predicted.tokens_per_pass)}"
-        )
-    return Step(
+        return
+    sheet.line(
         "Time per output token",
-        formula,
-        values,
-        seconds(predicted.itl_s),
-        "share = 1 - exp(-prompts per step); guide 6.6",
+        "({decode step:s} x (1 + {drafted} x {draft cost}) + {share of steps with a prompt} x "
+        "({step with a prompt:s} - {decode step:s}) x (1 + {draft cost})) / {tokens per pass}",
+        decode_s,
+        load.drafting.tokens,
+        load.drafting.cost_ratio,
+        share,
+        prompt_s,
+        predicted.tokens_per_pass,
+        result="{:s}",
+        source=source,
     )
 
 
 def expert_exchange(
     model: Model, link: str, link_bytes_per_s: float, *, tokens: float, gpus: int, of: str
-) -> tuple[float, Step]:
+) -> tuple[float, tuple[Step, ...]]:
     """Seconds that these tokens' dispatch to experts on other GPUs and return take at full link
     bandwidth, and the arithmetic.
 
     A token's expert is on another GPU with probability 1 - 1/gpus. Source: guide 5.4.
     """
-    experts, hidden = model.experts, model.hidden_size
-    sent_bytes = 4 * experts.layers * tokens * experts.per_token * hidden * (1 - 1 / gpus)
-    each_s = sent_bytes / gpus / link_bytes_per_s
-    return each_s, Step(
+    experts, sheet = model.experts, Sheet("guide 5.4")
+    sent_bytes = sheet.line(
         f"Expert all-to-all {of}",
-        "MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x (1 - 1/GPUs)",
-        f"{experts.layers} x {figure(tokens)} x {experts.per_token} x {hidden:,} x 2 x 2 x "
-        f"(1 - 1/{gpus})",
-        f"{gigabytes(sent_bytes)}, {seconds(each_s)} over {link}, not in the prediction",
-        "guide 5.4",
+        "{MoE layers} x {tokens} x {experts per token} x {hidden} x 2 x 2 x (1 - 1 / {GPUs})",
+        experts.layers,
+        tokens,
+        experts.per_token,
+        model.hidden_size,
+        gpus,
+        result="{:GB}, 2 B an element, there and back",
     )
+    each_s = sheet.line(
+        f"Time of the all-to-all {of}",
+        f"{{sent:GB}} / {{GPUs}} / {{bandwidth of {link}:GB/s}}",
+        sent_bytes,
+        gpus,
+        link_bytes_per_s,
+        result="{:s}, not in the prediction",
+    )
+    return each_s, sheet.steps
 
 
-def _reading(costs: Costs, efficiency: Efficiency) -> Step:
-    bandwidth = costs.bandwidth_bytes_per_s
-    return Step(
+def _reading(sheet: Sheet, costs: Costs, efficiency: Efficiency) -> None:
+    experts = (costs.experts_bytes,) if costs.experts_bytes else ()
+    read = "({weights:GB} + {experts:GB})" if experts else "{weights:GB}"
+    sheet.line(
         "Weight reads per step",
-        "(weights + experts) / (bandwidth x MBU)",
-        f"({figure(costs.weights_bytes / _GIGA)} GB + {figure(costs.experts_bytes / _GIGA)} GB) / "
-        f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.mbu_ratio)})",
-        seconds((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
-        + (" if every expert is used" if costs.experts_bytes else ""),
-        f"guide 3.3; {_cited(efficiency, 'mbu_ratio')}",
+        f"{read} / ({{bandwidth:TB/s}} x {{MBU}})",
+        costs.weights_bytes,
+        *experts,
+        costs.bandwidth_bytes_per_s,
+        efficiency.mbu_ratio,
+        result="{:s}" + (" if every expert is used" if experts else ""),
+        source=f"guide 3.3; {_cited(efficiency, 'mbu_ratio')}",
     )
 
 
@@ -273,18 +292,19 @@ def _cited(efficiency: Efficiency, *names: str) -> str:
     return f"{words} as stated, the rest {SOURCE}" if stated else SOURCE
 
 
-def _step(title: str, time: StepTime, *, source: str) -> Step:
-    formula, values = step_arithmetic(time)
-    return Step(title, formula, values, seconds(time.total_s), source)
-
-
-def step_arithmetic(time: StepTime) -> tuple[str, str]:
-    """A step's time as a formula, and with its values in ms; experts only if the model has any."""
+def step_line(sheet: Sheet, title: str, time: StepTime, *, source: str) -> float:
+    """Adds the line of a step's time, experts only if the model has any; returns its seconds."""
     kinds = {"weights": time.weights, "experts": time.experts, "attention": time.attention}
-    shown = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
-    maxima = [f"max({seconds(part.read_s)}, {seconds(part.compute_s)})" for part in shown.values()]
-    rest_s = (time.interconnect_s, time.launch_s, time.host_s)
-    return (
-        f"max(read, compute) for {', '.join(shown)} + all-reduce + kernel launches + host",
-        " + ".join([*maxima, *map(seconds, rest_s)]),
+    parts = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
+    maxima = [f"max({{{name} read:s}}, {{{name} computed:s}})" for name in parts]
+    rest = ("{all-reduce:s}", "{kernel launches:s}", "{host:s}")
+    return sheet.line(
+        title,
+        " + ".join([*maxima, *rest]),
+        *(seconds for part in parts.values() for seconds in (part.read_s, part.compute_s)),
+        time.interconnect_s,
+        time.launch_s,
+        time.host_s,
+        result="{:s}",
+        source=source,
     )

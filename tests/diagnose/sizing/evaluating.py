@@ -11,24 +11,33 @@ from collections.abc import Callable, Iterable
 from kneewatch.diagnose.sizing.arithmetic import Step
 
 UNITS = {
-    "GiB": 2.0**30, "GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0, "TB/s": 1e12, "GB/s": 1e9, "s": 1.0,
+    "GiB": 2.0**30, "MiB": 2.0**20,
+    "GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0, "TB/s": 1e12, "GB/s": 1e9, "s": 1.0,
     "ms": 1e-3, "%": 0.01, "hours": 3600.0, "MB/s": 1e6, "KB/s": 1e3, "B/s": 1.0,
 }  # fmt: skip
 NUMBER = re.compile(
-    r"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
-    r"(?: ?(GiB|[GMK]?B/s|TB/s|[GMK]?B|ms|s|%|hours)(?!\w))?"
+    r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"
+    r"(?: ?(GiB|MiB|[GMK]?B/s|TB/s|[GMK]?B|ms|s|%|hours)(?!\w))?"
 )
 ASIDE = re.compile(
-    r" \((?:[\d,]+ \+ [\d,]+ tokens|fp8|auto[^)]*\))\)| at [\d.,]+ in flight"
-    r"|^[\d.,]+ running: |\b(requests/s|tokens|GPUs?)\b"
+    r" \((?:[\d,]+(?: \+ [\d,]+)? tokens|fp8|auto[^)]*\))\)| at [\d.,]+ in flight"
+    r"| of rank \d+ in 16 bit|\b(requests/s²?|tokens|GPUs?)| /s²?(?=\)|$)"
 )
 OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: lambda over, under: over / under,
+    ast.Pow: operator.pow,
 }
-FUNCTIONS: dict[str, Callable[..., float]] = {"max": max, "min": min, "ceil": math.ceil}
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "max": max,
+    "min": min,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "exp": math.exp,
+    "ln": math.log,
+}
 
 
 def evaluated(text: str, shifts: dict[int, float]) -> float:
@@ -43,7 +52,9 @@ def evaluated(text: str, shifts: dict[int, float]) -> float:
         number = float(match[1].replace(",", "")) + shifts.get(next(places), 0.0)
         return repr(number * UNITS[match[2] or "B"])
 
-    return _value(ast.parse(NUMBER.sub(of, text).replace(" x ", " * "), mode="eval").body)
+    return _value(
+        ast.parse(NUMBER.sub(of, text).replace(" x ", " * ").replace("^", "**"), mode="eval").body
+    )
 
 
 def _value(node: ast.expr) -> float:
@@ -73,9 +84,13 @@ def difference(step: Step) -> tuple[float, float]:
     """How far a step's result is from its arithmetic, and how far rounding allows it to be."""
     text = ASIDE.sub("", step.values.partition(" = ")[0].partition(", ridge")[0]).strip()
     value = evaluated(text, {})
-    printed = NUMBER.match(step.result)
+    printed = NUMBER.match(step.result.removeprefix("-"))
     assert printed, step.result
-    result = float(printed[1].replace(",", "")) * UNITS[printed[2] or "B"]
+    result = (
+        (-1.0 if step.result.startswith("-") else 1.0)
+        * float(printed[1].replace(",", ""))
+        * UNITS[printed[2] or "B"]
+    )
     allowed = 0.005 if printed[2] == "%" else half_digit(printed[1]) * UNITS[printed[2] or "B"]
     for place, number in enumerate(NUMBER.finditer(text)):
         error = half_digit(number[1])

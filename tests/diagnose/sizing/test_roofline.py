@@ -376,7 +376,7 @@ def test_the_arithmetic_is_shown() -> None:
         "Output tokens per second",
     ]
     assert all(step.source for step in steps)
-    assert steps[0].values == "(34.75 GB + 0 GB) / (3.35 TB/s x 0.95)"
+    assert steps[0].values == "34.75 GB / (3.35 TB/s x 0.95)"
     assert f"{speed.itl_s * 1000:.4g} ms" in steps[3].result
 
 
