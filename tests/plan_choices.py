@@ -67,7 +67,7 @@ def planned(text: str, stated: Stated | None = None) -> Plan | None:
 def alternatives() -> Iterator[Stated]:
     """Every split and precision that could be stated instead."""
     for tensor, stages, quantization, kv in itertools.product(
-        (1, 2, 4, 8), (1, 2, 4), ("", "bf16"), ("", "auto")
+        (1, 2, 4, 8), (1, 2, 3, 4), ("", "bf16", "int8", "w8a8"), ("", "auto")
     ):
         stated: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": stages}
         stated |= {"quantization": quantization} if quantization else {}

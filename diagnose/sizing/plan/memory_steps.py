@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -137,20 +139,32 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
     return step
 
 
-def chosen_quantization(pool: Pool) -> tuple[str, str]:
-    """The weights' scheme and the reason: stated, the checkpoint's own, or the GPU's native format.
+def quantizations(pool: Pool) -> Mapping[str, str]:
+    """The weights' schemes to compare, each with its reason; of equal fleets the first is taken.
+
+    It is the stated scheme, the checkpoint's own, or 8 bits as the GPU computes them.
 
     Raises:
         SizingError: the scheme is unknown.
     """
     if pool.deployment.quantization is not None:
-        return scheme(pool.deployment.quantization).id, "as set"
+        return {scheme(pool.deployment.quantization).id: "as set"}
     own = pool.model.quantization
     if own not in {"bf16", "fp16"}:
-        return own, "as published"
+        return {own: "as published"}
     if pool.gpu.fp8_flop_per_s is not None:
-        return "fp8", f"{pool.gpu.id} computes in FP8"
-    return "int8", f"{pool.gpu.id} has no FP8 arithmetic"
+        return {"fp8": f"{pool.gpu.id} computes in FP8"}
+    compared = {"int8": f"{pool.gpu.id} has no FP8 arithmetic"}
+    if pool.gpu.int8_op_per_s is not None:
+        compared["w8a8"] = f"{pool.gpu.id} computes in INT8, not in FP8"
+    return compared
+
+
+def four_bit_quantization(pool: Pool) -> str | None:
+    """The 4-bit scheme that could be used in place of the compared ones; None if none could."""
+    if pool.deployment.quantization is not None or pool.model.quantization not in {"bf16", "fp16"}:
+        return None
+    return "nvfp4" if pool.gpu.fp4_flop_per_s is not None else "awq"
 
 
 def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
@@ -165,13 +179,13 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
     return "auto", f"{pool.gpu.id} has no FP8 arithmetic"
 
 
-def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
-    """Step 5 of the plan: choose the quantization of weights and KV cache.
+def quantization_step(pool: Pool, chosen: str, before: Floor, after: Floor) -> PlanStep:
+    """Step 5 of the plan: the chosen quantization of the weights, and that of the KV cache.
 
     `before` and `after` are the fewest GPUs whose memory holds one replica, without and with that
     quantization.
     """
-    chosen, why = chosen_quantization(pool)
+    why = quantizations(pool)[chosen]
     kv, kv_why = chosen_kv_dtype(pool)
     gain = 2.0 if kv.startswith("fp8") else 1.0
     step = PlanStep(
@@ -192,6 +206,8 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
         step.to_measure.append(
             "an INT8 checkpoint for this GPU: an FP8 checkpoint runs without its speedup"
         )
+    if scheme(chosen).compute == "int8":
+        step.notes.append("INT8 activations need a calibrated checkpoint, such as by SmoothQuant")
     return step
 
 

@@ -73,7 +73,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     if complete:
         step.decision = f"{plural(instances, 'replica')}, {plural(gpus, 'GPU')}"
         step.output |= {"instances": instances, "gpus": gpus}
-        step.decision += "".join(map(_two_pools, sized))
+        step.decision += "".join(map(_to_test_first, sized))
     for tier, fleet in zip(sized, fleets, strict=True):
         prefix = f"{tier.pool.name}." if several else ""
         step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
@@ -87,16 +87,22 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     return step
 
 
-def _two_pools(sized: Sized) -> str:
-    """What step 9 predicts for separate pools, where it advises them; otherwise empty."""
-    batching = sized.decided(9)
-    if not batching.get("disaggregate"):
-        return ""
+def _to_test_first(sized: Sized) -> str:
+    """What far fewer GPUs are predicted for: weights in 4 bits, separate pools; else empty."""
+    precision, batching = sized.decided(5), sized.decided(9)
     of = f" of {sized.pool.name}" if sized.pool.name else ""
-    return (
-        f" (two pools{of} for prefill and decode are predicted to take "
-        f"{figure(float(batching['pd_gpus_deployed'] or 0))} GPUs: test them first)"
-    )
+    fewer: list[str] = []
+    if four_bit := precision.get("four_bit_gpus"):
+        fewer.append(
+            f"{precision['four_bit_quantization']} weights{of} are predicted to take "
+            f"{figure(float(four_bit))} GPUs: test their answers first"
+        )
+    if batching.get("disaggregate"):
+        fewer.append(
+            f"two pools{of} for prefill and decode are predicted to take "
+            f"{figure(float(batching['pd_gpus_deployed'] or 0))} GPUs: test them first"
+        )
+    return f" ({'; '.join(fewer)})" if fewer else ""
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:

@@ -1,6 +1,6 @@
-"""Step 6 of a plan: every split of the model over GPUs, and the one of the cheapest fleet. Pure.
+"""Steps 5 and 6 of a plan: the precision and the split over GPUs of the cheapest fleet. Pure.
 
-Guide 5 and 9.1.
+Guide 4, 5 and 9.1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     tensor_parallel_choices,
 )
 from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
-from kneewatch.diagnose.sizing.plan.launch_steps import configured
+from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     Floor,
+    four_bit_quantization,
     planned_concurrency,
+    quantizations,
     stored_prefixes,
 )
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
@@ -47,8 +49,8 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_rat
 from kneewatch.diagnose.sizing.speed.slo_capacity import expert_exchange
 from kneewatch.rules.formatting import figure, percent, plural
 
-_STAGES = (1, 2, 4)
-_OTHER_STAGES = (3, 5, 6, 7, 8)
+_STAGES = (1, 2, 3, 4)
+_OTHER_STAGES = (5, 6, 7, 8)
 """Pipeline stages of the widest TP degree, for a model that fits with none of `_STAGES`."""
 
 
@@ -65,10 +67,15 @@ class Trial(Struct, frozen=True):
 
 
 class Split(Struct, frozen=True, kw_only=True):
-    """The chosen split of the model over GPUs, and why others were rejected."""
+    """The chosen precision and split of the model over GPUs, and why others were rejected.
+
+    `gpus` of its fleet for the peak; None if that is unknown.
+    """
 
     setup: Setup
+    gpus: int | None
     refused: tuple[str, ...]
+    precisions: tuple[str, ...] = ()
 
 
 def splits(pool: Pool) -> Iterator[Parallel]:
@@ -103,18 +110,58 @@ def splits(pool: Pool) -> Iterator[Parallel]:
             yield Parallel(tensor=degrees[-1], pipeline=stages, experts=experts)
 
 
-def choose_split(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Split:
-    """The split whose fleet has the fewest GPUs, of all that fit and meet the targets.
+def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
+    """The precision and split of the fleet with the fewest GPUs, of all that meet the targets.
 
-    Each split is predicted with the settings of steps 8 and 9. Of fleets with equally many GPUs,
-    the one with the smallest replicas is taken. If no split meets the targets and holds the stated
-    concurrency, one that meets the targets is preferred.
+    Each that fits is predicted with the settings of steps 8 and 9. Of fleets with equally many
+    GPUs, the one with the smallest replicas is taken. If none meets the targets and holds the
+    stated concurrency, one that meets the targets is preferred.
 
     Raises:
         SizingError: nothing fits.
 
-    Source: guide 9.1 step 6, 5.1 and 5.5.
+    Source: guide 4.5, 9.1 steps 5 and 6, 5.1 and 5.5.
     """
+    named_schemes = tuple(quantizations(pool))
+    trials: list[Trial] = []
+    short: dict[str, str] = {}
+    for quantization in named_schemes:
+        found, short[quantization] = _trials(pool, quantization, kv_cache_dtype)
+        trials += found
+    held = plural(planned_concurrency(pool), "request")
+    if not trials:
+        raise SizingError(
+            f"{pool.model.id} does not fit on {pool.gpu.id} with {held} of "
+            f"{pool.tail_tokens:,} tokens: "
+            f"{short[named_schemes[0]]} rejected: the KV cache would not hold {held} of P95 length",
+            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
+        )
+    chosen = min(trials, key=_rank)
+    own = chosen.setup.scheme.id
+    refused: list[str] = []
+    if short[own]:
+        refused.append(f"{short[own]} rejected: the KV cache would not hold {held} of P95 length")
+    refused += [
+        _reason(named(trial.setup.parallel), trial, named(chosen.setup.parallel), chosen)
+        for trial in trials
+        if trial is not chosen and trial.setup.scheme.id == own
+    ]
+    others = [[t for t in trials if t.setup.scheme.id == name] for name in named_schemes]
+    precisions = [
+        _reason(f"{best.setup.scheme.id} weights", best, own, chosen)
+        for group in others
+        if group and (best := min(group, key=_rank)).setup.scheme.id != own
+    ]
+    return Split(
+        setup=chosen.setup,
+        gpus=chosen.gpus,
+        refused=tuple(refused),
+        precisions=tuple(precisions),
+    )
+
+
+def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Trial], str]:
+    """Every split with this precision that fits; the names of those that do not."""
     trials: list[Trial] = []
     concurrency = planned_concurrency(pool)
     short: list[str] = []
@@ -126,20 +173,26 @@ def choose_split(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Split
             trials.append(_trial(pool, setup))
         else:
             short.append(named(parallel))
-    refused: list[str] = []
-    if short:
-        held = plural(concurrency, "request")
-        refused = [f"{', '.join(short)} rejected: the KV cache would not hold {held} of P95 length"]
-    if not trials:
-        raise SizingError(
-            f"{pool.model.id} does not fit on {pool.gpu.id} with "
-            f"{plural(concurrency, 'request')} of {pool.tail_tokens:,} tokens: "
-            f"{'; '.join(refused)}",
-            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
-        )
-    chosen = min(trials, key=_rank)
-    refused += [_reason(trial, chosen) for trial in trials if trial is not chosen]
-    return Split(setup=chosen.setup, refused=tuple(refused))
+    return trials, ", ".join(short)
+
+
+def four_bit_gpus(pool: Pool, chosen: Split, *, kv_cache_dtype: str) -> Part:
+    """The part of the plan on weights in 4 bits, where their fleet has far fewer GPUs.
+
+    It is not taken: answers in 4 bits must be tested first (guide 4.1 and 4.5).
+    """
+    quantization = four_bit_quantization(pool)
+    if quantization is None or chosen.gpus is None:
+        return Part()
+    trials, _ = _trials(pool, quantization, kv_cache_dtype)
+    gpus = [trial.gpus for trial in trials if trial.gpus is not None and not trial.unmet]
+    fewest = min(gpus, default=chosen.gpus)
+    if fewest >= (1 - SAVING_RATIO) * chosen.gpus:
+        return Part()
+    return Part(
+        output={"four_bit_quantization": quantization, "four_bit_gpus": fewest},
+        to_measure=[f"answer quality with {quantization} weights, which would take fewer GPUs"],
+    )
 
 
 def _rank(trial: Trial) -> tuple[float, ...]:
@@ -154,16 +207,13 @@ def _rank(trial: Trial) -> tuple[float, ...]:
     )
 
 
-def _reason(trial: Trial, chosen: Trial) -> str:
-    name = named(trial.setup.parallel)
+def _reason(name: str, trial: Trial, taken: str, chosen: Trial) -> str:
     if trial.unmet and not chosen.unmet:
         return f"{name} rejected: {trial.unmet}"
     if trial.gpus is None or chosen.gpus is None:
         return f"{name} rejected: {trial.unmet or 'larger, and nothing to compare speeds by'}"
-    return (
-        f"{name} rejected: {plural(trial.gpus, 'GPU')} for the peak, {chosen.gpus} with "
-        f"{named(chosen.setup.parallel)}"
-    )
+    needed = plural(trial.gpus, "GPU")
+    return f"{name} rejected: {needed} for the peak, {chosen.gpus} with {taken}"
 
 
 def _trial(pool: Pool, setup: Setup) -> Trial:

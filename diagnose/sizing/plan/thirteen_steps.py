@@ -19,7 +19,6 @@ from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters
 from kneewatch.diagnose.sizing.plan.launch_steps import batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
-    chosen_quantization,
     floor_step,
     kv_step,
     memory_floor,
@@ -49,7 +48,12 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     predicted_curve,
     serving,
 )
-from kneewatch.diagnose.sizing.plan.split_choice import choose_split, parallel_step, unmet
+from kneewatch.diagnose.sizing.plan.split_choice import (
+    choose_split,
+    four_bit_gpus,
+    parallel_step,
+    unmet,
+)
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
     ROUTER_HIGH_S,
@@ -371,10 +375,14 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     Raises:
         SizingError: nothing fits, or a benchmark is missing or unreadable.
     """
-    chosen, kv = chosen_quantization(pool)[0], chosen_kv_dtype(pool)[0]
+    kv = chosen_kv_dtype(pool)[0]
+    split = choose_split(pool, kv_cache_dtype=kv)
+    chosen = split.setup.scheme.id
     before = memory_floor(pool, quantization=pool.model.quantization, kv_cache_dtype="auto")
     after = memory_floor(pool, quantization=chosen, kv_cache_dtype=kv)
-    split = choose_split(pool, quantization=chosen, kv_cache_dtype=kv)
+    quantized = quantization_step(pool, chosen, before, after)
+    quantized.notes += split.precisions
+    quantized.add(four_bit_gpus(pool, split, kv_cache_dtype=kv))
     # The baseline runs with the KV cache that vLLM takes by itself, unless one is stated.
     plain = pool.deployment.kv_cache_dtype or "auto"
     baseline = serving(pool, replace(split.setup, kv_cache_dtype=plain))
@@ -391,7 +399,7 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
         memory=final.memory,
         steps=(
             floor_step(pool, before),
-            quantization_step(pool, before, after),
+            quantized,
             parallel_step(pool, split, before, after),
             curve_step(pool, first, number=7),
             cached_step,

@@ -327,7 +327,7 @@ output_p99_tokens = 600
     assert fleet_plan.tiers == ("interactive", "long")
     assert fleet_plan.step(5, "interactive").output["quantization"] == "fp8"
     # Guide 9.5: no FP8 arithmetic before Hopper and Ada.
-    assert fleet_plan.step(5, "long").output["quantization"] == "int8"
+    assert fleet_plan.step(5, "long").output["quantization"] == "w8a8"
     assert any("do not use round robin" in note for note in fleet_plan.step(3).notes)
     long_kv = fleet_plan.step(4, "long").output["kv_bytes_per_request"]
     assert long_kv == pytest.approx(16400 * 327_680)
@@ -842,3 +842,26 @@ def test_a_launch_that_speculates_says_that_it_lacks_its_draft(acceptance: float
     fleet_plan = planned(profile_text(traffic=PER_S, more=more, slo="itl_p99_s = 0.05"))
     lacks = [note for note in fleet_plan.step(13).notes if "--speculative-config" in note]
     assert bool(lacks) == bool(fleet_plan.step(9).output["speculation"]) == (acceptance > 0.5)
+
+
+def test_the_precision_is_the_one_whose_fleet_has_the_fewest_gpus() -> None:
+    """Ampere computes twice as fast in INT8 as with weights alone in it."""
+
+    def gpus(stated: str) -> int:
+        slo = "ttft_p99_s = 2.0\nitl_p99_s = 0.05"
+        found = planned(profile_text(slo=slo, deployment='gpus = ["a100-80gb"]\n' + stated))
+        assert found.gpus is not None
+        return found.gpus
+
+    assert gpus('quantization = "w8a8"') < gpus('quantization = "int8"')
+    assert gpus("") == gpus('quantization = "w8a8"')
+
+
+def test_weights_in_4_bits_are_told_and_not_taken() -> None:
+    slo = "ttft_p99_s = 2.0\nitl_p99_s = 0.03"
+    fleet_plan = planned(profile_text(slo=slo, deployment='gpus = ["b200"]'))
+    stated = profile_text(slo=slo, deployment='gpus = ["b200"]\nquantization = "nvfp4"')
+    five, fewer = fleet_plan.step(5).output, planned(stated).gpus
+    assert (five["quantization"], five["four_bit_gpus"]) == ("fp8", fewer)
+    assert f"nvfp4 weights are predicted to take {fewer} GPUs" in plan_lines(fleet_plan)[0]
+    assert "four_bit_gpus" not in planned(stated).step(5).output
