@@ -50,8 +50,8 @@ its time per target is the same from 10 targets on."""
 SERIES_EXPECTED = 300
 """Series of one engine that are read."""
 
-OVERLAP_S = 0.5
-"""Ranges of Prometheus 3 leave out their first moment."""
+MARGIN_S = 0.5
+"""Seconds by which the first range is longer: Prometheus 3 leaves out a range's first moment."""
 
 INSTANCE = TARGET_LABELS.index("instance")
 
@@ -227,14 +227,28 @@ class FleetEngines:
         """
         groups: dict[tuple[Target, float], list[Target]] = {}
         for target in by_target:
-            span_s = min(at_s - self._pages.read_until_s(target), HISTORY_S)
-            whole_s = HISTORY_S if span_s == HISTORY_S else -(-span_s // interval_s) * interval_s
-            groups.setdefault((target[:INSTANCE], whole_s), []).append(target)
+            passed_s = at_s - self._pages.read_until_s(target)
+            span_s = unread_s(passed_s, self._pages.interval_s(target), interval_s)
+            if span_s:
+                groups.setdefault((target[:INSTANCE], span_s), []).append(target)
         for (_, span_s), targets in groups.items():
             samples_each = SERIES_EXPECTED * max(1.0, span_s / interval_s)
             most = max(1, int(SAMPLES_AT_ONCE / samples_each))
             for first in range(0, len(targets), most):
-                yield targets[first : first + most], span_s + OVERLAP_S
+                yield targets[first : first + most], span_s
+
+
+def unread_s(passed_s: float, gap_s: float, interval_s: float) -> float:
+    """The seconds to read of a target, in half scrape intervals; 0 before its next scrape is due.
+
+    The range begins after the last page, so no sample is read twice, and has the next scrape even
+    if that came half an interval early. `passed_s`: seconds since the last page. `gap_s`: seconds
+    between the last two. `interval_s`: the fleet's scrape interval.
+    """
+    if passed_s >= HISTORY_S:
+        return HISTORY_S + MARGIN_S
+    own_s = interval_s / max(1, round(interval_s / gap_s))
+    return passed_s // (own_s / 2) * (own_s / 2) if passed_s >= own_s else 0.0
 
 
 def _query(scope: QueryScope, names: str, targets: Sequence[Target], span_s: float) -> str:

@@ -7,12 +7,14 @@ time are the page that was scraped then.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec import Struct
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds, kind_of
 from kneewatch.collector.engines.translation import sample_names
@@ -74,11 +76,19 @@ class _TargetPages:
     def __init__(self) -> None:
         self.series: list[Series] = []
         self.scrapes: defaultdict[float, dict[int, float]] = defaultdict(dict)
+        self.whole: dict[float, Page] = {}
+        """Pages whose series and layout are those of `newest`."""
         self.failures_s: set[float] = set()
         self.last_s = float("-inf")
+        self.interval_s = float("inf")
+        """Seconds between the last two scrapes."""
+        self.order: tuple[int, _Order | None] = 0, None
+        """The hash of the labels of the last answer that began with this target's series, and the
+        order of its series once it is known."""
         self._scraped: frozenset[tuple[str, str]] = frozenset()
         self._layouts: dict[tuple[int, ...], tuple[tuple[int, ...], Layout]] = {}
-        self._newest: tuple[tuple[int, ...], Layout] | None = None
+        self.newest: tuple[tuple[int, ...], Layout] | None = None
+        """The numbers of the newest page's series in the order of its layout, and the layout."""
         self._held_back_s = float("-inf")
 
     def pages(self) -> Iterator[tuple[float, Page | None]]:
@@ -88,23 +98,27 @@ class _TargetPages:
         the next call, once, if it has fewer series than the page before it.
         """
         scrapes, self.scrapes = self.scrapes, defaultdict(dict)
+        whole, self.whole = self.whole, {}
         failures_s, self.failures_s = self.failures_s, set()
-        times = sorted(scrapes.keys() | failures_s)
+        times = sorted(scrapes.keys() | failures_s | whole.keys())
         for t_s in times:
             samples = scrapes.get(t_s)
             if samples is None:
-                self.last_s = t_s
-                yield t_s, None
+                self._read_until(t_s)
+                yield t_s, whole.get(t_s)
                 continue
-            complete = self._newest is None or len(samples) >= len(self._newest[0])
+            complete = self.newest is None or len(samples) >= len(self.newest[0])
             if not complete and t_s == times[-1] and t_s != self._held_back_s:
                 self._held_back_s = t_s
                 return
-            self.last_s = t_s
+            self._read_until(t_s)
             yield t_s, self._page(samples)
 
+    def _read_until(self, t_s: float) -> None:
+        self.interval_s, self.last_s = t_s - self.last_s, t_s
+
     def _page(self, samples: Mapping[int, float]) -> Page:
-        newest = self._newest
+        newest = self.newest
         if newest is not None and len(newest[0]) == len(samples):
             try:
                 return Page(newest[1], [samples[number] for number in newest[0]])
@@ -116,7 +130,7 @@ class _TargetPages:
             if len(self._layouts) >= LAYOUTS_KEPT:
                 del self._layouts[next(iter(self._layouts))]
             newest = self._layouts[numbers] = self._laid_out(numbers)
-        self._newest = newest
+        self.newest = newest
         return Page(newest[1], [samples[number] for number in newest[0]])
 
     def _laid_out(self, numbers: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
@@ -143,6 +157,26 @@ class _TargetPages:
         return tuple(ordered), layout
 
 
+class _Part(Struct, frozen=True):
+    """One target's series in an answer. They are `_Order.places[first:last]`, and `up` is at
+    `up_at` in the answer. `newest` is the target's newest page while this holds."""
+
+    index: int
+    pages: _TargetPages
+    newest: tuple[tuple[int, ...], Layout]
+    first: int
+    last: int
+    up_at: int | None
+
+
+class _Order(Struct, frozen=True):
+    """Where the values of each target's page are in an answer, in the order of the page's
+    layout."""
+
+    places: array[int]
+    parts: Sequence[_Part]
+
+
 NUMBER_BITS = 24
 """A place is the target's index, shifted by so many bits, plus the series' number."""
 
@@ -165,6 +199,11 @@ class ScrapedPages:
         pages = self._pages_of(target)
         return float("-inf") if pages is None else pages.last_s
 
+    def interval_s(self, target: Target) -> float:
+        """Seconds between the target's last two scrapes; infinite if they are not known."""
+        pages = self._pages_of(target)
+        return float("inf") if pages is None else pages.interval_s
+
     def _pages_of(self, target: Target) -> _TargetPages | None:
         index = self._indices.get(target)
         return None if index is None else self._targets[index]
@@ -183,33 +222,88 @@ class ScrapedPages:
             if place >> NUMBER_BITS not in indices
         }
 
-    def add(self, answer: Iterable[RawSeries]) -> None:
+    def add(self, answer: Sequence[RawSeries]) -> None:
         """Add samples. Samples that were added before, or are older than the last page, are
         ignored.
+
+        Nearly every answer has the series of the answer before, in the same order, with one sample
+        each: its pages are then read without a look at a series.
 
         Raises:
             msgspec.DecodeError: the labels of a series are no JSON object of texts.
             ValueError: a value is no number.
         """
-        places, targets = self._places, self._targets
+        if not answer:
+            return
+        labels = hash(b"".join([row.metric for row in answer]))
+        pages = self._targets[self._place(answer[0]) >> NUMBER_BITS]
+        if pages is not None:
+            seen, order = pages.order
+            if seen == labels:
+                order = order or self._order(answer)
+                pages.order = labels, order
+                if order is not None and self._add_whole(order, answer):
+                    return
+            pages.order = labels, None
+        self._add_each(answer)
+
+    def _add_each(self, answer: Iterable[RawSeries]) -> None:
+        targets = self._targets
         for row in answer:
-            metric = hash(bytes(row.metric))
-            place = places.get(metric)
-            if place is None:
-                place = places[metric] = self._place_of(bytes(row.metric))
+            place = self._place(row)
             pages, number = targets[place >> NUMBER_BITS], place & FAILED
             if pages is None:
                 continue
             last_s = pages.last_s
             if number == FAILED:
                 pages.failures_s.update(
-                    t_s for t_s, value in _values_of(row) if t_s > last_s and value == 0
+                    t_s for t_s, value in values_of(row) if t_s > last_s and value == 0
                 )
                 continue
             scrapes = pages.scrapes
-            for t_s, value in _values_of(row):
+            for t_s, value in values_of(row):
                 if t_s > last_s:
                     scrapes[t_s][number] = value
+
+    def _order(self, answer: Sequence[RawSeries]) -> _Order | None:
+        """The order of an answer's series. None unless they are those of its targets' newest
+        pages."""
+        by_target: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        for at, row in enumerate(answer):
+            place = self._place(row)
+            by_target[place >> NUMBER_BITS][place & FAILED] = at
+        places, parts = array("I"), list[_Part]()
+        for index, numbered in by_target.items():
+            pages, up_at = self._targets[index], numbered.pop(FAILED, None)
+            newest = None if pages is None else pages.newest
+            if pages is None or newest is None or numbered.keys() != set(newest[0]):
+                return None
+            first = len(places)
+            places.extend([numbered[number] for number in newest[0]])
+            parts.append(_Part(index, pages, newest, first, len(places), up_at))
+        return _Order(places, parts)
+
+    def _add_whole(self, order: _Order, answer: Sequence[RawSeries]) -> bool:
+        """Add an answer in this order. Returns whether it has one whole page of each target."""
+        samples = single_samples(answer)
+        if samples is None:
+            return False
+        times, values = samples[0::2], samples[1::2]
+        own_times = list(map(times.__getitem__, order.places))
+        own_values = list(map(values.__getitem__, order.places))
+        read: list[tuple[_TargetPages, float, Page]] = []
+        for part in order.parts:
+            pages, (_, layout), first, last = part.pages, part.newest, part.first, part.last
+            t_s = own_times[first]
+            same = own_times[first:last].count(t_s) == last - first
+            current = self._targets[part.index] is pages and pages.newest is part.newest
+            if not same or not current or (part.up_at is not None and not values[part.up_at]):
+                return False
+            read.append((pages, t_s, Page(layout, own_values[first:last])))
+        for pages, t_s, page in read:
+            if t_s > pages.last_s:
+                pages.whole[t_s] = page
+        return True
 
     def pages(self, target: Target) -> Iterator[tuple[float, Page | None]]:
         """Yields the target's scrapes that were not yielded before, oldest first.
@@ -220,7 +314,16 @@ class ScrapedPages:
         if pages is not None:
             yield from pages.pages()
 
-    def _place_of(self, metric: bytes) -> int:
+    def _place(self, row: RawSeries) -> int:
+        """The place of a series."""
+        metric = bytes(row.metric)
+        key = hash(metric)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._new_place(metric)
+        return place
+
+    def _new_place(self, metric: bytes) -> int:
         """The place of a series that was not seen before."""
         labels = _read_labels(metric)
         target = target_of(labels)
@@ -242,12 +345,26 @@ _read_numbers = msgspec.json.Decoder(list[tuple[float, float]], strict=False).de
 _read_texts = msgspec.json.Decoder(list[tuple[float, str]]).decode
 
 
-def _values_of(row: RawSeries) -> list[tuple[float, float]]:
+def values_of(row: RawSeries) -> list[tuple[float, float]]:
     """The times and values of a series."""
     try:
         return _read_numbers(row.values)
     except msgspec.ValidationError:  # "+Inf", which msgspec does not read as a number
         return [(t_s, float(value)) for t_s, value in _read_texts(row.values)]
+
+
+_read_flat = msgspec.json.Decoder(list[float], strict=False).decode
+
+
+def single_samples(answer: Sequence[RawSeries]) -> list[float] | None:
+    """Time and value of each series, one after the other. None unless each has one sample with a
+    finite value."""
+    pairs = b",".join([row.values for row in answer]).translate(None, b"[]")
+    try:
+        samples = _read_flat(b"[%b]" % pairs)
+    except msgspec.ValidationError:  # "+Inf"
+        return None
+    return samples if len(samples) == 2 * len(answer) else None
 
 
 _read_labels = msgspec.json.Decoder(dict[str, str]).decode
