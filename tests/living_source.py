@@ -21,7 +21,7 @@ from msgspec import Raw
 from kneewatch.agent.fleet import snapshot
 from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.queries import AnswerLog, QueryScope
-from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.client import Clock, PrometheusSource
 from kneewatch.collector.prometheus.responses import Answer, RawSeries, Sample, Track
 from kneewatch.collector.prometheus.scraped_pages import Target, page_names, target_of
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -218,9 +218,9 @@ class SimulatedSource:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def clock(self) -> SimpleNamespace:
+    def now(self, _query: str) -> tuple[Clock, Answer]:
         """The clock, which agrees."""
-        return SimpleNamespace(server_s=0.0, skew_s=0.0, within_s=0.0)
+        return Clock(0.0, 0.0, 0.0), Answer(())
 
     def instant(self, _query: str, at_s: float) -> Answer:
         """The engines that are there."""

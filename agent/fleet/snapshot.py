@@ -241,10 +241,13 @@ def observe(
     """
     started_s, queries_before, retried_before = time.monotonic(), source.asked, source.retried
     engines = engines or FleetEngines(config.profile)
-    clock, log = source.clock(), AnswerLog()
-    at_s = clock.server_s if config.at_s is None else config.at_s
-    scope = QueryScope(config.selector, config.window_s)
-    running = log.samples("presence", source.instant(queries.presence(scope), at_s))
+    log, scope = AnswerLog(), QueryScope(config.selector, config.window_s)
+    clock, answer = source.now(queries.presence(scope) if config.at_s is None else "")
+    at_s = clock.server_s
+    if config.at_s is not None:
+        at_s = config.at_s
+        answer = source.instant(queries.presence(scope), at_s)
+    running = log.samples("presence", answer)
     shape = shape_of([sample.labels for sample in running], config.names)
     scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError, ExpositionError
 from kneewatch.collector.exposition import decompress
-from kneewatch.collector.http.address import metrics_url, parse_target, redirected
+from kneewatch.collector.http.address import Address, metrics_url, parse_target, redirected
 from kneewatch.collector.http.connection import (
     TimedSocket,
     TlsAccess,
@@ -29,7 +29,7 @@ from kneewatch.collector.http.fetch_settings import FetchSettings
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["FetchSettings", "Fetched", "Fetcher", "Scrape", "metrics_url"]
+__all__ = ["FetchSettings", "Fetched", "Fetcher", "KeptConnection", "Scrape", "metrics_url"]
 
 REDIRECTS_MAX = 3
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
@@ -122,132 +122,60 @@ class PlainAnswer(Struct):
 Answer = PlainAnswer | http.client.HTTPResponse
 
 
-class Fetcher:
-    """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
+class KeptConnection:
+    """A connection to one server that is kept between requests. Not thread-safe.
 
-    `any_answer`: accept any response body, not only a metrics page. `post`: a JSON document to send
-    by POST instead of GET; redirects are then not followed.
+    Besides the errors named, `ask` and `body` raise OSError, ValueError (of http.client's number
+    parsing) and http.client.HTTPException.
     """
 
-    def __init__(
-        self,
-        url: str,
-        settings: FetchSettings = DEFAULT_SETTINGS,
-        *,
-        any_answer: bool = False,
-        post: bytes | None = None,
-    ) -> None:
-        self._post = post
-        self._address, self._any_answer = parse_target(url), any_answer
-        self._settings = settings
+    def __init__(self, address: Address, settings: FetchSettings) -> None:
+        self._address, self._settings = address, settings
+        self._tls = TlsAccess(address, settings)
         self._timed: TimedSocket | None = None
         self._response: Answer | None = None
-        self._headers: dict[str, str] = {}
-        self._tls = TlsAccess(self._address, settings)
-        self._path = self._address.path
-        self._request: bytes | None = None
-        """The bytes of the request for this path on this connection; None before they are built."""
-        self._deadline_s: float | None = None
 
     @property
-    def url(self) -> str:
-        """The page's URL without credentials."""
-        return self._address.url
+    def received_bytes(self) -> int:
+        """Bytes received of the newest response."""
+        return self._timed.received_bytes if self._timed else 0
 
-    def get(self) -> Fetched:
-        """The current page, fetched by one GET.
+    def ask(
+        self,
+        request: Callable[[], bytes],
+        deadline_s: Callable[[], float],
+        opening: Callable[[], None],
+    ) -> Answer:
+        """The response to a request, with its body unread.
+
+        `opening` is called before a connection is opened, and `request` and `deadline_s` (on the
+        monotonic clock) when it is open. A request is sent again if the server had closed the kept
+        connection.
 
         Raises:
-            CollectError: there is no page, or the response is not a metrics page.
+            CollectError: no connection could be made.
         """
-        started_s = time.perf_counter()
-        self._deadline_s = None
-        whole = False
-        try:
-            response = self._follow()
-            body = self._body(response)
-            content_type = response.headers.get("content-type", "")
-            if not self._any_answer:
-                self._check(response, body, content_type)
-            whole = True
-        except (http.client.HTTPException, OSError, ValueError) as exc:
-            # http.client lets the ValueErrors of its number parsing through.
-            raise no_answer(
-                self._address,
-                exc,
-                received_bytes=self._timed.received_bytes if self._timed else 0,
-                timeout_s=self._settings.read_timeout_s,
-            ) from exc
-        finally:
-            if not whole:
-                self.close()
-        return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
-
-    def scrape(self, t_s: float) -> Scrape:
-        """Fetch the page once. Returns the page or the error; `t_s` is the current unix time."""
-        try:
-            return Scrape(t_s, self.get())
-        except CollectError as error:
-            return Scrape(t_s, error.detached())
-
-    def close(self) -> None:
-        """Close the connection; the next `get` opens another."""
-        self._disconnect()
-        self._path, self._request = self._address.path, None
-
-    def _disconnect(self) -> None:
-        if self._response is not None:
-            self._response.close()
-        if self._timed is not None:
-            self._timed.close()
-        self._timed = self._response = None
-
-    def _follow(self) -> Answer:
-        # The target of a redirect is kept as long as the connection, so that later scrapes need one
-        # GET.
-        for _hop in range(REDIRECTS_MAX + 1):
-            response = self._answer()
-            if response.status == http.client.OK:
-                return response
-            location = response.headers.get("location")
-            followed = response.status in REDIRECT_STATUSES and self._post is None
-            if not followed or location is None:
-                raise bad_status(
-                    self._address,
-                    status=response.status,
-                    reason=response.reason,
-                    token_sent="Authorization" in self._headers,
-                )
-            path = redirected(self._address, location).path
-            self._body(response)
-            self._path, self._request = path, None
-        raise CollectError(
-            f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
-            kind="redirect",
-            hint="check the rules of the server's proxy: it redirects in a circle",
-        )
-
-    def _answer(self) -> Answer:
         kept = self._timed
         if kept is not None:
             if kept.is_quiet():
                 try:
-                    return self._ask(kept)
+                    return self._ask(kept, request(), deadline_s())
                 except ConnectionError:
                     # The server closed the kept connection before the request: nothing was served.
                     if kept.received_bytes:
                         raise
-            self._disconnect()
-        return self._ask(self._open())
+            self.close()
+        opening()
+        self._timed = connect(
+            self._address,
+            timeout_s=self._settings.connect_timeout_s,
+            tls=self._tls.context(),
+        )
+        return self._ask(self._timed, request(), deadline_s())
 
-    def _ask(self, timed: TimedSocket) -> Answer:
-        if self._deadline_s is None:
-            self._deadline_s = time.monotonic() + self._settings.read_timeout_s
-        timed.deadline_s = self._deadline_s
-        timed.received_bytes = 0
-        if self._request is None:
-            self._request = self._built_request()
-        timed.sendall(self._request)
+    def _ask(self, timed: TimedSocket, request: bytes, deadline_s: float) -> Answer:
+        timed.deadline_s, timed.received_bytes = deadline_s, 0
+        timed.sendall(request)
         data = timed.recv(RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the server closed the connection without an answer")
@@ -259,35 +187,18 @@ class Fetcher:
             response.begin()
         return self._response
 
-    def _built_request(self) -> bytes:
-        headers = {"Host": self._host(), "Accept-Encoding": "identity", **self._headers}
-        body = self._post or b""
-        if self._post is not None:
-            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        method = "GET" if self._post is None else "POST"
-        lines = [f"{method} {self._path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
-        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    def body(self, response: Answer) -> bytes:
+        """The whole body, decompressed.
 
-    def _host(self) -> str:
-        authority = self._address.authority
-        return authority if authority.isascii() else authority.encode("idna").decode()
-
-    def _open(self) -> TimedSocket:
-        self._headers, self._request = request_headers(self._address, self._settings), None
-        self._timed = connect(
-            self._address,
-            timeout_s=self._settings.connect_timeout_s,
-            tls=self._tls.context(),
-        )
-        return self._timed
-
-    def _body(self, response: Answer) -> bytes:
+        Raises:
+            CollectError: it is too large, cut short or damaged.
+        """
         limit_bytes = self._settings.body_limit_bytes
         if (response.length or 0) > limit_bytes:
             raise too_large(self._address, limit_bytes, "as the server announces")
         body = response.read(limit_bytes + 1)
         if response.will_close:
-            self._disconnect()
+            self.close()
         if len(body) > limit_bytes:
             raise too_large(self._address, limit_bytes, "as sent")
         if response.length:
@@ -309,6 +220,140 @@ class Fetcher:
             if exc.kind == "truncated":
                 raise truncated(self._address, "the compressed page is incomplete") from exc
             raise not_metrics(self._address, f"the compressed page is damaged: {exc}") from exc
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._response is not None:
+            self._response.close()
+        if self._timed is not None:
+            self._timed.close()
+        self._timed = self._response = None
+
+
+def request_bytes(
+    method: str, path: str, address: Address, headers: Mapping[str, str], body: bytes = b""
+) -> bytes:
+    """The bytes of a request."""
+    authority = address.authority
+    host = authority if authority.isascii() else authority.encode("idna").decode()
+    sent = {"Host": host, **headers}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class Fetcher:
+    """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
+
+    `any_answer`: accept any response body, not only a metrics page. `post`: a JSON document to send
+    by POST instead of GET; redirects are then not followed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: FetchSettings = DEFAULT_SETTINGS,
+        *,
+        any_answer: bool = False,
+        post: bytes | None = None,
+    ) -> None:
+        self._post = post
+        self._address, self._any_answer = parse_target(url), any_answer
+        self._settings = settings
+        self._connection = KeptConnection(self._address, settings)
+        self._headers: dict[str, str] = {}
+        self._path = self._address.path
+        self._request: bytes | None = None
+        """The bytes of the request for this path on this connection; None before they are built."""
+        self._deadline_s: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The page's URL without credentials."""
+        return self._address.url
+
+    def get(self) -> Fetched:
+        """The current page, fetched by one GET.
+
+        Raises:
+            CollectError: there is no page, or the response is not a metrics page.
+        """
+        started_s = time.perf_counter()
+        self._deadline_s = None
+        whole = False
+        try:
+            response = self._follow()
+            body = self._connection.body(response)
+            content_type = response.headers.get("content-type", "")
+            if not self._any_answer:
+                self._check(response, body, content_type)
+            whole = True
+        except (http.client.HTTPException, OSError, ValueError) as exc:
+            # http.client lets the ValueErrors of its number parsing through.
+            raise no_answer(
+                self._address,
+                exc,
+                received_bytes=self._connection.received_bytes,
+                timeout_s=self._settings.read_timeout_s,
+            ) from exc
+        finally:
+            if not whole:
+                self.close()
+        return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
+
+    def scrape(self, t_s: float) -> Scrape:
+        """Fetch the page once. Returns the page or the error; `t_s` is the current unix time."""
+        try:
+            return Scrape(t_s, self.get())
+        except CollectError as error:
+            return Scrape(t_s, error.detached())
+
+    def close(self) -> None:
+        """Close the connection; the next `get` opens another."""
+        self._connection.close()
+        self._path, self._request = self._address.path, None
+
+    def _follow(self) -> Answer:
+        # The target of a redirect is kept as long as the connection, so that later scrapes need one
+        # GET.
+        for _hop in range(REDIRECTS_MAX + 1):
+            response = self._connection.ask(self._built, self._deadline, self._read_headers)
+            if response.status == http.client.OK:
+                return response
+            location = response.headers.get("location")
+            followed = response.status in REDIRECT_STATUSES and self._post is None
+            if not followed or location is None:
+                raise bad_status(
+                    self._address,
+                    status=response.status,
+                    reason=response.reason,
+                    token_sent="Authorization" in self._headers,
+                )
+            path = redirected(self._address, location).path
+            self._connection.body(response)
+            self._path, self._request = path, None
+        raise CollectError(
+            f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
+            kind="redirect",
+            hint="check the rules of the server's proxy: it redirects in a circle",
+        )
+
+    def _deadline(self) -> float:
+        if self._deadline_s is None:
+            self._deadline_s = time.monotonic() + self._settings.read_timeout_s
+        return self._deadline_s
+
+    def _read_headers(self) -> None:
+        self._headers, self._request = request_headers(self._address, self._settings), None
+
+    def _built(self) -> bytes:
+        if self._request is None:
+            headers = {"Accept-Encoding": "identity", **self._headers}
+            body = self._post or b""
+            if self._post is not None:
+                headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            method = "GET" if self._post is None else "POST"
+            self._request = request_bytes(method, self._path, self._address, headers, body)
+        return self._request
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":

@@ -6,24 +6,27 @@ import os
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
 import msgspec
 import orjson
 import requests
-import urllib3
 from msgspec import Struct, field
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
 from kneewatch.collector.http.connection import request_headers, words_of
+from kneewatch.collector.http.fetch import Answer as HttpAnswer
+from kneewatch.collector.http.fetch import KeptConnection, request_bytes
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,
@@ -56,7 +59,6 @@ from kneewatch.collector.prometheus.responses import (
 # The client itself has no default timeout, lets errors of requests through, drops warnings and puts
 # long queries into the URL.
 
-CHUNK_BYTES = 1 << 16
 _read_matrix = msgspec.json.Decoder(MatrixAnswer).decode
 RETRY_AFTER_MOST_S = 5.0
 
@@ -72,33 +74,22 @@ class Answered(requests.Response):
 
 
 class TimedSession(requests.Session):
-    """Sends queries as forms; follows no redirects and ignores environment variables."""
+    """Sends queries as forms over kept connections; follows no redirects and ignores environment
+    variables. Thread-safe."""
 
-    def __init__(
-        self, address: Address, settings: FetchSettings, *, timeout_s: float, at_once: int
-    ) -> None:
+    def __init__(self, address: Address, settings: FetchSettings, *, timeout_s: float) -> None:
         super().__init__()
         self._address, self._settings, self._timeout_s = address, settings, timeout_s
         self._told = threading.local()
-        if settings.insecure_skip_verify:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        self._pools = urllib3.PoolManager(
-            maxsize=at_once,
-            retries=False,
-            cert_reqs="CERT_NONE" if settings.insecure_skip_verify else "CERT_REQUIRED",
-            ca_certs=settings.ca_file or ssl.get_default_verify_paths().cafile,
-            cert_file=settings.client_cert_file,
-            key_file=settings.client_key_file,
-        )
+        self._idle = deque[KeptConnection]()
         files = settings.ca_file, settings.client_cert_file, settings.client_key_file
         self._files = [path for path in files if path is not None]
         self._origin = f"{address.scheme}://{address.authority}"
-        self._pool = self._pools.connection_from_url(self._origin)
-        self._timeouts = urllib3.Timeout(connect=settings.connect_timeout_s, read=timeout_s)
 
     def close(self) -> None:
         """Close the connections."""
-        self._pools.clear()
+        while self._idle:
+            self._idle.pop().close()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -120,58 +111,67 @@ class TimedSession(requests.Session):
         """
         shown, form = str(url), dict(kwargs.get("params") or {})
         query = str(form.get("query", ""))
-        deadline_s = time.monotonic() + self._timeout_s
-        try:
-            with self._posted(shown, urlencode(form)) as response:
-                body = self._body(response, shown, query, deadline_s)
-            matrix = bool(kwargs.get("matrix"))
-            return self._answered(response, shown, query, body, matrix=matrix)
-        except urllib3.exceptions.NewConnectionError as exc:
-            raise refused_error(shown, _inner_words(exc)) from exc
-        except urllib3.exceptions.ConnectTimeoutError as exc:
-            raise refused_error(shown, "no connection within the timeout") from exc
-        except urllib3.exceptions.TimeoutError as exc:
-            raise slow_error(shown, self._timeout_s, query) from exc
-        except (urllib3.exceptions.SSLError, ssl.SSLError) as exc:
-            raise tls_error(shown, _inner_words(exc)) from exc
-        except urllib3.exceptions.HTTPError as exc:
-            raise incomplete_error(shown, _inner_words(exc)) from exc
-
-    def _posted(self, url: str, form: str) -> urllib3.BaseHTTPResponse:
-        """The response to a form. The session's own `request` takes longer than many a query: it
-        handles cookies, redirects and authentication, which a query has none of."""
         for path in self._files:
             if not os.access(path, os.R_OK):
-                raise tls_error(url, f"cannot read {path}")
+                raise tls_error(shown, f"cannot read {path}")
+        request = self._request(shown, urlencode(form).encode())
         try:
-            return self._pool.urlopen(
-                "POST",
-                url.removeprefix(self._origin),
-                form,
-                {
-                    **request_headers(self._address, self._settings),
-                    # Compressing an answer costs the server as much as making it.
-                    "Accept-Encoding": "gzip" if self._settings.gzip else "identity",
-                    "Content-Type": "application/x-www-form-urlencoded",
-                },
-                redirect=False,
-                timeout=self._timeouts,
-                preload_content=False,
-            )
-        except urllib3.exceptions.ProtocolError as exc:
-            raise refused_error(url, _inner_words(exc)) from exc
+            connection = self._idle.pop()
+        except IndexError:
+            connection = KeptConnection(self._address, self._settings)
+        whole = False
+        try:
+            response = self._asked(connection, shown, query, request)
+            body = self._body(connection, response, shown, query)
+            whole = True
+        finally:
+            if not whole:
+                connection.close()
+            self._idle.append(connection)
+        return self._answered(response, shown, query, body, matrix=bool(kwargs.get("matrix")))
+
+    def _request(self, url: str, form: bytes) -> bytes:
+        headers = {
+            **request_headers(self._address, self._settings),
+            # Compressing an answer costs the server as much as making it.
+            "Accept-Encoding": "gzip" if self._settings.gzip else "identity",
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Content-Length": str(len(form)),
+        }
+        path = url.removeprefix(self._origin)
+        return request_bytes("POST", path, self._address, headers, form)
+
+    def _asked(
+        self, connection: KeptConnection, url: str, query: str, request: bytes
+    ) -> HttpAnswer:
+        try:
+            return connection.ask(lambda: request, self._deadline_s, lambda: None)
+        except TimeoutError as exc:
+            raise slow_error(url, self._timeout_s, query) from exc
+        except ssl.SSLError as exc:
+            raise tls_error(url, words_of(exc)) from exc
+        except (OSError, ValueError, HTTPException) as exc:
+            raise refused_error(url, words_of(exc)) from exc
+        except CollectError as exc:
+            problem = str(exc).removeprefix(f"{self._address.url}: ")
+            raise (tls_error if exc.kind == "tls" else refused_error)(url, problem) from exc
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self._timeout_s
 
     def _body(
-        self, response: urllib3.BaseHTTPResponse, url: str, query: str, deadline_s: float
-    ) -> bytearray:
-        body, limit_bytes = bytearray(), self._settings.body_limit_bytes
-        while chunk := response.read1(CHUNK_BYTES, decode_content=True):
-            body += chunk
-            if len(body) > limit_bytes:
-                raise too_large_error(url, limit_bytes, query)
-            if time.monotonic() > deadline_s:
-                raise slow_error(url, self._timeout_s, query)
-        return body
+        self, connection: KeptConnection, response: HttpAnswer, url: str, query: str
+    ) -> bytes:
+        try:
+            return connection.body(response)
+        except TimeoutError as exc:
+            raise slow_error(url, self._timeout_s, query) from exc
+        except (OSError, ValueError, HTTPException) as exc:
+            raise incomplete_error(url, words_of(exc)) from exc
+        except CollectError as exc:
+            if exc.kind == "too_large":
+                raise too_large_error(url, self._settings.body_limit_bytes, query) from exc
+            raise incomplete_error(url, str(exc).removeprefix(f"{self._address.url}: ")) from exc
 
     def matrix(self, url: str, form: Mapping[str, str]) -> Sequence[RawSeries]:
         """The series of a matrix answer, with their labels still encoded.
@@ -187,10 +187,10 @@ class TimedSession(requests.Session):
 
     def _answered(
         self,
-        response: urllib3.BaseHTTPResponse,
+        response: HttpAnswer,
         url: str,
         query: str,
-        body: bytearray,
+        body: bytes,
         *,
         matrix: bool,
     ) -> Answered:
@@ -231,22 +231,9 @@ class TimedSession(requests.Session):
         return answered
 
 
-def _retry_after_s(response: urllib3.BaseHTTPResponse) -> float:
+def _retry_after_s(response: HttpAnswer) -> float:
     retry_after = response.headers.get("Retry-After", "")
     return min(float(retry_after), RETRY_AFTER_MOST_S) if retry_after.isdecimal() else 0.0
-
-
-def _inner_words(exc: BaseException) -> str:
-    """The message of the innermost exception: requests and urllib3 wrap it in their own
-    exceptions."""
-    inner: BaseException = exc
-    for _ in range(8):
-        reason = getattr(inner, "reason", None)
-        below = reason if isinstance(reason, BaseException) else inner.__context__
-        if below is None:
-            break
-        inner = below
-    return words_of(inner)
 
 
 # --- Rate and concurrency limits ------------------------------------------------------------------
@@ -359,9 +346,7 @@ class PrometheusSource:
         self._counting = threading.Lock()
         self.asked = 0
         self.retried = 0
-        self._session = TimedSession(
-            address, settings.fetch, timeout_s=settings.query_timeout_s, at_once=settings.at_once
-        )
+        self._session = TimedSession(address, settings.fetch, timeout_s=settings.query_timeout_s)
         client: Any = PrometheusConnect
         self._client: Any = client(
             url=self.url,
@@ -440,20 +425,24 @@ class PrometheusSource:
         result, warnings = self._asked(lambda: self._session.matrix(self._query_url, form))
         return cast("Sequence[RawSeries]", result), warnings
 
-    def clock(self) -> Clock:
-        """The server's clock compared with the local clock, measured with a query.
+    def now(self, query: str = "") -> tuple[Clock, Answer]:
+        """The server's clock compared with the local clock, and the samples of a query at its
+        present time.
 
         Raises:
             CollectError: the query failed.
         """
-        self.instant("vector(1)")  # connecting would count as skew
         before_s = self._wall()
-        samples = self.instant("vector(time())").samples
+        answer = self.instant(f"({query}) or vector(time())" if query else "vector(time())")
         after_s = self._wall()
-        if not samples:
+        times = [sample for sample in answer.samples if not sample.labels]
+        if not times:
             raise not_prometheus_error(self.url, "the answer to time() is empty")
-        server_s, middle_s = samples[0].value, (before_s + after_s) / 2
-        return Clock(server_s, server_s - middle_s, (after_s - before_s) / 2 + 0.001)
+        server_s, middle_s = times[0].value, (before_s + after_s) / 2
+        clock = Clock(server_s, server_s - middle_s, (after_s - before_s) / 2 + 0.001)
+        return clock, Answer(
+            [sample for sample in answer.samples if sample.labels], answer.warnings
+        )
 
     def _piece(self, query: str, from_s: float, to_s: float, step_s: float) -> Iterator[Piece]:
         try:

@@ -155,7 +155,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
             raise
     with daemon:
         # A query that was under way is cut off; the next one is refused.
-        until(lambda: "Connection refused" in (told(daemon)["lost"] or ""))
+        until(lambda: "connection refused" in (told(daemon)["lost"] or ""))
         shown, series = told(daemon), metrics(daemon)
         assert shown["health"] == "unknown"
         assert shown["watch"]["failing"] >= 1
@@ -164,7 +164,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
         assert held == [1, 1], "the last numbers stay"
         assert not {"kneewatch_fleet_cause", "kneewatch_fleet_cause_severity"} & set(series)
         assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
-        assert "Connection refused" in daemon.get("/readyz")
+        assert "connection refused" in daemon.get("/readyz")
         with pytest.raises(urllib.error.HTTPError, match="503"):
             daemon.get("/readyz?strict")
         until(lambda: ("fleet", "metrics_system_down") in ids(taker))
@@ -185,7 +185,7 @@ def test_before_the_first_answer_nothing_is_told(tmp_path: Path) -> None:
     with Daemon(tmp_path, "--config", settings, *QUICK) as daemon:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             daemon.get("/api/v1/fleet")
-        until(lambda: "Connection refused" in failed(daemon, "/readyz"))
+        until(lambda: "connection refused" in failed(daemon, "/readyz"))
         health = {
             labels["health"]: number for labels, number in metrics(daemon)["kneewatch_fleet_health"]
         }
