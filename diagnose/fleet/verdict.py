@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import fsum, isfinite
 from statistics import fmean, median, median_high
 from typing import Literal
@@ -514,5 +515,15 @@ def engine_verdict(engine: Engine) -> EngineVerdict:
         stage=None if verdict is None or verdict.stage.number is None else verdict.stage,
         findings=engine.findings,
         causes=[cause.id for cause in engine.causes],
-        values={key: value for key, value in sorted(engine.values.items()) if isfinite(value)},
+        values={
+            key: value
+            for key in _in_order(tuple(engine.values))
+            if isfinite(value := engine.values[key])
+        },
     )
+
+
+@lru_cache(maxsize=256)
+def _in_order(keys: tuple[str, ...]) -> Sequence[str]:
+    """The keys, sorted. Engines of one kind have the same ones, scrape after scrape."""
+    return sorted(keys)
