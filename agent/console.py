@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -49,7 +49,6 @@ def ticks(
     for_s: float | None,
     *,
     least: int = 1,
-    longer: Callable[[], bool] = lambda: False,
     passed_s: float = 0.0,
 ) -> Iterator[float]:
     """Yields ticks: the seconds since the start. The start was `passed_s` seconds ago.
@@ -57,15 +56,13 @@ def ticks(
     The first tick comes at once, the next ones every `interval_s`. If the work after a tick takes
     longer than the interval, the next tick comes at once and missed ticks are skipped.
 
-    The ticks end when `for_s` has passed, at least `least` ticks were yielded, and `longer` returns
-    false.
+    The ticks end when `for_s` has passed and at least `least` ticks were yielded.
     """
     start_s = due_s = time.monotonic() - passed_s
     for count in itertools.count(1):
         yield time.monotonic() - start_s
         due_s = max(due_s + interval_s, time.monotonic())
-        over = for_s is not None and due_s - start_s > for_s + 0.01 and count >= least
-        if over and not longer():
+        if for_s is not None and due_s - start_s > for_s + 0.01 and count >= least:
             return
         time.sleep(max(0.0, due_s - time.monotonic()))
 

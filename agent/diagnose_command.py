@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kneewatch.agent.captures import Captures, capture_name, gpu_page
 from kneewatch.agent.console import say, ticks
@@ -19,12 +22,14 @@ from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
-from kneewatch.diagnose.causes.availability import stalled_from_s
+from kneewatch.diagnose.causes.availability import STALL_NOTED_S, stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG
 from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.values import STALL
 from kneewatch.diagnose.verdict import LogFact, Server, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
+from kneewatch.rules.formatting import span
+from kneewatch.rules.rule import UNKNOWN, Severity
 
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
@@ -164,8 +169,8 @@ def _watch(
     gpus: GpuStream | None,
     settings: Settings,
 ) -> tuple[list[Verdict], str]:
-    """Scrape a server for the watch time. Returns the last diagnoses, and a sentence about an
-    earlier, worse state; "" if no earlier state was worse."""
+    """Scrape a server for the watch time. Returns the last diagnoses, and sentences about what the
+    watch was too short for and about an earlier, worse state; "" if there is neither."""
     last: list[Verdict] = []
     worst = WorstState()
     try:
@@ -177,7 +182,34 @@ def _watch(
             raise
         say("interrupted: diagnosis of the scrapes so far")
     progress([], 0.0, 0.0)
-    return last, worst.ended_words(last)
+    words = worst.ended_words(last)
+    undecided = [diagnosis for diagnosis in last if _is_stall_undecided(diagnosis, settings)]
+    if not undecided:
+        return last, words
+    decides_s = max(stalled_from_s(diagnosis.values) for diagnosis in undecided)
+    decides = f"--for {math.ceil(decides_s + 2 * settings['interval_s'])}s decides"
+    still = span(max(diagnosis.values[STALL] or 0.0 for diagnosis in undecided))
+    words = (
+        f"Unknown: no token for {still} while requests are in flight. The engine hangs, or a "
+        f"prefill is long: {decides}. {words}"
+    )
+    return [
+        replace(
+            diagnosis,
+            health=UNKNOWN if diagnosis.severity < Severity.WARNING else diagnosis.health,
+            unknown=(*diagnosis.unknown, f"engine_stalled: no token for {still}; {decides}"),
+        )
+        if diagnosis in undecided
+        else diagnosis
+        for diagnosis in last
+    ], words.rstrip()
+
+
+def _is_stall_undecided(diagnosis: Verdict, settings: Settings) -> bool:
+    """Whether an engine made no progress in much of the watch, but may only be slow."""
+    stalled_s = diagnosis.values.get(STALL) or 0.0
+    noticed_s = min(STALL_NOTED_S, settings["watch_s"] / 2)
+    return noticed_s <= stalled_s < stalled_from_s(diagnosis.values)
 
 
 def _watch_scrapes(
@@ -191,19 +223,11 @@ def _watch_scrapes(
     was_read, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
-    diagnoses: list[Verdict] = []
-
-    def is_stall_undecided() -> bool:
-        """Whether an engine has stalled, but so briefly that it may only be slow."""
-        return any(0 < (d.values.get(STALL) or 0.0) < stalled_from_s(d.values) for d in diagnoses)
-
     # Rates need two scrapes, however short the watch.
     interval_s = min(settings["interval_s"], watch_s)
     passed_s = max(0.0, time.time() - first.t_s)
     scrape: Scrape | None = first
-    for elapsed_s in ticks(
-        interval_s, watch_s, least=2, longer=is_stall_undecided, passed_s=passed_s
-    ):
+    for elapsed_s in ticks(interval_s, watch_s, least=2, passed_s=passed_s):
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S
