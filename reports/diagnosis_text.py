@@ -510,7 +510,7 @@ def _markdown_cause(place: int, cause: Cause, diagnosis: Verdict, docs_url: str)
     ]
     lines += [
         f"| {side}{escaped(item.text)} | `{item.signal}` | {quantity(item.signal, item.value)} "
-        f"| {quantity(item.signal, item.threshold)} |"
+        f"| {quantity(item.signal, item.threshold, stated=True)} |"
         for side, items in (("", cause.evidence), ("against: ", cause.against))
         for item in items
     ]

@@ -28,6 +28,7 @@ from kneewatch.rules.formatting import (
     printable,
     quantity,
     span,
+    stated_duration,
     wrapped,
 )
 from kneewatch.rules.rule import OK, STATES, WARNING, Severity
@@ -81,7 +82,7 @@ def counts(fleet: FleetVerdict) -> str:
 def state(fleet: FleetVerdict) -> list[str]:
     """Lines with the source of the data, and with what is missing."""
     interval_s, skew_s = fleet.scrape_interval_s, fleet.clock_skew_s
-    every = "" if interval_s is None else f", scraped every {duration(interval_s)}"
+    every = "" if interval_s is None else f", scraped every {stated_duration(interval_s)}"
     rows = [f"window {span(fleet.window_s)}{every}"]
     if fleet.lost:
         rows.insert(0, f"CURRENT STATE UNKNOWN: {fleet.lost}; below is the last known state")

@@ -14,7 +14,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     changes_words,
 )
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.formatting import moment, number, percent, plural, rate, rounded_duration, span
+from kneewatch.rules.formatting import duration, moment, number, percent, plural, rate, span
 from kneewatch.rules.rule import Severity
 
 NUMBERS_SHOWN = 5
@@ -27,12 +27,12 @@ NUMBERS: tuple[Column, ...] = (
     ("max_concurrency", "requests that fit at once", number),
     ("kv_usage_ratio", "KV usage", percent),
     ("preemption_per_s", "preemptions", rate),
-    ("queue_wait_s", "queue wait", rounded_duration),
-    ("ttft_s", "TTFT", rounded_duration),
-    ("itl_s", "ITL", rounded_duration),
-    ("ttft_p99_s", "TTFT P99", rounded_duration),
-    ("itl_p99_s", "ITL P99", rounded_duration),
-    ("longest_step_s", "longest step", rounded_duration),
+    ("queue_wait_s", "queue wait", duration),
+    ("ttft_s", "TTFT", duration),
+    ("itl_s", "ITL", duration),
+    ("ttft_p99_s", "TTFT P99", duration),
+    ("itl_p99_s", "ITL P99", duration),
+    ("longest_step_s", "longest step", duration),
     ("waiting", "queued", number),
     ("waiting_deferred", "deferred", number),
     ("spec_acceptance_ratio", "acceptance", percent),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from datetime import UTC, datetime
 
@@ -36,6 +37,28 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
+PLURAL_AFTER_ONE = re.compile(
+    r"(?<![\d.,:/x-])1 ((?:[a-z]+ )?)(request|replica|engine|target|adapter|slot|block|call|client|"
+    r"GPU|step|prompt|token)s\b(?: (are|were|have|queue|wait|run)\b)?"
+)
+VERBS = {
+    "are": "is",
+    "were": "was",
+    "have": "has",
+    "queue": "queues",
+    "wait": "waits",
+    "run": "runs",
+}
+
+
+def singular(sentence: str) -> str:
+    """The sentence with the noun and verb after a count of 1 in the singular: 1 requests wait
+    becomes 1 request waits."""
+    return PLURAL_AFTER_ONE.sub(
+        lambda match: f"1 {match[1]}{match[2]}{f' {VERBS[match[3]]}' if match[3] else ''}", sentence
+    )
+
+
 def percent(ratio: float) -> str:
     """A ratio in percent: 0.2%, 4.6%, 98%."""
     scaled = 100 * ratio
@@ -43,13 +66,11 @@ def percent(ratio: float) -> str:
     return f"{scaled:.0f}%" if whole else f"{round(scaled, 1):g}%"
 
 
-def duration(seconds: float) -> str:
-    """A duration as text: 35 ms, 2.5 s, 40 s, 12 min.
-
-    A duration with at most three significant digits is not rounded, so that a target is shown as
-    the user set it: 35.5 ms, 1.25 s, 12.5 s.
+def stated_duration(seconds: float) -> str:
+    """A duration that a user may have set, as text. With at most three significant digits it is not
+    rounded, so that a target is shown as it was set: 35.5 ms, 1.25 s, 12.5 s.
     """
-    rounded = rounded_duration(seconds)
+    rounded = duration(seconds)
     if seconds >= MINUTES_FROM_S:
         return rounded
     value, unit = _in_unit(seconds)
@@ -58,8 +79,8 @@ def duration(seconds: float) -> str:
     return stated if exact else rounded
 
 
-def rounded_duration(seconds: float) -> str:
-    """A measured or predicted duration as text, always rounded: 36 ms, 2.5 s, 40 s, 12 min."""
+def duration(seconds: float) -> str:
+    """A measured or predicted duration as text: 36 ms, 2.5 s, 40 s, 12 min."""
     if seconds >= MINUTES_FROM_S:
         return span(seconds)
     value, unit = _in_unit(seconds)
@@ -88,8 +109,9 @@ LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")
 """Suffixes of ratio signals that can exceed 100%, such as 173%."""
 
 
-def quantity(key: str, value: float | None) -> str:
-    """A signal's value with its unit, which is the end of its key."""
+def quantity(key: str, value: float | None, *, stated: bool = False) -> str:
+    """A signal's value with its unit, which is the end of its key. `stated`: it is a bound that a
+    user may have set, so it is not rounded."""
     if value is None:
         return "-"
     if key.endswith("_ratio_per_s"):
@@ -100,7 +122,9 @@ def quantity(key: str, value: float | None) -> str:
         return f"{number(value / 1e9)} GB/s"
     if key.endswith("_per_s"):
         return f"{number(value)}/s"
-    return duration(value) if key.endswith("_s") else number(value)
+    if not key.endswith("_s"):
+        return number(value)
+    return stated_duration(value) if stated else duration(value)
 
 
 def span(seconds: float) -> str:

@@ -30,7 +30,17 @@ from kneewatch.reports.diagnosis_text import (
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
-from kneewatch.rules.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
+from kneewatch.rules.formatting import (
+    WIDTH,
+    clock,
+    cut,
+    date,
+    moment,
+    plural,
+    printable,
+    span,
+    wrapped,
+)
 
 INDENT = " " * 9
 """Spaces before the text column, which follows the column with the health."""
@@ -116,7 +126,7 @@ def _nothing(pending: int, *, past: bool) -> str:
         return "no data"
     if not pending:
         return "no target is watched"
-    return f"waiting for the first scrape of {pending} target{'' if pending == 1 else 's'}"
+    return f"waiting for the first scrape of {plural(pending, 'target')}"
 
 
 def past(form: str, intervals: Sequence[EngineInterval], *, since_s: float, t_s: float) -> str:

@@ -18,7 +18,7 @@ from kneewatch.agent.notify.receivers import Mail, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.verdict import FLEET
-from kneewatch.rules.formatting import duration, plural, printable, wrapped
+from kneewatch.rules.formatting import duration, plural, printable, stated_duration, wrapped
 from kneewatch.rules.rule import Severity
 
 STATUS = "test"
@@ -85,7 +85,7 @@ def _content(receiver: Receiver, targets: Mapping[str, Labels], *, reports: bool
         yield f"GETS NOTHING: `run` does not start: {mistake}"
     yield f"findings: {_findings(receiver)}"
     if receiver.own:
-        again = f"every {duration(receiver.repeat_s)}" if receiver.repeat_s else "never"
+        again = f"every {stated_duration(receiver.repeat_s)}" if receiver.repeat_s else "never"
         yield (
             "when: at any hour; a problem begins, gets worse, ends (absent for "
             f"{duration(receiver.hold_s)}); repeated {again}"

@@ -24,7 +24,7 @@ from kneewatch.agent.notify.receivers import Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
-from kneewatch.rules.formatting import cut, duration, printable
+from kneewatch.rules.formatting import cut, printable, stated_duration
 
 
 class SendError(KneewatchError):
@@ -108,7 +108,7 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         hint = "check user and password" if is_login else "check `from` and what the server allows"
         raise SendError(text, final=exc.smtp_code >= 500 and not is_login, hint=hint) from exc
     except TimeoutError as exc:
-        text = f"{where}: timed out after {duration(timeout_s)}"
+        text = f"{where}: timed out after {stated_duration(timeout_s)}"
         raise SendError(text, hint=NO_CONNECTION) from exc
     except (smtplib.SMTPException, SettingsError, OSError, ValueError) as exc:
         raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}") from exc
@@ -246,7 +246,9 @@ def _request(
             response.read(ANSWER_MAX_BYTES)
             return response.status, response.headers.get("retry-after")
     except TimeoutError:
-        raise SendError(f"no answer within {duration(timeout_s)}", hint=NO_CONNECTION) from None
+        raise SendError(
+            f"no answer within {stated_duration(timeout_s)}", hint=NO_CONNECTION
+        ) from None
     except (http.client.HTTPException, OSError, ValueError) as exc:
         # The messages of http.client's errors can quote the path.
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__

@@ -315,8 +315,8 @@ _PREFILL_ACTION = apart(
 def _prefill_delays(facts: Facts) -> str:
     queue_s = facts.values.get("queue_mean_s")
     queue = "" if queue_s is None else f", mean queue time {duration(queue_s)}"
-    prefill_s = facts.get("prefill_mean_s")
-    return f"TTFT is over its target because of prefill: mean prefill {duration(prefill_s)}{queue}."
+    prefill = duration(facts.get("prefill_mean_s"))
+    return f"TTFT is over its target because of prefill: mean prefill {prefill}{queue}."
 
 
 PREFILL_BOUND = cause(

@@ -28,7 +28,7 @@ from kneewatch.rules.conditions import (
     first_of,
 )
 from kneewatch.rules.facts import Holds, Read
-from kneewatch.rules.formatting import duration, percent, rate
+from kneewatch.rules.formatting import duration, percent, rate, singular, stated_duration
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import FAMILIES, QUEUE_RULES, Severity
 
@@ -346,16 +346,16 @@ def _parts(template: str) -> tuple[tuple[str, str | None, str], ...]:
     return tuple((text, name, form or "") for text, name, form, _ in Formatter().parse(template))
 
 
-def _shown(value: float | None, form: str) -> str:
+def _shown(name: str, value: float | None, form: str) -> str:
     """A number for users: `%` formats a ratio in percent, `s` a duration, `requests/s` a rate,
-    anything else a count."""
+    anything else a count. Targets are shown as they were set, measured durations are rounded."""
     if value is None:
         return "unknown"
     match form:
         case "%":
             return percent(value)
         case "s":
-            return duration(value)
+            return stated_duration(value) if name.endswith("target_s") else duration(value)
         case _ if form.endswith("/s"):
             return rate(value, form.removesuffix("/s"))
         case _:
@@ -373,9 +373,11 @@ def _said(
     if "{" not in say:
         return say
     named = {"value": value} | {name: read(facts) for name, read in words}
-    return "".join(
-        text
-        if name is None
-        else text + _shown(named[name] if name in named else facts.values.get(name), form)
-        for text, name, form in _parts(say)
+    return singular(
+        "".join(
+            text
+            if name is None
+            else text + _shown(name, named[name] if name in named else facts.values.get(name), form)
+            for text, name, form in _parts(say)
+        )
     )

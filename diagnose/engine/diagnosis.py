@@ -17,7 +17,7 @@ from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
 from kneewatch.diagnose.verdict import NO_STAGE, SYMPTOMS
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import duration, span
+from kneewatch.rules.formatting import duration, span, stated_duration
 from kneewatch.rules.rule import WARNING, Severity, State
 
 SLOW_DRIFT = 3.0
@@ -61,7 +61,7 @@ def health(severity: Severity, *, readable: bool) -> State:
 def judged_against(targets: Targets, proposed: Targets, *, has_baseline: bool) -> str:
     """A text that says what latencies were compared with, and which targets are proposed."""
     stated = [
-        f"{name} P99 {duration(target_s)}"
+        f"{name} P99 {stated_duration(target_s)}"
         for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
         if target_s is not None
     ]

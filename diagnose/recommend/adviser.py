@@ -44,7 +44,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.formatting import duration, percent
+from kneewatch.rules.formatting import duration, percent, stated_duration
 
 
 def checked_recommendation(
@@ -135,7 +135,7 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
     else:
         left = ""
     unmet = tuple(
-        f"{name} P99 target of {duration(target_s)}"
+        f"{name} P99 target of {stated_duration(target_s)}"
         for name, target_s, then_s in _tails(recommendation, context)
         if then_s > target_s
     )

@@ -28,7 +28,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters
-from kneewatch.rules.formatting import duration, figure, percent, plural, span
+from kneewatch.rules.formatting import figure, percent, plural, span, stated_duration
 
 SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change; ITL must be measured before growing further."""
@@ -74,8 +74,8 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         predicted={**numbers, "max_num_seqs": seats},
         checks=["decide whether your users prefer a longer wait to slow streams"],
         risk=(
-            f"The queue wait alone exceeds the TTFT target of {duration(target_s)}: this stops the "
-            "preemptions but not the shortage of capacity."
+            f"The queue wait alone exceeds the TTFT target of {stated_duration(target_s)}: this "
+            "stops the preemptions but not the shortage of capacity."
             if target_s is not None and wait_s is not None and wait_s > target_s
             else "The shortage of capacity remains: requests queue, and throughput falls if "
             "preempted work was cheap to recompute."

@@ -24,7 +24,7 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
-from kneewatch.rules.formatting import duration, figure, percent, plural, span
+from kneewatch.rules.formatting import duration, figure, percent, plural, span, stated_duration
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""
@@ -378,7 +378,7 @@ def _why_not(
             f"{duration(then_s)}; if users accept that, set --slo-itl"
         )
     if target_s is not None and max(tail_s, now_s) * then_s / now_s > target_s:
-        return f"{total} replicas would miss the ITL target of {duration(target_s)}"
+        return f"{total} replicas would miss the ITL target of {stated_duration(target_s)}"
     return ""
 
 

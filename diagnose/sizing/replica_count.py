@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, exact
-from kneewatch.rules.formatting import duration, figure, plural
+from kneewatch.rules.formatting import duration, figure, plural, stated_duration
 
 SAFETY_DEFAULT = 1.3
 """The factor in the guide's worked example (figure 8.2).
@@ -173,7 +173,7 @@ def circuit_breaker(
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
             f"prefill alone takes {duration(quiet_ttft_s)}, and the TTFT target is "
-            f"{duration(ttft_target_s)}: no queue is short enough",
+            f"{stated_duration(ttft_target_s)}: no queue is short enough",
             name="quiet_ttft_s",
         )
     sheet = Sheet("guide 9.4")

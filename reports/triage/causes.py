@@ -167,7 +167,8 @@ class EnginePart(Struct, frozen=True):
     def evidence(self, cause: Cause) -> list[tuple[bool, Evidence, str, Chart | None]]:
         """A cause's evidence: whether it is for the cause, the evidence, the value, and the chart.
 
-        The value is empty if the text is not about the value of the signal itself.
+        Where the text is about another moment, a share or the growth of the signal, the value is
+        what the signal is now.
         """
         rows: list[tuple[bool, Evidence, str, Chart | None]] = []
         for supports, items in ((True, cause.evidence), (False, cause.against)):
@@ -176,7 +177,7 @@ class EnginePart(Struct, frozen=True):
                     continue
                 same = _same_quantity(item, self.diagnosis)
                 bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
-                value = quantity(item.signal, item.value) if same else ""
+                value = _value_words(item, self.diagnosis, same=same)
                 drawn = self._chart(item.signal, bounds, since_s=cause.since_s)
                 rows.append((supports, item, value, drawn))
         return rows
@@ -242,6 +243,18 @@ def _bounds(finding: Finding) -> list[Bound]:
         for bound in rule_of(finding).bounds
         if bound.threshold and bound.severity > Severity.OK
     ]
+
+
+PROCESS_START = "process_start"
+"""Evidence about a moment, which has no value of its own."""
+
+
+def _value_words(item: Evidence, diagnosis: Verdict, *, same: bool) -> str:
+    """The value of an evidence's signal. Empty for a signal that is a point in time."""
+    if item.signal in diagnosis.values and not same:
+        now = diagnosis.values[item.signal]
+        return "now unknown" if now is None else f"now {quantity(item.signal, now)}"
+    return "" if item.signal == PROCESS_START else quantity(item.signal, item.value)
 
 
 def _same_quantity(item: Evidence, diagnosis: Verdict) -> bool:

@@ -296,7 +296,7 @@ class _Scale:
 
 
 def _drawn(key: str, bound: Bound, scale: _Scale) -> DrawnBound:
-    value = quantity(key, bound.value)
+    value = quantity(key, bound.value, stated=True)
     return DrawnBound(scale.y_percent(bound.value), f"{bound.name} {value}", value)
 
 
@@ -326,6 +326,6 @@ def _words(
     facts = [
         f"From {least} to {most} in {span(axis.length_s)} to {moment(axis.until_s, moment_s)}",
         f"{quantity(key, now[1])} at {moment(now[0], moment_s)}",
-        *(f"{bound.name} {quantity(key, bound.value)}" for bound in bounds),
+        *(f"{bound.name} {quantity(key, bound.value, stated=True)}" for bound in bounds),
     ]
     return "; ".join(facts) + "."

@@ -52,7 +52,11 @@ def pool_facts(verdict: Verdict, rows: list[ReplicaRow], targets: Targets) -> li
         f"{plural(len(rows), 'replica')}: {tally}",
         *(
             SHOWN[key].format(quantity(key, value))
-            + ("" if (most := stated.get(key)) is None else f" (target {quantity(key, most)})")
+            + (
+                ""
+                if (most := stated.get(key)) is None
+                else f" (target {quantity(key, most, stated=True)})"
+            )
             for key, value in values.items()
             if value is not None
         ),

@@ -44,7 +44,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
     WeekdayHour,
 )
-from kneewatch.rules.formatting import duration
+from kneewatch.rules.formatting import stated_duration
 
 NO_TARGET = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
 LATENCIES = (
@@ -116,7 +116,7 @@ def _coarse(tally: Tally | None) -> str:
     inside = [f"P{percent}" for percent in m.PERCENTS if below >= percent / 100]
     if not inside or not 0 < lowest_s < math.inf:
         return ""
-    return f"{', '.join(inside)}: anywhere below {duration(lowest_s)}, the lowest bucket"
+    return f"{', '.join(inside)}: anywhere below {stated_duration(lowest_s)}, the lowest bucket"
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:

@@ -119,7 +119,7 @@ def test_a_sick_engine() -> None:
         "what changed since quiet times is unknown",
         "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
         "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% preempted/s, TTFT P99 123 ms, "
-        "ITL P99 21.1 ms",
+        "ITL P99 21 ms",
         "symptoms: S8 P99 latency good at low load, too high at peak load (add replicas or "
         "quantize before",
         "  the next peak)",
@@ -143,7 +143,7 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
     assert text([HEALTHY], PLAIN).splitlines() == [
         "OK  http://gpu-7:8000 (model llama, engine 0)",
         "KV cache: fine for 90 s, since 00:05:10 UTC",
-        "now: KV 46%, 12 running, 0 waiting; last 60 s: TTFT P99 123 ms, ITL P99 21.1 ms",
+        "now: KV 46%, 12 running, 0 waiting; last 60 s: TTFT P99 123 ms, ITL P99 21 ms",
         "",
         "window 60 s; latency judged against its own baseline (no SLO configured)",
     ]

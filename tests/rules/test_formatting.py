@@ -20,6 +20,7 @@ from kneewatch.rules.formatting import (
     printable,
     quantity,
     rate,
+    singular,
     span,
     wrapped,
 )
@@ -102,7 +103,7 @@ def test_span(seconds: float, shown: str) -> None:
     ("key", "value", "shown"),
     [
         ("ttft_p99_s", 2.4631, "2.5 s"),
-        ("ttft_p99_s", 1.25, "1.25 s"),
+        ("ttft_p99_s", 0.0786, "79 ms"),
         ("ttft_p99_s", None, "-"),
         ("kv_usage_ratio", 0.5, "50%"),
         ("kv_demand_ratio", 1.73, "173%"),
@@ -188,3 +189,18 @@ def test_shares_have_no_other_format(folder: str) -> None:
 )
 def test_a_rate_does_not_round_to_zero(per_s: float, shown: str) -> None:
     assert rate(per_s, "requests") == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("1 requests wait for KV", "1 request waits for KV"),
+        ("1 requests are waiting for a slot", "1 request is waiting for a slot"),
+        ("11 requests wait, 0.1 requests/s arrive", "11 requests wait, 0.1 requests/s arrive"),
+        ("1 queued requests, 1 adapters of 2", "1 queued request, 1 adapter of 2"),
+        ("a batch of 1 steps, TP 1 engines", "a batch of 1 step, TP 1 engine"),
+        ("1 of the requests, 2.1 tokens", "1 of the requests, 2.1 tokens"),
+    ],
+)
+def test_one_is_singular(said: str, shown: str) -> None:
+    assert singular(said) == shown

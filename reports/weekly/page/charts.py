@@ -22,7 +22,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSlo,
     WeekdayHour,
 )
-from kneewatch.rules.formatting import duration, number
+from kneewatch.rules.formatting import duration, number, stated_duration
 
 WIDE, TALL = 164, 28
 """Width and height of a sparkline in SVG units. It is stretched to the available space."""
@@ -234,7 +234,7 @@ def latency_by_hour(
         pen.line(times, worst, "p99")
 
     summary = f"P99 from {duration(min(finite))} to {duration(max(finite))}"
-    late = "" if budget_s is None else f"; target {duration(budget_s)}"
+    late = "" if budget_s is None else f"; target {stated_duration(budget_s)}"
     days = _days(hours, calendar)
     edges = (ticks.at[0], ticks.at[-1])
     inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)

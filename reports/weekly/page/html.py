@@ -39,7 +39,15 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSlo,
     TierWorkload,
 )
-from kneewatch.rules.formatting import duration, number, percent, plural, quantity, span
+from kneewatch.rules.formatting import (
+    duration,
+    number,
+    percent,
+    plural,
+    quantity,
+    span,
+    stated_duration,
+)
 
 SECTIONS = (
     ("verdict", "Verdict"),
@@ -218,7 +226,10 @@ FILTERS: dict[str, Any] = {
     "signal": quantity,
     "signal_name": formatting.signal_name,
     "first_sentence": first_sentence,
-    **{function.__name__: function for function in (duration, number, percent, span)},
+    **{
+        function.__name__: function
+        for function in (duration, number, percent, span, stated_duration)
+    },
     **{
         function.__name__: function
         for function in (

@@ -48,7 +48,7 @@ def small_chart(line: Line, axis: Axis, budget_s: float | None) -> SmallChart | 
         for t_s, value in zip(line.times_s, line.values, strict=False)
     ]  # fmt: skip
     least, most = quantity(line.signal, min(finite)), quantity(line.signal, max(finite))
-    words = "" if bound is None else f"target {quantity(line.signal, bound)}"
+    words = "" if bound is None else f"target {quantity(line.signal, bound, stated=True)}"
     return SmallChart(
         line.signal,
         quantity(line.signal, top),

@@ -369,7 +369,7 @@ def test_evidence_that_weighs_something_else_has_no_bound_in_the_signals_chart()
     item = page(alone(views.engine(recorded))).one("li", css="evidence")
     assert item.one("svg", css="chart")
     assert not list(item.every("line", css="bound"))
-    assert item.one(css="signal").text == "running"
+    assert item.one(css="signal").text == "running now 13"
 
 
 def test_evidence_against_is_marked() -> None:

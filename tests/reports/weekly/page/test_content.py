@@ -54,7 +54,7 @@ def test_the_verdict_is_the_first_actions_and_a_line_per_tier(fleet: Node) -> No
 def test_arrows_stand_with_words_and_only_where_there_is_a_change(fleet: Node) -> None:
     listed = section(fleet, "verdict").one("ul", css="plain")
     assert [item.text for item in listed.every("li")] == [
-        f"▲ {examples.CHAT}: TTFT P99 4.21 s, up from 1.32 s, worse",
+        f"▲ {examples.CHAT}: TTFT P99 4.2 s, up from 1.3 s, worse",
         f"▼ {examples.CHAT}: Cost 1.84 USD per million tokens, down from 2.31 USD per million "
         "tokens, better",
     ]

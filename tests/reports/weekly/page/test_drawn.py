@@ -150,7 +150,7 @@ def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
     assert [cause.label for cause in drawn.causes if cause.first] == ["kv_pressure", "past_knee"]
     (late,) = [chart for chart in drawn.charts if chart.bound]
     assert (late.signal, late.bound, late.top) == ("ttft_p99_s", "target 2.0 s", "40 s")
-    assert late.desc == "From 800 ms to 31.2 s; target 2.0 s."
+    assert late.desc == "From 800 ms to 31 s; target 2.0 s."
     assert drawn.thinned
     assert len(drawn.rows) <= TABLE_ROWS
     assert drawn.rows[0][1] == ("70%", "0%/s", "800 ms", "0", "2,100/s")

@@ -63,7 +63,7 @@ def test_the_same_figures_as_in_html() -> None:
     document = render_markdown(examples.fleet())
     for words in (
         "\n**2 tiers: 1 critical, 1 healthy.**\n",
-        "TTFT P99 4.21 s, up from 1.32 s, worse",
+        "TTFT P99 4.2 s, up from 1.3 s, worse",
         "| KV cache eviction rate | 1.3%/s; worst hour 24%/s | below 5% "
         "| **critical** | 0%/s ▲ up, worse; 0%/s ▲ up, worse |",
         "| **critical** I1 ",
@@ -76,7 +76,7 @@ def test_the_same_figures_as_in_html() -> None:
         "29% short of the peak",
         "- Needed: 12 GPUs\n",
         "To enable it: Start vLLM with --kv-cache-metrics",
-        "TTFT P99, Before 31.2 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
+        "TTFT P99, Before 31 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
     ):
         assert words in document, words
 
