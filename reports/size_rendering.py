@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import floor
+from math import ceil, floor
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -20,12 +20,20 @@ from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
-from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, size, start_failure, steps
-from kneewatch.rules.formatting import WIDTH, figure, percent, plural, wrapped
+from kneewatch.rules.formatting import (
+    WIDTH,
+    duration,
+    figure,
+    number,
+    percent,
+    plural,
+    rate,
+    wrapped,
+)
 
 SCHEMA = "kneewatch.size/1"
 
@@ -147,10 +155,11 @@ def _performance(answer: Size) -> dict[str, Any]:
     if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
-             "ttft_wave_s", "itl_wave_s", "output_tokens_wave_per_s", "running", "binding",
+             "ttft_peak_s", "itl_peak_s", "running_peak", "ttft_wave_s", "itl_wave_s",
+             "output_tokens_wave_per_s", "running", "binding",
              "ridge_flop_per_byte", "decode_flop_per_byte", "batch_at_ridge")
         )  # fmt: skip
-    bound, waves = answer.intensity, answer.in_waves()
+    bound, waves, at_peak = answer.intensity, answer.in_waves(), answer.at_peak()
     batch = None if bound is None else bound.batch_at_ridge
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
@@ -158,6 +167,9 @@ def _performance(answer: Size) -> dict[str, Any]:
         "requests_per_s": round(performance.requests_per_s * engines, 4),
         "ttft_s": round(performance.ttft_s, 5),
         "itl_s": round(performance.itl_s, 6),
+        "ttft_peak_s": None if at_peak is None else round(at_peak[1].ttft_s, 5),
+        "itl_peak_s": None if at_peak is None else round(at_peak[1].itl_s, 6),
+        "running_peak": None if at_peak is None else round(at_peak[0] * engines, 2),
         "ttft_wave_s": None if waves is None else round(waves.ttft_s, 5),
         "itl_wave_s": None if waves is None else round(waves.itl_s, 6),
         "output_tokens_wave_per_s": (
@@ -376,12 +388,13 @@ def size_text(
     lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
     changes = _compared(answer, compared) or _levers(answer, better)
     # What to change comes first where it is needed; the launch itself is known to its user.
-    for line in (*changes, *_speed(answer), *_price(answer), *_fewest(answer), _setup(answer)):
+    known = (*_speed(answer), *_price(answer), *_fewest(answer), _setup(answer))
+    for line in (*_rate_on_fewest(answer), *changes, *known):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
-    for number, note in enumerate(_notes(answer), 1):
+    for place, note in enumerate(_notes(answer), 1):
         noted = wrapped(f"note: {note}", width=width, more=6)
-        if whole or number <= len(answer.missed) or len(lines) + len(noted) < BRIEF_LINES:
+        if whole or place <= len(answer.missed) or len(lines) + len(noted) < BRIEF_LINES:
             lines += noted
         else:
             left_out += 1
@@ -414,7 +427,7 @@ def _price(answer: Size) -> list[str]:
     if per_token is not None:
         share = answer.utilization
         parts.append(
-            f"{figure(per_token.usd_per_million_tokens)} USD per million output tokens at "
+            f"{number(per_token.usd_per_million_tokens)} USD per million output tokens at "
             f"{percent(share.ratio)} utilization ({share.source})"
         )
     if fleet is not None:
@@ -563,18 +576,18 @@ def _fewest(answer: Size) -> list[str]:
         layout = f" (TP {spread.tensor} x PP {spread.pipeline}{engines})"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
     uncertain = "" if fewest.low == fewest.high else f", {bounds} within the overhead estimate"
-    line = f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"
-    return [line, *_rate_on(answer, spread)]
+    return [f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"]
 
 
-def _rate_on(answer: Size, spread: Parallel | None) -> list[str]:
+def _rate_on_fewest(answer: Size) -> list[str]:
     """What the stated rate takes with the fewest GPUs, where the launch itself does not start."""
-    question = answer.question
+    question, spread = answer.question, answer.fewest and answer.fewest.spread
     if spread is None or answer.memory.holds_one or question.peak_requests_per_s is None:
         return []
     with suppress(SizingError):
         then = size(replace(question, setup=replace(question.setup, parallel=spread)))
-        return [f"With {spread.gpus} GPUs: {line}" for line in (*_usable(then), *_price(then))]
+        lines = (*_at_peak(then), *_usable(then), *_price(then))
+        return [f"With {spread.gpus} GPUs each: {line}" for line in lines]
     return []
 
 
@@ -582,16 +595,42 @@ def _speed(answer: Size) -> list[str]:
     speed = answer.performance
     if speed is None:
         return []
-    concurrency = answer.question.concurrency_per_engine
+    concurrency, at_peak = answer.question.concurrency_per_engine, _at_peak(answer)
+    if at_peak and answer.question.concurrency is None:
+        return [*at_peak, *_usable(answer)]
     return [
+        *at_peak,
         f"Predicted, not measured, for one engine at {figure(concurrency)} "
         f"request{'' if concurrency == 1 else 's'} in flight: "
-        f"TTFT {seconds(speed.ttft_s)}, ITL {seconds(speed.itl_s)}, "
-        f"{figure(speed.decode_tokens_per_s)} output tokens/s and "
-        f"{figure(speed.requests_per_s)} requests/s with steady arrivals; bound by "
+        f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
+        f"{number(speed.decode_tokens_per_s)} output tokens/s and "
+        f"{rate(speed.requests_per_s, 'requests')} with steady arrivals; bound by "
         f"{speed.bound_by}",
         *_waves(answer, concurrency),
         *_usable(answer),
+    ]
+
+
+def _at_peak(answer: Size) -> list[str]:
+    """The latencies at the stated peak, or that the launch cannot serve it."""
+    question, served = answer.question, answer.at_peak()
+    peak_per_s, most_per_s = question.peak_requests_per_s, answer.full_requests_per_s()
+    if peak_per_s is None or most_per_s is None:
+        return []
+    replicas = question.replicas if answer.fleet is None else answer.fleet.deployed_instances
+    load = f"At {figure(peak_per_s)} requests/s on {plural(replicas, 'replica')}"
+    if served is None:
+        least = ceil(peak_per_s * question.safety / most_per_s)
+        return [
+            f"{load}: NOT SERVED, {rate(most_per_s * replicas, 'requests')} at most. Without a "
+            f"target it takes {plural(least, 'replica')} or more "
+            f"({plural(least * question.setup.parallel.gpus, 'GPU')}) with a safety factor of "
+            f"{question.safety:g}"
+        ]
+    in_flight, latency = served
+    return [
+        f"{load} (predicted means, not P99): TTFT {duration(latency.ttft_s)}, ITL "
+        f"{duration(latency.itl_s)}, {figure(ceil(in_flight))} in flight on each engine"
     ]
 
 
@@ -602,16 +641,17 @@ def _waves(answer: Size, concurrency: float) -> list[str]:
         return []
     return [
         f"A benchmark that starts {figure(concurrency)} at once (--max-concurrency): TTFT "
-        f"{seconds(waves.ttft_s)}, TPOT {seconds(waves.itl_s)}, "
-        f"{figure(waves.output_tokens_per_s)} output tokens/s"
+        f"{duration(waves.ttft_s)}, TPOT {duration(waves.itl_s)}, "
+        f"{number(waves.output_tokens_per_s)} output tokens/s"
     ]
 
 
 def _usable(answer: Size) -> list[str]:
     """The load that a replica can serve within the targets. Empty if the question has a concurrency
     at which the targets are met: the answer then contains the speed at that concurrency."""
-    step = answer.usable_step
-    if step is None or (answer.question.concurrency is not None and not answer.missed):
+    usable_per_s, concurrency = answer.usable_requests_per_s, answer.usable_concurrency
+    is_shown = answer.question.concurrency is None or answer.missed
+    if usable_per_s is None or concurrency is None or not is_shown:
         return []
     replicas = (
         ""
@@ -619,8 +659,12 @@ def _usable(answer: Size) -> list[str]:
         else f"; {plural(answer.fleet.deployed_instances, 'replica')} with a "
         f"safety factor of {answer.question.safety:g}"
     )
-    served = f"{step.values} = {step.result}{replicas}"
-    return [f"Predicted usable within the targets (means, not P99), for one replica: {served}"]
+    served = f"{rate(usable_per_s, 'requests')} with {figure(concurrency)} in flight"
+    engines = answer.question.setup.parallel.data
+    served += f" on each of {engines} engines" if engines > 1 else ""
+    return [
+        f"Predicted usable within the targets (means, not P99), for one replica: {served}{replicas}"
+    ]
 
 
 def size_markdown(
@@ -629,7 +673,8 @@ def size_markdown(
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     better = levers(answer) if holds_few(answer) else ()
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
-    lines += [*_run(answer, better), *(_compared(answer, compared) or _levers(answer, better))]
+    lines += [*_run(answer, better), *_rate_on_fewest(answer)]
+    lines += _compared(answer, compared) or _levers(answer, better)
     lines += [*_speed(answer), *_price(answer), *_fewest(answer)]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]

@@ -17,7 +17,7 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.size import Size, load_of
 from kneewatch.diagnose.sizing.speed.performance import Performance, performance
-from kneewatch.rules.formatting import figure, plural
+from kneewatch.rules.formatting import duration, figure, plural
 
 _FEW_REQUESTS = 8
 _HIGH_UTILIZATION = 0.95
@@ -264,11 +264,10 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
     context, parts = lever.memory.setup.context, list[str]()
     held = figure(floor(10 * lever.held) / 10 if lever.held < _FEW_REQUESTS else floor(lever.held))
     if lever.speed is not None:
-        itl_ms = figure(round(1e3 * lever.speed.itl_s, 1))
         tokens = figure(round(lever.output_tokens_per_s or 0.0))
         cost = lever.usd_per_million_output_tokens
         per_token = "" if cost is None else f", {figure(round(cost, 2))} USD/M"
-        parts.append(f"ITL {itl_ms} ms, {tokens} tokens/s{per_token}")
+        parts.append(f"ITL {duration(lever.speed.itl_s)}, {tokens} tokens/s{per_token}")
     price = "" if lever.usd_per_hour is None else f", {figure(lever.usd_per_hour)} USD/h"
     parts.append(f"{plural(lever.gpus, 'GPU')}{price}")
     if lever.validates:

@@ -17,7 +17,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size, steps
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
-from kneewatch.rules.formatting import figure, percent, plural
+from kneewatch.rules.formatting import duration, figure, percent, plural
 
 
 class Reason(StrEnum):
@@ -341,8 +341,8 @@ def _gb_per_usd(candidate: Candidate) -> float:
 def _speed(candidate: Candidate) -> str:
     return (
         f"each replica with {candidate.concurrency} concurrent requests: "
-        f"{figure(candidate.requests_per_s)} requests/s, TTFT {seconds(candidate.ttft_s)}, "
-        f"ITL {seconds(candidate.itl_s)}, KV cache {percent(candidate.kv_usage_ratio)} full"
+        f"{figure(candidate.requests_per_s)} requests/s, TTFT {duration(candidate.ttft_s)}, "
+        f"ITL {duration(candidate.itl_s)}, KV cache {percent(candidate.kv_usage_ratio)} full"
     )
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes
 from kneewatch.diagnose.sizing.launch_notes import launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
@@ -33,6 +33,7 @@ from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.serving_cost import TokenCost, YearlyCost, token_cost, yearly_cost
 from kneewatch.diagnose.sizing.speed.performance import (
+    Latency,
     Load,
     Performance,
     closed_loop,
@@ -56,7 +57,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     performance_steps,
 )
 from kneewatch.diagnose.sizing.speed.wave import Wave, wave
-from kneewatch.rules.formatting import figure, percent
+from kneewatch.rules.formatting import duration, figure, percent, stated_duration
 
 # A stated rate gets a note if the predicted one is this many times as high, or if it is itself
 # this many times the predicted one.
@@ -313,7 +314,7 @@ class Size(Struct, frozen=True):
     - `performance` (of one engine), `fleet`: None if inputs are missing.
     - `loaded`: the inputs of the prediction.
     - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted.
-      `usable_step`: the arithmetic of a prediction.
+      `usable_step`: the arithmetic of a prediction, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses.
     """
 
@@ -326,6 +327,7 @@ class Size(Struct, frozen=True):
     usable_requests_per_s: float | None
     usable_source: str
     usable_step: Step | None
+    usable_concurrency: float | None
     missed: tuple[str, ...]
     fleet: FleetSize | None
     token_cost: TokenCost | None
@@ -337,6 +339,21 @@ class Size(Struct, frozen=True):
     def fits(self) -> bool:
         """Whether vLLM starts and holds the concurrency at the context's length."""
         return self.memory.fits(self.question.concurrency_per_engine)
+
+    def at_peak(self) -> tuple[float, Latency] | None:
+        """The requests in flight on one engine and its latencies, while the peak is spread evenly
+        over the deployed replicas, or over the question's where no fleet is sized. None if unknown,
+        or if they cannot serve it."""
+        peak_per_s = self.question.peak_requests_per_s
+        if self.loaded is None or peak_per_s is None:
+            return None
+        replicas = self.question.replicas if self.fleet is None else self.fleet.deployed_instances
+        per_engine_per_s = peak_per_s / (replicas * self.question.setup.parallel.data)
+        return closed_loop(*self.loaded, self.question.efficiency).serving(per_engine_per_s)
+
+    def full_requests_per_s(self) -> float | None:
+        """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
+        return _full_requests_per_s(self.question, self.loaded)
 
     def in_waves(self) -> Wave | None:
         """What a benchmark at the load's concurrency measures of one engine; None if unknown."""
@@ -371,13 +388,13 @@ def size(question: Question) -> Size:
     loaded = load_of(question, answer) if answer.holds_one else None
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
-    usable, source, usable_step = _predicted_usable(question, loaded, speed)
+    usable, source, usable_step, in_flight = _predicted_usable(question, loaded, speed)
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
         if not question.is_benchmarked:
             notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
-        usable, source, usable_step = stated, "stated", None
+        usable, source, usable_step, in_flight = stated, "stated", None, None
     notes += load_notes(question, speed, source=source, starts=answer.holds_one)
     fleet = fleet_of(question, usable)
     capacity_per_s = None
@@ -397,6 +414,7 @@ def size(question: Question) -> Size:
         usable_requests_per_s=usable,
         usable_source=source,
         usable_step=usable_step,
+        usable_concurrency=in_flight,
         missed=_missed(question, speed),
         fleet=fleet,
         token_cost=per_token,
@@ -479,7 +497,7 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     if speed is None:
         return ()
     return tuple(
-        f"{name} {seconds(predicted_s)} is above the target of {seconds(target_s)}"
+        f"{name} {duration(predicted_s)} is above the target of {stated_duration(target_s)}"
         for name, predicted_s, target_s in question.targets.beside(speed.ttft_s, speed.itl_s)
         if predicted_s > target_s
     )
@@ -499,30 +517,31 @@ def _intensity(
 
 def _predicted_usable(
     question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
-) -> tuple[float | None, str, Step | None]:
-    """Requests/s of one replica within the targets, the source of the figure, and the arithmetic.
+) -> tuple[float | None, str, Step | None, float | None]:
+    """Requests/s of one replica within the targets, the source of the figure, the arithmetic, and
+    the requests in flight on each engine.
 
     Without targets, requests/s at the stated load.
     """
     if loaded is None or speed is None:
-        return None, "unknown", None
+        return None, "unknown", None, None
     costs, load = loaded
     if not question.targets.are_set:
         # Without a target any concurrency would do: only a stated one says what is usable.
         if question.concurrency is None:
-            return None, "unknown", None
+            return None, "unknown", None, None
         return _usable(question, speed, load.concurrency, "at the stated concurrency")
     most = replace(load, concurrency=max(floor(load.max_running), 1))
     targets = safe_targets(question.targets, question.setup)
     best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
-        return None, "unknown", None
+        return None, "unknown", None, None
     return _usable(question, best.performance, best.concurrency, "the most within the targets")
 
 
 def _usable(
     question: Question, speed: Performance, concurrency: float, load: str
-) -> tuple[float, str, Step]:
+) -> tuple[float, str, Step, float]:
     sheet = Sheet("roofline prediction")
     usable_per_s = sheet.line(
         "Usable RPS of one replica",
@@ -531,7 +550,7 @@ def _usable(
         question.setup.parallel.data,
         result="{} requests/s",
     )
-    return usable_per_s, "predicted", sheet.steps[0]
+    return usable_per_s, "predicted", sheet.steps[0], concurrency
 
 
 def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:

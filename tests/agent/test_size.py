@@ -249,11 +249,36 @@ def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() 
     text = " ".join(size(*asked, "--ttft-slo", "1s").stdout.split())
     assert re.search(
         r"Predicted usable within the targets \(means, not P99\), for one replica: "
-        r"([\d.]+) at \d+ in flight x 1 = \1 requests/s; \d replicas",
+        r"[\d.]+ requests/s with \d+ in flight; (\d) replicas",
         text,
     )
     alone = size(*asked, "--ttft-slo", "1s", "--concurrency", "8").stdout
     assert "Predicted usable" not in alone
+
+
+def test_the_latencies_at_a_rate_are_those_of_its_share_on_each_replica() -> None:
+    asked = ("--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--max-model-len", "8192",
+             "--input-tokens", "500", "--output-tokens", "200")  # fmt: skip
+    _, answer = document(*asked, "--slo-ttft", "1s", "--rate", "5")
+    replicas, speed = answer["fleet"]["deployed_instances"], answer["performance"]
+    _, loop = document(*asked, "--concurrency", str(speed["running_peak"]))
+    assert loop["performance"]["requests_per_s"] == pytest.approx(5 / replicas, rel=0.01)
+    assert loop["performance"]["itl_s"] == pytest.approx(speed["itl_peak_s"], rel=0.01)
+    assert loop["performance"]["ttft_s"] == pytest.approx(speed["ttft_peak_s"], rel=0.01)
+    assert speed["ttft_peak_s"] < 1
+
+
+def test_a_rate_that_is_not_served_says_how_many_replicas_it_takes() -> None:
+    asked = ("--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--max-model-len", "8192",
+             "--input-tokens", "500", "--output-tokens", "200")  # fmt: skip
+    text = " ".join(size(*asked, "--rate", "50").stdout.split())
+    said = re.search(
+        r"At 50 requests/s on 1 replica: NOT SERVED, ([\d.]+) requests/s at most. Without a target "
+        r"it takes (\d+) replicas or more \(\2 GPUs\) with a safety factor of 1.3",
+        text,
+    )
+    assert said
+    assert (int(said[2]) - 1) * float(said[1]) * 0.98 <= 65 <= int(said[2]) * float(said[1]) * 1.02
 
 
 def test_a_rate_is_answered_with_the_fewest_gpus_where_the_launch_does_not_start() -> None:
@@ -261,12 +286,12 @@ def test_a_rate_is_answered_with_the_fewest_gpus_where_the_launch_does_not_start
     load = (*CHAT[:4], "--peak-rps", "20", "--ttft-slo", "1s")
     alone, split = size(*asked, *load), size(*asked, *load, "--tp", "4")
     assert alone.returncode == 1
-    replicas = r"requests/s; (\d+ replicas with a safety factor of 1.3)"
+    replicas = r"in flight; (\d+ replicas with a safety factor of 1.3)"
     texts = [" ".join(done.stdout.split()) for done in (alone, split)]
     found = [re.findall(replicas, text) for text in texts]
     assert found[0] == found[1] != []
-    assert "With 4 GPUs: Predicted usable" in texts[0]
-    assert "With 4 GPUs" not in texts[1]
+    assert "With 4 GPUs each: At 20 requests/s on" in texts[0]
+    assert "With 4 GPUs each" not in texts[1]
 
 
 def test_stated_replicas_are_told_from_those_of_the_peak() -> None:
@@ -575,10 +600,11 @@ def test_answers_stand_before_the_arithmetic_in_the_same_figures() -> None:
     answer, arithmetic = done.stdout.split("one GPU, ")
     assert "configurations meet the targets" in answer
     assert "auto (16-bit) KV cache" in answer
-    itl = re.search(r"Predicted, not measured,[^;]* ITL ([0-9.]+ ms)", answer)
+    itl = re.search(r"ITL ([0-9.]+) ms, KV cache", " ".join(answer.split()))
     assert itl
-    assert f"ITL {itl[1]}, KV cache" in " ".join(answer.split())
-    assert f"= {itl[1]} [share = " in arithmetic
+    exact = re.search(r"= ([0-9.]+) ms \[share = ", arithmetic)
+    assert exact
+    assert round(float(exact[1])) == round(float(itl[1]))
 
 
 def test_the_gpus_are_listed_on_request() -> None:

@@ -35,7 +35,8 @@ QUESTIONS = {
     ),
     "how many users within my targets": (
         (*QWEN, "--gpu", "h200", *CHAT, "--ttft-slo", "1s", "--itl-slo", "40ms"),
-        [r"FITS: holds \d+ requests", r"means, not P99\), for one replica: \S+ at \d+ in flight"],
+        [r"FITS: holds \d+ requests",
+         r"means, not P99\), for one replica: \S+ requests/s with \d+ in flight"],
     ),
     "how many GPUs for 500 users": (
         ("--model", "Qwen/Qwen3-32B-FP8", "--gpu", "h100-sxm", *CHAT, "--users", "500"),
@@ -66,6 +67,49 @@ QUESTIONS = {
         ("--model", "Qwen/Qwen3-8B", "--gpu", "l4"),
         ["What would hold more requests of", "--gpu-memory-utilization 0.95"],
     ),
+    "how many users on two H200 within my targets": (
+        (*QWEN, "--gpu", "h200", "--gpus", "2", *CHAT, "--slo-ttft", "1s", "--slo-itl", "40ms"),
+        [r"FITS: holds \d+ requests", r"for one replica: \S+ requests/s with \d+ in flight"],
+    ),
+    "can I run a 70B on four L40S": (
+        (*LLAMA, "--gpu", "l40s", "--gpus", "4"),
+        ["DOES NOT FIT: .* use", "--max-model-len 57504", r"4 GPUs, \d+ USD/h"],
+    ),
+    "what does 128k context cost": (
+        (*QWEN, "--gpu", "h100", "--tp", "2", "--max-model-len", "131072",
+         "--compare", "max-model-len=32768"),
+        [r"as stated: [\d.]+; 2 GPUs", r"max-model-len=32768: \d+ of 32,768 tokens"],
+    ),
+    "what latency at 20 requests/s": (
+        (*LLAMA, "--gpu", "h100-sxm", "--tp", "4", *CHAT, "--rate", "20",
+         "--slo-ttft", "1s", "--slo-itl", "50ms"),
+        [r"At 20 requests/s on \d+ replicas .*: TTFT \d+ ms, ITL \d+ ms, \d+ in flight",
+         r"\d+ replicas, \d+ GPUs for the peak: [\d,]+ USD a year"],
+    ),
+    "does one GPU serve one request/s": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--rate", "1"),
+        [r"At 1 requests?/s on 1 replica .*: TTFT \d+ ms, ITL \d+ ms, \d+ in flight"],
+    ),
+    "how many replicas without targets": (
+        (*LLAMA, "--gpu", "h100-sxm", "--tp", "4", *CHAT, "--rate", "20"),
+        [r"NOT SERVED, \S+ requests/s at most", r"takes\s+\d+ replicas or more\s+\(\d+ GPUs\)"],
+    ),
+    "a rate on a launch that does not start": (
+        ("--model", "openai/gpt-oss-120b", "--gpu", "h100", *CHAT, "--rate", "10"),
+        ["DOES NOT FIT", r"With 2 GPUs each: At 10 requests/s on \d+ replica"],
+    ),
+    "DeepSeek-R1 on a node of H200": (
+        ("--model", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", "--gpus", "8"),
+        [r"FITS: holds \d requests of 163,840 tokens", "--decode-context-parallel-size 8: "],
+    ),
+    "an 8B on a 4090": (
+        ("--model", "Qwen/Qwen3-8B", "--gpu", "rtx-4090"),
+        ["DOES NOT FIT", "--max-model-len 36640", "--kv-cache-dtype fp8"],
+    ),
+    "100 users of a vision model": (
+        ("--model", "google/gemma-3-27b-it", "--gpu", "a100-80gb", "--concurrency", "100", *CHAT),
+        ["DOES NOT FIT: holds 1", "--tensor-parallel-size 4: ", r"\d+ replicas: 100"],
+    ),
     "what does it cost": (
         (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "64"),
         [r"USD a year", r"USD per million output tokens"],
@@ -78,7 +122,7 @@ def test_the_first_ten_lines_answer(question: str) -> None:
     flags, answers = QUESTIONS[question]
     first = size(*flags).stdout.splitlines()[:10]
     assert sum("vllm serve " in line for line in first) == 1
-    text = "\n".join(first)
+    text = " ".join(" ".join(first).split())
     assert [words for words in answers if not re.search(words, text)] == []
 
 

@@ -259,6 +259,7 @@ def step_model(
 # prompt. Source: guide chapters 3 and 5; text 001, 4.2 to 4.9.
 
 
+_HALVINGS = 30
 _ROUNDS = 12
 _SETTLED_RATIO = 1e-4
 # An output of one token has no decode; a share of a pass keeps the arithmetic the same.
@@ -358,6 +359,19 @@ class ClosedLoop(Struct, frozen=True):
             cycle.full or concurrency > places,
             cycle,
         )
+
+    def serving(self, requests_per_s: float) -> tuple[float, Latency] | None:
+        """The requests in flight at a rate, and the latencies. None if the rate is not served."""
+        low, high = 0.0, self.load.max_running
+        if not math.isfinite(high) or self.at(high).requests_per_s < requests_per_s:
+            return None
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.at(middle).requests_per_s < requests_per_s:
+                low = middle
+            else:
+                high = middle
+        return high, self.at(high)
 
     def _cycle(self, places: float) -> Cycle:
         """The steady state, found by iterating the number of requests that decode."""
