@@ -18,6 +18,7 @@ from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.routing import COMPUTED_MORE, FALLEN_BY, computed_more
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.rules.facts import duration
 from kneewatch.rules.formatting import duration as latency
@@ -41,9 +42,8 @@ TTFT_MORE, TTFT_MORE_S = 2.0, 1.0
 """First tokens wait before the engines if the router measures a mean TTFT of this multiple of the
 engines', and so many seconds more."""
 
-REUSE_LOST, REUSE_TOKENS = 0.3, 100_000.0
-"""Reuse is lost if this share of at least so many prompt tokens within five minutes was cached on a
-worker and not reused."""
+REUSE_TOKENS = 100_000.0
+"""Fewer prompt tokens within five minutes do not show whether reuse is lost."""
 
 IDLE_KV = 0.5
 """An engine can take more requests below this KV usage if it has no queue.
@@ -497,14 +497,17 @@ def _lost_of(model: str, state: RouterState, behind: Behind) -> Fault | None:
     # Workers that never report a reused token do not count them.
     is_counted = reused > 0
     kept = reused if is_counted else picked
-    if best - kept < REUSE_LOST:
+    more = computed_more(kept, best)
+    if best - kept < FALLEN_BY or more < COMPUTED_MORE:
         return None
     which = "routing" if best - picked >= picked - kept else "eviction"
     used = f"{percent(reused)} were reused" if is_counted else "how many were reused is unknown"
+    times = f"{'' if is_counted else 'at least '}{more:.1f}x"
     return _case(
-        behind.own, Severity.WARNING, "router_reuse", best - kept, REUSE_LOST,
+        behind.own, Severity.WARNING, "router_reuse", more, COMPUTED_MORE,
         f"{percent(best)} of the prompt tokens{f' of {model}' * bool(model)} were cached on the "
-        f"best worker, {percent(picked)} on the picked one, {used}",
+        f"best worker, {percent(picked)} on the picked one, {used}: {times} the "
+        "prompt tokens needed are computed",
         state.router.levers[which],
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def routing_dilution(
     if hits is None or _replicas(warm) < 2 or len(fallen) < max(2, MOST_OF * len(warm)):
         return None
     chance = usual.hit_ratio / replicas
-    more = computed_more(hits, usual)
+    more = computed_more(hits, usual.hit_ratio)
     newest = _hit_ratio(warm, RECENT["prefix_hit_ratio"])
     settled = newest is None or newest >= STILL_FALLING * hits
     if hits < PROMPTS_CHANGED * chance or more < COMPUTED_MORE or not settled:
@@ -141,10 +141,9 @@ LEVER = (
 )
 
 
-def computed_more(hits: float, usual: Usual) -> float:
-    """Prompt tokens computed at this hit ratio, divided by those computed at the usual hit
-    ratio."""
-    return (1 - hits) / max(1 - usual.hit_ratio, 0.01)
+def computed_more(hits: float, possible: float) -> float:
+    """Prompt tokens computed at this hit ratio, divided by those computed at a better one."""
+    return (1 - hits) / max(1 - possible, 0.01)
 
 
 def reuse_possible(engine: Engine, usual: Usual | None = None) -> float | None:
@@ -167,7 +166,7 @@ def _has_fallen(engine: Engine, usual: Usual) -> bool:
     return (
         hits is not None
         and hits <= usual.hit_ratio - FALLEN_BY
-        and computed_more(hits, usual) >= COMPUTED_MORE
+        and computed_more(hits, usual.hit_ratio) >= COMPUTED_MORE
     )
 
 
