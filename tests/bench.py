@@ -1,5 +1,8 @@
 """`make bench`: the figures of the design's table, the peers measured beside us in the same run.
 
+Each row is printed when it is measured, the quick ones first: those of a minute, then those of the
+daemon (ten minutes), then the reports.
+
 CPU times are medians over repeats of the process's own clock; wall times are medians of whole runs.
 """
 
@@ -14,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,13 +55,11 @@ def main() -> None:
     """Print the table."""
     print(f"{'what':44}{'kneewatch':>22}{'peer':>40}{'ratio':>8}")
     bodies = [e.body for e in CaptureReader(BUSY) if e.body is not None]
-    for row in daemon_rows():
-        show(*row)
-    cycle_row()
     parse_row(bodies)
     replay_row(bodies)
     diagnose_row()
-    for row in triage_rows():
+    cycle_row()
+    for row in chain(daemon_rows(), triage_rows()):
         show(*row)
     for what, ours, bound in report_rows():
         show(what, ours, f"at most {bound}")

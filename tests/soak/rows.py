@@ -10,7 +10,7 @@ from tests.soak.footprint import footprint
 from tests.soak.process import MIB
 from tests.soak.triage import asked
 
-SPAN_S, WARM_S = 120.0, 75.0
+SPAN_S, WARM_S = 75.0, 45.0
 MANY_CORE = 0
 
 Row = tuple[str, str, str, str]
