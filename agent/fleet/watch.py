@@ -44,6 +44,11 @@ PAST_S = 3600.0
 """Seconds for which a complete history is reused: queries over days are expensive."""
 
 
+OTHERS_WAIT_S = 900.0
+"""Of daemons that share a fleet, the others than the first report after this many seconds that the
+metrics system does not answer: by then the fault may be their own connection."""
+
+
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
@@ -123,6 +128,7 @@ class FleetWatch(Job):
         self._past = PrometheusSource(url, query_settings, pace=self._source.pace)
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
         self.names: frozenset[str] = frozenset()
+        self._began_s = time.time()
         self._notifier: Notifier | None = None
         self._judging = Lock()
         self.learned: LearnedStates | None = None
@@ -253,9 +259,12 @@ class FleetWatch(Job):
         if not self._notifier:
             return
         state = self.state
+        now_s = time.time()
         if state.failing:
-            lost = lost_state(state.url, state.error, t_s=time.time(), interval_s=state.interval_s)
-            self._notifier.offer(lost)
+            silent_s = now_s - max(self._began_s, state.seen_s)
+            if self._config.shard.index == 0 or silent_s > OTHERS_WAIT_S:
+                lost = lost_state(state.url, state.error, t_s=now_s, interval_s=state.interval_s)
+                self._notifier.offer(lost)
         elif state.verdict is not None:
             states = states_of(state.verdict, interval_s=state.interval_s)
             names = names_of(state.verdict, states, self.names)

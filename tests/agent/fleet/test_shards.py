@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from kneewatch.agent.fleet.snapshot import FleetConfig, Shard, observe, shard_of
+from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetWatch
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.inventory import label_map
 from tests import fleets
+from tests.agent.api.serving import settings_of
 from tests.agent.fleet.prometheus_fleet import QUICK
 from tests.collector.oracle import LOOPBACK, running
 from tests.programs import require
@@ -38,6 +44,22 @@ def test_each_pool_is_judged_by_one_of_two(tmp_path_factory: pytest.TempPathFact
     assert not first & second
     assert first | second == whole
     assert gone[1] | gone[2] == gone[0] != set()
+
+
+@pytest.mark.parametrize(
+    ("shard", "silent_s", "told"), [("1/2", 0.0, True), ("2/2", 0.0, False), ("2/2", 1000.0, True)]
+)
+def test_a_lost_metrics_system_is_reported_by_the_first_and_after_a_while_by_all(
+    monkeypatch: pytest.MonkeyPatch, *, shard: str, silent_s: float, told: bool
+) -> None:
+    watch = FleetWatch("http://127.0.0.1:1", settings_of(fleet__shard=shard), "")
+    offered: list[TargetState] = []
+    notifier = cast("Notifier", Mock(offer=offered.append, active_targets=lambda: ()))
+    watch.notify_through(notifier, lambda: None)
+    now_s = time.time() + silent_s
+    monkeypatch.setattr("kneewatch.agent.fleet.watch.time.time", lambda: now_s)
+    watch.cycle()
+    assert [state.diagnoses[0].causes[0].id for state in offered] == [SYSTEM_DOWN] * told
 
 
 @pytest.mark.parametrize("text", ["2", "0/2", "3/2", "1/0", "a/b", "1/2/3", ""])
