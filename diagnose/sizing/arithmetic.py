@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
@@ -66,7 +66,8 @@ class Sheet:
         self,
         title: str,
         formula: str,
-        *quantities: float | Fraction,
+        quantities: Sequence[float | Fraction],
+        *,
         result: str | Callable[[float], str] = "{}",
         source: str = "",
     ) -> float:
@@ -96,7 +97,7 @@ def _as_it_is(step: Step) -> Step:
 def _written(
     title: str,
     formula: str,
-    quantities: tuple[float | Fraction, ...],
+    quantities: Sequence[float | Fraction],
     value: float,
     result: str | Callable[[float], str],
     source: str,

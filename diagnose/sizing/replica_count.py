@@ -62,20 +62,20 @@ def size_fleet(
     """
     peak, usable, margin = map(exact, (peak_requests_per_s, usable_requests_per_s, safety))
     sheet = Sheet("guide 8.3 step 3")
-    instances = sheet.line("Replicas for the peak", "ceil({peak RPS} / {usable RPS})", peak, usable)
+    instances = sheet.line(
+        "Replicas for the peak", "ceil({peak RPS} / {usable RPS})", (peak, usable)
+    )
     deployed = sheet.line(
         "Replicas with safety",
         "ceil({replicas} x {safety})",
-        instances,
-        margin,
+        (instances, margin),
         source="guide 9.1 step 11",
     )
     by_gpus = figure(float(instances * gpus_each * margin))
     gpus = sheet.line(
         "GPUs",
         "{replicas with safety} x {GPUs per replica}",
-        deployed,
-        gpus_each,
+        (deployed, gpus_each),
         result=f"{{}} ({by_gpus} before rounding to whole replicas)",
         source="guide 8.3 step 3, 9.1 step 11",
     )
@@ -126,11 +126,7 @@ def prefill_decode_ratio(
         "P:D ratio",
         "({RPS} x {input} / {prefill tokens/s per GPU}) / "
         "({RPS} x {output} / {decode tokens/s per GPU})",
-        peak,
-        prompts,
-        prefill,
-        answers,
-        decode,
+        (peak, prompts, prefill, answers, decode),
         result=text,
     )
     return PrefillDecodeRatio(
@@ -180,9 +176,7 @@ def circuit_breaker(
     depth = sheet.line(
         "Greatest safe queue depth",
         "({TTFT target:s} - {TTFT without a queue:s}) x {requests/s served:/s}",
-        exact(ttft_target_s),
-        exact(quiet_ttft_s),
-        exact(min(arrivals_per_s, served_per_s)),
+        (exact(ttft_target_s), exact(quiet_ttft_s), exact(min(arrivals_per_s, served_per_s))),
         result="{} requests",
     )
     low, high = (
@@ -190,8 +184,7 @@ def circuit_breaker(
             sheet.line(
                 f"Reject requests (HTTP 429) from, at {when}",
                 "floor({share of the depth} x {depth})",
-                exact(share),
-                exact(depth),
+                (exact(share), exact(depth)),
                 result="{} queued requests",
             )
         )
@@ -213,10 +206,7 @@ def input_limit(
         sheet.line(
             f"{name} limit",
             "min(max(ceil({times} x {P95 input}), ceil({P99 input})), {the model's length})",
-            times,
-            p95_input_tokens,
-            p99_input_tokens,
-            max_model_len,
+            (times, p95_input_tokens, p99_input_tokens, max_model_len),
             result="{} tokens",
         )
         for name, times in (("Input", INPUT_LIMIT_LOW), ("Highest input", INPUT_LIMIT_HIGH))
@@ -276,10 +266,7 @@ def cold_start(
         slowest_s = sheet.line(
             f"Cold start from {path.name}{name}",
             "{provisioning: s} + {weights:GB} / {bandwidth:GB/s} + {initialization: s}",
-            provision_s,
-            weights_bytes,
-            rate,
-            initialise_s,
+            (provision_s, weights_bytes, rate, initialise_s),
             result="{:s}",
         )
     return slowest_s, sheet.steps
@@ -298,10 +285,7 @@ def warm_minimum(
     instances = sheet.line(
         "Warm minimum",
         "max(ceil({lowest RPS} x {burst} / {usable}), ceil({lowest RPS} / {usable}) + {standby})",
-        exact(lowest_requests_per_s),
-        exact(burst_ratio),
-        exact(usable_requests_per_s),
-        _STANDBY,
+        (exact(lowest_requests_per_s), exact(burst_ratio), exact(usable_requests_per_s), _STANDBY),
         result=lambda count: plural(int(count), "replica"),
     )
     return int(instances), sheet.steps[0]
@@ -326,17 +310,14 @@ def scale_up_ratio(
     lead_s = sheet.line(
         "Lead time of a replica",
         "{reaction} + {cold start:s}",
-        0,
-        cold_start_s,
+        (0, cold_start_s),
         result="{:s}",
         source="guide 9.2, 9.5",
     )
     order_at = sheet.line(
         "Order the next replica at",
         "max(1 - {lead time:s} x {growth:requests/s²} / {capacity:requests/s}, 0)",
-        lead_s,
-        growth_per_s_per_s,
-        instances * usable_requests_per_s,
+        (lead_s, growth_per_s_per_s, instances * usable_requests_per_s),
         result="{:%} of capacity",
     )
     return order_at, sheet.steps

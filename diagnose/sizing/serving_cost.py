@@ -52,17 +52,13 @@ def token_cost(
     hourly = sheet.line(
         f"Cost per hour of {owner}",
         "{GPUs} x {USD per GPU-hour}",
-        gpus,
-        usd_per_gpu_hour,
+        (gpus, usd_per_gpu_hour),
         result="{} USD/h",
     )
     cost = sheet.line(
         "Cost per million tokens",
         "{USD per hour} / ({tokens/s} x {3600} x {utilization}) x 1e6",
-        hourly,
-        tokens_per_s,
-        SECONDS_PER_HOUR,
-        utilization_ratio,
+        (hourly, tokens_per_s, SECONDS_PER_HOUR, utilization_ratio),
         result="{} USD",
     )
     return TokenCost(hourly, cost, sheet.steps)
@@ -81,9 +77,7 @@ def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
     yearly = sheet.line(
         "Cost per year",
         "{GPUs} x {USD per GPU-hour} x {hours}",
-        gpus,
-        usd_per_gpu_hour,
-        HOURS_PER_YEAR,
+        (gpus, usd_per_gpu_hour, HOURS_PER_YEAR),
         result="{} USD",
     )
     return YearlyCost(yearly, sheet.steps)
@@ -108,21 +102,21 @@ def utilization_trap(usd_per_year: float, utilization_ratio: float) -> Utilizati
     """
     sheet = Sheet("guide 9.2")
     multiple = sheet.line(
-        "Cost per token against a full fleet", "1 / {utilization}", utilization_ratio, result="{}x"
+        "Cost per token against a full fleet",
+        "1 / {utilization}",
+        (utilization_ratio,),
+        result="{}x",
     )
     sheet.line(
         "Cost of idle GPU time per year",
         "{USD per year} x (1 - {utilization})",
-        usd_per_year,
-        utilization_ratio,
+        (usd_per_year, utilization_ratio),
         result="{} USD",
     )
     recoverable = sheet.line(
         f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
         "{USD per year} x max(1 - {utilization} / {target}, 0)",
-        usd_per_year,
-        utilization_ratio,
-        TRAP_TARGET_RATIO,
+        (usd_per_year, utilization_ratio, TRAP_TARGET_RATIO),
         result="{} USD",
     )
     return UtilizationTrap(multiple, recoverable, sheet.steps)

@@ -546,8 +546,7 @@ def _usable(
     usable_per_s = sheet.line(
         "Usable RPS of one replica",
         f"{{requests/s of one engine ({load}):at {figure(concurrency)} in flight}} x {{engines}}",
-        speed.requests_per_s,
-        question.setup.parallel.data,
+        (speed.requests_per_s, question.setup.parallel.data),
         result="{} requests/s",
     )
     return usable_per_s, "predicted", sheet.steps[0], concurrency

@@ -168,9 +168,7 @@ def _tail_knee(points: Sequence[BenchmarkPoint]) -> Knee | None:
             sheet.line(
                 f"Knee, between {safe.concurrency:g} and {past.concurrency:g} in flight",
                 "({TTFT P99} / {P50}) / {lowest (TTFT P99 / P50) before it}",
-                past.ttft_p99_s,
-                past.ttft_p50_s or 1.0,
-                lowest,
+                (past.ttft_p99_s, past.ttft_p50_s or 1.0, lowest),
                 result=f"{{}} (knee from {figure(TAIL_RATIO)})",
             )
             return Knee(safe, past, "TTFT P99 rises faster than P50", sheet.steps)
@@ -186,8 +184,7 @@ def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
     sheet.line(
         f"Knee, at {safe.concurrency:g} in flight",
         "{requests/s} / {TTFT P99}",
-        safe.requests_per_s,
-        safe.ttft_p99_s,
+        (safe.requests_per_s, safe.ttft_p99_s),
         result="{} per s², the highest"
         + ("" if past is None else f" (then {figure(powers[best + 1])})"),
     )
@@ -258,15 +255,13 @@ def littles_gap(
     ceiling = sheet.line(
         "Little's ceiling",
         f"{{concurrency}} / {{{name}: s}}",
-        concurrency,
-        latency_s,
+        (concurrency, latency_s),
         result="{} requests/s",
     )
     gap = sheet.line(
         "Little's gap",
         "{ceiling} / {measured}",
-        ceiling,
-        requests_per_s,
+        (ceiling, requests_per_s),
         result=lambda gap: f"{figure(gap)} ({_verdict(gap, basis)[0]})",
     )
     return LittleGap(ceiling, gap, basis, *_verdict(gap, basis), sheet.steps)

@@ -59,8 +59,7 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
         sheet.line(
             "KV cache per token, draft model",
             "{layers} x {bytes per layer}",
-            part.count,
-            token_bytes(part.kind, settings),
+            (part.count, token_bytes(part.kind, settings)),
             result="{} B on each GPU",
             source="guide 6.6; vllm/v1/core/kv_cache_utils.py",
         )
@@ -88,8 +87,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
         parts["weights"] = sheet.line(
             f"Weights on each GPU ({setup.scheme.id})",
             f"max({total} - {{in host memory:GiB}}, 0)" if offloaded else total,
-            *kept.values(),
-            *offloaded.values(),
+            (*kept.values(), *offloaded.values()),
             result="{:GiB}",
             source=f"guide 2.1; {setup.scheme.source}",
         )
@@ -99,8 +97,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
         parts["adapters"] = sheet.line(
             "LoRA adapters on each GPU",
             f"{{slots}} x {{{each}:MiB of rank {rank} in 16 bit}}",
-            slots,
-            answer.adapter_bytes / slots,
+            (slots, answer.adapter_bytes / slots),
             result="{:GiB}",
             source="guide 2.5; vllm/lora/layers (0.32)",
         )
@@ -122,7 +119,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
     return sheet.line(
         "Loaded on each GPU",
         " + ".join(f"{{{name}:GiB}}" for name in parts),
-        *parts.values(),
+        (*parts.values(),),
         result="{:GiB}",
         source=_LOADED_SOURCE,
     )
@@ -151,8 +148,7 @@ def _available(sheet: Sheet, answer: Memory) -> float:
         overhead_bytes = sheet.line(
             "Taken on each GPU before the weights are loaded",
             "{share} x {CUDA context and communication:GiB}",
-            setup.utilization,
-            setup.slack.process_gib[1] * GIB,
+            (setup.utilization, setup.slack.process_gib[1] * GIB),
             result=result,
             source="an assumption",
         )
@@ -161,9 +157,7 @@ def _available(sheet: Sheet, answer: Memory) -> float:
         overhead_bytes = sheet.line(
             f"Overhead on each GPU ({setup.overhead})",
             "{activations:GiB} + {framework:GiB} + {CUDA graphs:GiB}",
-            taken.activation_bytes,
-            taken.framework_bytes,
-            taken.graphs_bytes,
+            (taken.activation_bytes, taken.framework_bytes, taken.graphs_bytes),
             result=result,
             source="guide 2.3, 2.4" if guide else "fitted to logged start-ups of vLLM 0.6 to 0.31",
         )
@@ -171,10 +165,7 @@ def _available(sheet: Sheet, answer: Memory) -> float:
     return sheet.line(
         "Available KV cache on each GPU",
         f"{{utilization}} x {{memory:GiB}} - {{{loaded}:GiB}} - {{overhead:GiB}}",
-        setup.utilization,
-        setup.gpu.memory_bytes,
-        loaded_bytes,
-        overhead_bytes,
+        (setup.utilization, setup.gpu.memory_bytes, loaded_bytes, overhead_bytes),
         result=f"{{:GiB}} ({gibibytes(free.low)} to {gibibytes(free.high)})",
         source="vllm/v1/worker/gpu_worker.py" if setup.slack is None else "its memory rule",
     )
@@ -209,7 +200,7 @@ def _token(sheet: Sheet, group: Group, settings: KvSettings) -> None:
     if held and not math.isclose(compiled(formula)(*quantities), held):
         # Kinds that share a group, layers in 16 bit among others, and padded rows.
         formula, quantities = "{layers} x {mean bytes per layer}", [count, group.token_bytes]
-    sheet.line(title, formula, *quantities, result=result, source=_KV_SOURCE)
+    sheet.line(title, formula, (*quantities,), result=result, source=_KV_SOURCE)
 
 
 def _state(kind: Recurrent, settings: KvSettings) -> tuple[str, list[float]]:
@@ -259,9 +250,7 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
     blocks = sheet.line(
         "Blocks",
         "max(floor({available KV cache:GiB} / ({page: B} x {layers per group})), 0)",
-        available_bytes,
-        layout.page_bytes,
-        layout.group_layers,
+        (available_bytes, layout.page_bytes, layout.group_layers),
         result=lambda blocks: (
             f"{figure(blocks)} blocks of {block_tokens:,} tokens, one of them reserved by vLLM"
             if blocks
@@ -274,14 +263,13 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
     request = sheet.line(
         f"Blocks per request of {context:,} tokens",
         formula,
-        *(tokens[name] for name in names_of(formula)),
+        (*(tokens[name] for name in names_of(formula)),),
         source=_POOL_SOURCE,
     )
     sheet.line(
         "Concurrent requests",
         "{blocks} / {blocks per request}",
-        blocks,
-        request,
+        (blocks, request),
         result=f"{{}} ({figure(held.low)} to {figure(held.high)})",
         source="vLLM's start-up line",
     )

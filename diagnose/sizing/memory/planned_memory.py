@@ -55,13 +55,15 @@ class PlannedMemory(Struct, frozen=True):
             sheet.line(
                 title,
                 _WITH_HEADROOM if headroom_ratio else _FEWEST,
-                self.weights_bytes,
-                self.kv_bytes,
-                self.activation_bytes,
-                self.adapters_bytes,
-                *((headroom_ratio,) if headroom_ratio else ()),
-                self.gpu.memory_bytes,
-                framework_ratio,
+                (
+                    self.weights_bytes,
+                    self.kv_bytes,
+                    self.activation_bytes,
+                    self.adapters_bytes,
+                    *((headroom_ratio,) if headroom_ratio else ()),
+                    self.gpu.memory_bytes,
+                    framework_ratio,
+                ),
                 source="guide 2.4, 2.6",
             )
         )
@@ -109,16 +111,14 @@ def planned_memory(
     kv_bytes = sheet.line(
         "KV cache",
         f"{{requests}} x {{bytes of a request:GB ({setup.context:,} tokens)}}",
-        concurrency,
-        request_bytes,
+        (concurrency, request_bytes),
         result="{:GB}",
         source="guide 2.2",
     )
     activation_bytes = sheet.line(
         "Activations (overhead guide)",
         "{share} x {published weights:GB}",
-        ACTIVATION_RATIO,
-        activation_bytes / ACTIVATION_RATIO,
+        (ACTIVATION_RATIO, activation_bytes / ACTIVATION_RATIO),
         result="{:GB}",
         source="guide 2.3",
     )

@@ -364,10 +364,7 @@ def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
     sheet.line(
         "Usable RPS of one replica",
         "{requests in flight} / ({mean TTFT} + ({output tokens} - 1) x {mean ITL})",
-        best.concurrency,
-        predicted.ttft_s,
-        lengths.mean_output_tokens,
-        predicted.itl_s,
+        (best.concurrency, predicted.ttft_s, lengths.mean_output_tokens, predicted.itl_s),
         result="{} requests/s",
         source="Little's law; guide 8.3 step 2",
     )

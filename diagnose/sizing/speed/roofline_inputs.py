@@ -541,8 +541,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     ridge = sheet.line(
         "Ridge of the roofline",
         "{FLOP/s:e9} / {bandwidth:TB/s}",
-        costs.flop_per_s,
-        costs.bandwidth_bytes_per_s,
+        (costs.flop_per_s, costs.bandwidth_bytes_per_s),
         result="{} FLOP per byte",
     )
     left = token_flop - ridge * read
@@ -561,10 +560,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     decode_flop_per_byte = sheet.line(
         "Arithmetic intensity of a decode step",
         "2 x {parameters:e9} x {batch} / ({weights:GB} + {batch} x {KV cache per request:GB})",
-        token_flop / 2,
-        sequences,
-        weights_bytes,
-        read,
+        (token_flop / 2, sequences, weights_bytes, read),
         result=meaning,
     )
     return Intensity(ridge, decode_flop_per_byte, batch, sheet.steps)

@@ -189,18 +189,19 @@ def performance_steps(
     sheet.line(
         "Time to first token",
         "{requests in flight} / {requests/s} - {passes} x {time of a pass:s}",
-        load.concurrency,
-        predicted.requests_per_s,
-        passes,
-        predicted.itl_s * predicted.tokens_per_pass,
+        (
+            load.concurrency,
+            predicted.requests_per_s,
+            passes,
+            predicted.itl_s * predicted.tokens_per_pass,
+        ),
         result="{:s}",
         source="Little's law",
     )
     sheet.line(
         "Output tokens per second",
         f"{{requests/s of {figure(places)} running:requests/s}} x {{output tokens}}",
-        predicted.requests_per_s,
-        load.output_tokens,
+        (predicted.requests_per_s, load.output_tokens),
         result=f"{{}} tokens/s, bound by {predicted.bound_by}",
         source="closed loop",
     )
@@ -216,9 +217,7 @@ def _token(
             "Time per output token",
             "(1 - {share of steps with a prompt}) x {decode step:s} + "
             "{share of steps with a prompt} x {step with a prompt:s}",
-            share,
-            decode_s,
-            prompt_s,
+            (share, decode_s, prompt_s),
             result="{:s}",
             source=source,
         )
@@ -227,12 +226,14 @@ def _token(
         "Time per output token",
         "({decode step:s} x (1 + {drafted} x {draft cost}) + {share of steps with a prompt} x "
         "({step with a prompt:s} - {decode step:s}) x (1 + {draft cost})) / {tokens per pass}",
-        decode_s,
-        load.drafting.tokens,
-        load.drafting.cost_ratio,
-        share,
-        prompt_s,
-        predicted.tokens_per_pass,
+        (
+            decode_s,
+            load.drafting.tokens,
+            load.drafting.cost_ratio,
+            share,
+            prompt_s,
+            predicted.tokens_per_pass,
+        ),
         result="{:s}",
         source=source,
     )
@@ -250,19 +251,13 @@ def expert_exchange(
     sent_bytes = sheet.line(
         f"Expert all-to-all {of}",
         "{MoE layers} x {tokens} x {experts per token} x {hidden} x 2 x 2 x (1 - 1 / {GPUs})",
-        experts.layers,
-        tokens,
-        experts.per_token,
-        model.hidden_size,
-        gpus,
+        (experts.layers, tokens, experts.per_token, model.hidden_size, gpus),
         result="{:GB}, 2 B an element, there and back",
     )
     each_s = sheet.line(
         f"Time of the all-to-all {of}",
         f"{{sent:GB}} / {{GPUs}} / {{bandwidth of {link}:GB/s}}",
-        sent_bytes,
-        gpus,
-        link_bytes_per_s,
+        (sent_bytes, gpus, link_bytes_per_s),
         result="{:s}, not in the prediction",
     )
     return each_s, sheet.steps
@@ -274,10 +269,7 @@ def _reading(sheet: Sheet, costs: Costs, efficiency: Efficiency) -> None:
     sheet.line(
         "Weight reads per step",
         f"{read} / ({{bandwidth:TB/s}} x {{MBU}})",
-        costs.weights_bytes,
-        *experts,
-        costs.bandwidth_bytes_per_s,
-        efficiency.mbu_ratio,
+        (costs.weights_bytes, *experts, costs.bandwidth_bytes_per_s, efficiency.mbu_ratio),
         result="{:s}" + (" if every expert is used" if experts else ""),
         source=f"guide 3.3; {_cited(efficiency, 'mbu_ratio')}",
     )
@@ -301,10 +293,12 @@ def step_line(sheet: Sheet, title: str, time: StepTime, *, source: str) -> float
     return sheet.line(
         title,
         " + ".join([*maxima, *rest]),
-        *(seconds for part in parts.values() for seconds in (part.read_s, part.compute_s)),
-        time.interconnect_s,
-        time.launch_s,
-        time.host_s,
+        (
+            *(seconds for part in parts.values() for seconds in (part.read_s, part.compute_s)),
+            time.interconnect_s,
+            time.launch_s,
+            time.host_s,
+        ),
         result="{:s}",
         source=source,
     )

@@ -28,7 +28,7 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: lambda over, under: over / under,
-    ast.Pow: operator.pow,
+    ast.Pow: math.pow,
 }
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "max": max,

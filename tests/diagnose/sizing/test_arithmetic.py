@@ -122,9 +122,12 @@ def test_a_wrong_result_is_found() -> None:
 
 def test_a_formula_is_computed_and_printed() -> None:
     sheet = Sheet("the guide")
-    assert sheet.line("Replicas", "ceil({peak RPS} / {usable RPS})", exact(4.2), exact(1.4)) == 3
+    assert sheet.line("Replicas", "ceil({peak RPS} / {usable RPS})", (exact(4.2), exact(1.4))) == 3
     held = sheet.line(
-        "Held", "max({room:GiB} - {taken:GiB}, 0) / {each: B}", 3 << 30, 1 << 30, 1024, source="us"
+        "Held",
+        "max({room:GiB} - {taken:GiB}, 0) / {each: B}",
+        (3 << 30, 1 << 30, 1024),
+        source="us",
     )
     assert held == 2 << 20
     assert [step.line() for step in sheet.steps] == [
@@ -133,4 +136,4 @@ def test_a_formula_is_computed_and_printed() -> None:
         " [us]",
     ]
     with pytest.raises(TypeError):
-        sheet.line("Lacks a quantity", "{a} + {b}", 1.0)
+        sheet.line("Lacks a quantity", "{a} + {b}", (1.0,))
