@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
-from kneewatch.diagnose.sizing.size import Size, size, start_failure, steps
+from kneewatch.diagnose.sizing.size import Size, size, start_failure
 from kneewatch.rules.formatting import (
     WIDTH,
     duration,
@@ -57,7 +57,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "fleet": _fleet(answer),
         "cost": _cost(answer),
         "command": sized_command(answer.memory.setup) if answer.fits else None,
-        "steps": [asdict(step) for step in (*memory_steps(answer.memory), *steps(answer))],
+        "steps": [asdict(step) for step in (*memory_steps(answer.memory), *answer.sheet.steps)],
         "notes": [*answer.notes, *answer.missed],
     }
 
@@ -196,13 +196,11 @@ def _fleet(answer: Size) -> dict[str, Any]:
 
 
 def _cost(answer: Size) -> dict[str, Any]:
-    per_token, per_year = answer.token_cost, answer.yearly_cost
+    per_token, per_year = answer.usd_per_million_output_tokens, answer.usd_per_year
     return {
         "gpus": answer.gpus,
-        "usd_per_million_output_tokens": (
-            None if per_token is None else round(per_token.usd_per_million_tokens, 4)
-        ),
-        "usd_per_year": None if per_year is None else round(per_year.usd_per_year, 2),
+        "usd_per_million_output_tokens": (None if per_token is None else round(per_token, 4)),
+        "usd_per_year": None if per_year is None else round(per_year, 2),
         "utilization_ratio": round(answer.utilization.ratio, 4),
         "utilization_source": answer.utilization.source,
     }
@@ -408,26 +406,27 @@ def size_text(
     if not whole:
         return lines
     lines += ["", *_picture(answer.memory, width=width), ""]
-    for step in (*memory_steps(answer.memory), *steps(answer)):
+    for step in (*memory_steps(answer.memory), *answer.sheet.steps):
         lines += _step(step, width=width)
     return lines
 
 
 def _price(answer: Size) -> list[str]:
     """The number of GPUs and their cost. Empty if no price is known."""
-    per_year, per_token, fleet = answer.yearly_cost, answer.token_cost, answer.fleet
+    per_year, per_token = answer.usd_per_year, answer.usd_per_million_output_tokens
+    fleet = answer.fleet
     if per_year is None:
         return []
     replicas = answer.question.replicas if fleet is None else fleet.deployed_instances
     purpose = "" if fleet is None else " for the peak"
     parts = [
         f"{plural(replicas, 'replica')}, {plural(answer.gpus, 'GPU')}{purpose}: "
-        f"{figure(round(per_year.usd_per_year))} USD a year"
+        f"{figure(round(per_year))} USD a year"
     ]
     if per_token is not None:
         share = answer.utilization
         parts.append(
-            f"{number(per_token.usd_per_million_tokens)} USD per million output tokens at "
+            f"{number(per_token)} USD per million output tokens at "
             f"{percent(share.ratio)} utilization ({share.source})"
         )
     if fleet is not None:
@@ -682,7 +681,7 @@ def size_markdown(
         ("step", "formula", "values", "result", "source"),
         [
             (step.title, step.formula, step.values, step.result, step.cited.strip(" []"))
-            for step in (*memory_steps(answer.memory), *steps(answer))
+            for step in (*memory_steps(answer.memory), *answer.sheet.steps)
         ],
     )
     return lines

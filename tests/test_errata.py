@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, gpu
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -460,7 +461,9 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 8.3: A gap under 2 is good, over 2 bad; the example has exactly 2 ": lambda: [2],
     "guide 8.3 against 9.1 step 11: GPUs = instances x TP x safety; or ceil(p": lambda: [
         7 * 4 * 1.3,
-        size_fleet(peak_requests_per_s=78, usable_requests_per_s=12, gpus_each=4, safety=1.3).gpus,
+        size_fleet(
+            Sheet(), peak_requests_per_s=78, usable_requests_per_s=12, gpus_each=4, safety=1.3
+        ).gpus,
     ],
     "guide 9.2: A 30% shorter prompt is 30% more throughput": lambda: [0, (1 / 0.7 - 1) * 100],
     "guide 9.2: From 40 to 70% utilization cuts cost per token nearly in half": lambda: [

@@ -38,6 +38,7 @@ from kneewatch.diagnose.recommend.levers_replicas import (
     used_ratio,
 )
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
 from kneewatch.diagnose.verdict import Value
@@ -431,6 +432,7 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
     if taken is None or not (arrivals > 0 and computed > 0 and written > 0 and busy > 0):
         return None
     ratio = prefill_decode_ratio(
+        Sheet(),
         peak_requests_per_s=arrivals,
         input_tokens=computed / arrivals,
         output_tokens=written / arrivals,

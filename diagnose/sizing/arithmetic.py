@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.rules.formatting import figure, percent
@@ -85,13 +86,18 @@ class Sheet:
         """Add lines that are no arithmetic, such as a choice."""
         self._lines += [partial(_as_it_is, step) for step in steps]
 
-    def add(self, other: Sheet) -> None:
-        """Add the lines of another sheet."""
-        self._lines += other._lines
+    def add(self, other: Sheet, *, tier: str = "") -> None:
+        """Add the lines of another sheet; `tier` goes before their titles."""
+        self._lines += [partial(_of_tier, tier, line) for line in other._lines]
 
 
 def _as_it_is(step: Step) -> Step:
     return step
+
+
+def _of_tier(tier: str, line: Callable[[], Step]) -> Step:
+    step = line()
+    return replace(step, title=f"{tier}: {step.title}") if tier else step
 
 
 def _written(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, exact
+from kneewatch.diagnose.sizing.arithmetic import Sheet, exact
 from kneewatch.rules.formatting import duration, figure, plural, stated_duration
 
 SAFETY_DEFAULT = 1.3
@@ -39,15 +39,10 @@ class FleetSize(Struct, frozen=True):
     gpus_rounded_once: int
     headroom_ratio: float
     spare_instances: int
-    sheet: Sheet
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The arithmetic."""
-        return self.sheet.steps
 
 
 def size_fleet(
+    sheet: Sheet,
     *,
     peak_requests_per_s: float,
     usable_requests_per_s: float,
@@ -61,9 +56,11 @@ def size_fleet(
     Source: guide 8.3 step 3 and figure 8.2; 9.1 step 11.
     """
     peak, usable, margin = map(exact, (peak_requests_per_s, usable_requests_per_s, safety))
-    sheet = Sheet("guide 8.3 step 3")
     instances = sheet.line(
-        "Replicas for the peak", "ceil({peak RPS} / {usable RPS})", (peak, usable)
+        "Replicas for the peak",
+        "ceil({peak RPS} / {usable RPS})",
+        (peak, usable),
+        source="guide 8.3 step 3",
     )
     deployed = sheet.line(
         "Replicas with safety",
@@ -86,7 +83,6 @@ def size_fleet(
         gpus_rounded_once=math.ceil(peak / usable * margin) * gpus_each,
         headroom_ratio=float(int(deployed) * usable / peak - 1),
         spare_instances=int(deployed - instances),
-        sheet=sheet,
     )
 
 
@@ -100,10 +96,10 @@ class PrefillDecodeRatio(Struct, frozen=True):
     prefill_gpus_exact: float
     decode_gpus_exact: float
     text: str
-    step: Step
 
 
 def prefill_decode_ratio(
+    sheet: Sheet,
     *,
     peak_requests_per_s: float,
     input_tokens: float,
@@ -119,7 +115,6 @@ def prefill_decode_ratio(
     def text(ratio: float) -> str:
         return f"{figure(ratio)}:1" if ratio >= 1 else f"1:{figure(1 / ratio)}"
 
-    sheet = Sheet("guide 6.5")
     peak, prompts, answers = map(exact, (peak_requests_per_s, input_tokens, output_tokens))
     prefill, decode = exact(prefill_tokens_per_s_per_gpu), exact(decode_tokens_per_s_per_gpu)
     ratio = sheet.line(
@@ -127,15 +122,11 @@ def prefill_decode_ratio(
         "({RPS} x {input} / {prefill tokens/s per GPU}) / "
         "({RPS} x {output} / {decode tokens/s per GPU})",
         (peak, prompts, prefill, answers, decode),
-        result=text,
+        result=lambda ratio: f"{figure(ratio)} ({text(ratio)})",
+        source="guide 6.5",
     )
-    return PrefillDecodeRatio(
-        ratio,
-        float(peak * prompts / prefill),
-        float(peak * answers / decode),
-        text(ratio),
-        sheet.steps[0],
-    )
+    prefill_gpus, decode_gpus = float(peak * prompts / prefill), float(peak * answers / decode)
+    return PrefillDecodeRatio(ratio, prefill_gpus, decode_gpus, text(ratio))
 
 
 # --- Admission limits: queue depth and input length (guide 9.4) -----------------------------------
@@ -150,8 +141,13 @@ INPUT_LIMIT_LOW, INPUT_LIMIT_HIGH = 2.0, 3.0
 
 
 def circuit_breaker(
-    *, ttft_target_s: float, arrivals_per_s: float, served_per_s: float, quiet_ttft_s: float = 0.0
-) -> tuple[int, int, tuple[Step, ...]]:
+    sheet: Sheet,
+    *,
+    ttft_target_s: float,
+    arrivals_per_s: float,
+    served_per_s: float,
+    quiet_ttft_s: float = 0.0,
+) -> tuple[int, int]:
     """Queue depths (low and high) from which on further requests should be rejected.
 
     The greatest safe depth is the allowed wait x the rate at which the queue moves: the arrivals,
@@ -172,12 +168,12 @@ def circuit_breaker(
             f"{stated_duration(ttft_target_s)}: no queue is short enough",
             name="quiet_ttft_s",
         )
-    sheet = Sheet("guide 9.4")
     depth = sheet.line(
         "Greatest safe queue depth",
         "({TTFT target:s} - {TTFT without a queue:s}) x {requests/s served:/s}",
         (exact(ttft_target_s), exact(quiet_ttft_s), exact(min(arrivals_per_s, served_per_s))),
         result="{} requests",
+        source="guide 9.4",
     )
     low, high = (
         int(
@@ -186,32 +182,37 @@ def circuit_breaker(
                 "floor({share of the depth} x {depth})",
                 (exact(share), exact(depth)),
                 result="{} queued requests",
+                source="guide 9.4",
             )
         )
         for when, share in (("the earliest", BREAKER_LOW_RATIO), ("the latest", BREAKER_HIGH_RATIO))
     )
-    return low, high, sheet.steps
+    return low, high
 
 
 def input_limit(
-    *, p95_input_tokens: float, p99_input_tokens: float, max_model_len: float = math.inf
-) -> tuple[int, tuple[Step, ...]]:
+    sheet: Sheet,
+    *,
+    p95_input_tokens: float,
+    p99_input_tokens: float,
+    max_model_len: float = math.inf,
+) -> int:
     """`max_input_tokens` for the gateway: twice the P95 input, but at least the P99.
 
     At most the model's length. Source: guide 9.4, which gives 2 to 3 times P95; the higher limit is
     in the arithmetic.
     """
-    sheet = Sheet("guide 9.4")
     limit, _ = (
         sheet.line(
             f"{name} limit",
             "min(max(ceil({times} x {P95 input}), ceil({P99 input})), {the model's length})",
             (times, p95_input_tokens, p99_input_tokens, max_model_len),
             result="{} tokens",
+            source="guide 9.4",
         )
         for name, times in (("Input", INPUT_LIMIT_LOW), ("Highest input", INPUT_LIMIT_HIGH))
     )
-    return int(limit), sheet.steps
+    return int(limit)
 
 
 # --- Cold starts, and what must be warm meanwhile (guide 2.1, 9.2, 9.5) ---------------------------
@@ -249,8 +250,13 @@ STORAGE_PATHS: Mapping[str, StoragePath] = {
 
 
 def cold_start(
-    *, weights_bytes: float, path: StoragePath, provision_s: float = 0.0, initialise_s: float = 0.0
-) -> tuple[float, tuple[Step, ...]]:
+    sheet: Sheet,
+    *,
+    weights_bytes: float,
+    path: StoragePath,
+    provision_s: float = 0.0,
+    initialise_s: float = 0.0,
+) -> float:
     """The longest seconds from ordering a replica to its first request, for this storage path.
 
     `provision_s`: time to get the machine and the container. `initialise_s`: the engine's time
@@ -259,7 +265,6 @@ def cold_start(
 
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
-    sheet = Sheet(path.source)
     slowest_s = 0.0
     rates = {"": path.high_bytes_per_s, " at its lowest rate": path.low_bytes_per_s}
     for name, rate in rates.items() if len(set(rates.values())) > 1 else [*rates.items()][:1]:
@@ -268,36 +273,42 @@ def cold_start(
             "{provisioning: s} + {weights:GB} / {bandwidth:GB/s} + {initialization: s}",
             (provision_s, weights_bytes, rate, initialise_s),
             result="{:s}",
+            source=path.source,
         )
-    return slowest_s, sheet.steps
+    return slowest_s
 
 
 def warm_minimum(
-    *, lowest_requests_per_s: float, usable_requests_per_s: float, burst_ratio: float = _BURST_RATIO
-) -> tuple[int, Step]:
+    sheet: Sheet,
+    *,
+    lowest_requests_per_s: float,
+    usable_requests_per_s: float,
+    burst_ratio: float = _BURST_RATIO,
+) -> int:
     """Fewest replicas to keep warm: enough for a burst at the quietest hour, and one to spare.
 
     A burst arrives faster than a replica can start, so its replicas must already be running.
 
     Source: guide 9.2 (one replica always available), 8.2 (bursts of 2-3 times).
     """
-    sheet = Sheet("guide 9.2, 8.2")
     instances = sheet.line(
         "Warm minimum",
         "max(ceil({lowest RPS} x {burst} / {usable}), ceil({lowest RPS} / {usable}) + {standby})",
         (exact(lowest_requests_per_s), exact(burst_ratio), exact(usable_requests_per_s), _STANDBY),
         result=lambda count: plural(int(count), "replica"),
+        source="guide 9.2, 8.2",
     )
-    return int(instances), sheet.steps[0]
+    return int(instances)
 
 
 def scale_up_ratio(
+    sheet: Sheet,
     *,
     cold_start_s: float,
     growth_per_s_per_s: float,
     usable_requests_per_s: float,
     instances: int,
-) -> tuple[float, tuple[Step, ...]]:
+) -> float:
     """Share of the fleet's capacity at which to order a replica, so that it serves in time.
 
     While a replica starts, load grows by `growth_per_s_per_s` requests/s every second. A result of
@@ -306,7 +317,6 @@ def scale_up_ratio(
 
     Source: guide 9.2 (reactive scaling arrives after the spike), 9.5 (lead time per tier).
     """
-    sheet = Sheet("guide 9.2")
     lead_s = sheet.line(
         "Lead time of a replica",
         "{reaction} + {cold start:s}",
@@ -314,13 +324,13 @@ def scale_up_ratio(
         result="{:s}",
         source="guide 9.2, 9.5",
     )
-    order_at = sheet.line(
+    return sheet.line(
         "Order the next replica at",
         "max(1 - {lead time:s} x {growth:requests/s²} / {capacity:requests/s}, 0)",
         (lead_s, growth_per_s_per_s, instances * usable_requests_per_s),
         result="{:%} of capacity",
+        source="guide 9.2",
     )
-    return order_at, sheet.steps
 
 
 def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:

@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.launch_notes import over_pcie
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import size, steps
+from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.rules.formatting import duration, figure, percent, plural
 
@@ -281,7 +281,7 @@ def winner_steps(result: SearchResult) -> tuple[Step, ...]:
     """The arithmetic of the winner's fleet and cost, line by line; empty without a winner."""
     if result.winner is None:
         return ()
-    return steps(size(question_of(result.question, result.winner)))
+    return size(question_of(result.question, result.winner)).sheet.steps
 
 
 def brief(result: SearchResult) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Degree, Unit
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent
@@ -25,22 +25,15 @@ TRAP_TARGET_RATIO = 0.7
 """Utilization that idle GPUs are compared with: the middle of the guide's 60-80% (9.3)."""
 
 
-class TokenCost(Struct, frozen=True):
-    """The hourly cost of a fleet, and the cost of its tokens at a utilization."""
-
-    usd_per_hour: float
-    usd_per_million_tokens: float
-    steps: tuple[Step, ...]
-
-
 def token_cost(
+    sheet: Sheet,
     *,
     gpus: float,
     usd_per_gpu_hour: float,
     tokens_per_s: float,
     utilization_ratio: float = 1.0,
     owner: str = "the fleet",
-) -> TokenCost:
+) -> float:
     """Dollars per million tokens of a fleet, or of another `owner` of these GPUs.
 
     `tokens_per_s` is the rate of all these GPUs at full load; on average `utilization_ratio` (0..1)
@@ -48,78 +41,63 @@ def token_cost(
 
     Source: guide 9.2, 9.1 step 12.
     """
-    sheet = Sheet("guide 9.2")
     hourly = sheet.line(
         f"Cost per hour of {owner}",
         "{GPUs} x {USD per GPU-hour}",
         (gpus, usd_per_gpu_hour),
         result="{} USD/h",
+        source="guide 9.2",
     )
-    cost = sheet.line(
+    return sheet.line(
         "Cost per million tokens",
         "{USD per hour} / ({tokens/s} x {3600} x {utilization}) x 1e6",
         (hourly, tokens_per_s, SECONDS_PER_HOUR, utilization_ratio),
         result="{} USD",
+        source="guide 9.2",
     )
-    return TokenCost(hourly, cost, sheet.steps)
 
 
-class YearlyCost(Struct, frozen=True):
-    """Dollars per year of a fleet that runs all the time."""
-
-    usd_per_year: float
-    steps: tuple[Step, ...]
-
-
-def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
+def yearly_cost(sheet: Sheet, *, gpus: float, usd_per_gpu_hour: float) -> float:
     """Dollars per year: GPUs x price x 8,760 hours (guide 9.1 step 12)."""
-    sheet = Sheet("guide 9.1 step 12")
-    yearly = sheet.line(
+    return sheet.line(
         "Cost per year",
         "{GPUs} x {USD per GPU-hour} x {hours}",
         (gpus, usd_per_gpu_hour, HOURS_PER_YEAR),
         result="{} USD",
+        source="guide 9.1 step 12",
     )
-    return YearlyCost(yearly, sheet.steps)
 
 
-class UtilizationTrap(Struct, frozen=True):
-    """The cost of idle GPUs.
-
-    `multiple_of_full`: cost per token divided by that of a fully used fleet.
-    `recoverable_usd_per_year`: what the same work would save at TRAP_TARGET_RATIO.
-    """
-
-    multiple_of_full: float
-    recoverable_usd_per_year: float
-    steps: tuple[Step, ...]
-
-
-def utilization_trap(usd_per_year: float, utilization_ratio: float) -> UtilizationTrap:
-    """The cost of idle GPUs, from a fleet's cost and its average utilization (0..1).
+def utilization_trap(
+    sheet: Sheet, usd_per_year: float, utilization_ratio: float
+) -> tuple[float, float]:
+    """The cost of a token as a multiple of a fully used fleet's, and the dollars a year that the
+    same work would save at TRAP_TARGET_RATIO; from a fleet's cost and average utilization (0..1).
 
     Above the target utilization nothing is recoverable. Source: guide 9.2, 9.3.
     """
-    sheet = Sheet("guide 9.2")
     multiple = sheet.line(
         "Cost per token against a full fleet",
         "1 / {utilization}",
         (utilization_ratio,),
         result="{}x",
+        source="guide 9.2",
     )
     sheet.line(
         "Cost of idle GPU time per year",
         "{USD per year} x (1 - {utilization})",
         (usd_per_year, utilization_ratio),
         result="{} USD",
+        source="guide 9.2",
     )
     recoverable = sheet.line(
         f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
         "{USD per year} x max(1 - {utilization} / {target}, 0)",
         (usd_per_year, utilization_ratio, TRAP_TARGET_RATIO),
         result="{} USD",
+        source="guide 9.2",
     )
-    return UtilizationTrap(multiple, recoverable, sheet.steps)
+    return multiple, recoverable
 
 
 # --- Throughput per GPU and cost per token of each measured tensor-parallel degree. Pure ----------
@@ -184,11 +162,12 @@ def _usd(degree: Degree, unit: Unit, price: float | None, utilization_ratio: flo
     if price is None or unit != "tokens":
         return None
     return token_cost(
+        Sheet(),
         gpus=degree.tensor_parallel,
         usd_per_gpu_hour=price,
         tokens_per_s=degree.per_s,
         utilization_ratio=utilization_ratio,
-    ).usd_per_million_tokens
+    )
 
 
 def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:

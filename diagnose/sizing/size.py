@@ -31,7 +31,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
 )
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
-from kneewatch.diagnose.sizing.serving_cost import TokenCost, YearlyCost, token_cost, yearly_cost
+from kneewatch.diagnose.sizing.serving_cost import token_cost, yearly_cost
 from kneewatch.diagnose.sizing.speed.performance import (
     Latency,
     Load,
@@ -54,7 +54,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     capacity,
     drafting_of,
     expert_exchange,
-    performance_steps,
+    performance_lines,
 )
 from kneewatch.diagnose.sizing.speed.wave import Wave, wave
 from kneewatch.rules.formatting import duration, figure, percent, stated_duration
@@ -316,6 +316,8 @@ class Size(Struct, frozen=True):
     - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted.
       `usable_step`: the arithmetic of a prediction, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses.
+    - `sheet`: the arithmetic of speed, fleet and cost; memory is in `memory_steps`. With the
+      overhead model "guide" the fewest GPUs by the sum of the parts come first.
     """
 
     question: Question
@@ -330,10 +332,11 @@ class Size(Struct, frozen=True):
     usable_concurrency: float | None
     missed: tuple[str, ...]
     fleet: FleetSize | None
-    token_cost: TokenCost | None
-    yearly_cost: YearlyCost | None
+    usd_per_million_output_tokens: float | None
+    usd_per_year: float | None
     utilization: Utilization
     notes: tuple[str, ...]
+    sheet: Sheet
 
     @property
     def fits(self) -> bool:
@@ -384,10 +387,16 @@ def size(question: Question) -> Size:
         *question.setup.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
+    sheet = Sheet()
+    _planned_memory(sheet, question)
     # A launch that would not start has neither speed nor price.
     loaded = load_of(question, answer) if answer.holds_one else None
-    efficiency = question.efficiency
-    speed = performance(*loaded, efficiency) if loaded is not None else None
+    speed = performance(*loaded, question.efficiency) if loaded is not None else None
+    intensity = _intensity(question, loaded, speed)
+    if loaded is not None and speed is not None and intensity is not None:
+        performance_lines(sheet, *loaded, speed, question.efficiency)
+        sheet.text(*intensity.steps)
+        _exchange(sheet, question, loaded[0], speed)
     usable, source, usable_step, in_flight = _predicted_usable(question, loaded, speed)
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
@@ -395,14 +404,15 @@ def size(question: Question) -> Size:
         if not question.is_benchmarked:
             notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
         usable, source, usable_step, in_flight = stated, "stated", None, None
+    sheet.text(*(() if usable_step is None else (usable_step,)))
     notes += load_notes(question, speed, source=source, starts=answer.holds_one)
-    fleet = fleet_of(question, usable)
+    fleet = fleet_of(question, usable, sheet)
     capacity_per_s = None
     if fleet is not None and usable is not None:
         capacity_per_s = fleet.deployed_instances * usable
     shared = peak_utilization(question, capacity_per_s)
     per_token, per_year = (
-        _cost(question, fleet, usable, shared) if answer.holds_one else (None, None)
+        _cost(sheet, question, fleet, usable, shared) if answer.holds_one else (None, None)
     )
     return Size(
         question=question,
@@ -410,17 +420,18 @@ def size(question: Question) -> Size:
         fewest=fewest,
         loaded=loaded,
         performance=speed,
-        intensity=_intensity(question, loaded, speed),
+        intensity=intensity,
         usable_requests_per_s=usable,
         usable_source=source,
         usable_step=usable_step,
         usable_concurrency=in_flight,
         missed=_missed(question, speed),
         fleet=fleet,
-        token_cost=per_token,
-        yearly_cost=per_year,
+        usd_per_million_output_tokens=per_token,
+        usd_per_year=per_year,
         utilization=shared,
         notes=tuple(notes),
+        sheet=sheet,
     )
 
 
@@ -562,11 +573,14 @@ def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) 
     return speed.requests_per_s * question.setup.parallel.data
 
 
-def fleet_of(question: Question, usable: float | None) -> FleetSize | None:
+def fleet_of(
+    question: Question, usable: float | None, sheet: Sheet | None = None
+) -> FleetSize | None:
     """The fleet for the question's peak; None without a peak or a usable rate."""
     if question.peak_requests_per_s is None or usable is None:
         return None
     return size_fleet(
+        Sheet() if sheet is None else sheet,
         peak_requests_per_s=question.peak_requests_per_s,
         usable_requests_per_s=usable,
         gpus_each=question.setup.parallel.gpus,
@@ -575,24 +589,28 @@ def fleet_of(question: Question, usable: float | None) -> FleetSize | None:
 
 
 def _cost(
-    question: Question, fleet: FleetSize | None, usable: float | None, shared: Utilization
-) -> tuple[TokenCost | None, YearlyCost | None]:
+    sheet: Sheet,
+    question: Question,
+    fleet: FleetSize | None,
+    usable: float | None,
+    shared: Utilization,
+) -> tuple[float | None, float | None]:
+    """USD per million output tokens and USD per year; None if unknown."""
     outputs, price = question.output_tokens, question.price_usd_per_gpu_hour
     if price is None:
         return None, None
-    gpus_per_replica = question.setup.parallel.gpus
+    per_token, gpus_per_replica = None, question.setup.parallel.gpus
+    if usable is not None and outputs is not None:
+        per_token = token_cost(
+            sheet,
+            gpus=gpus_per_replica,
+            usd_per_gpu_hour=price,
+            tokens_per_s=usable * outputs,
+            utilization_ratio=shared.ratio,
+            owner="one replica",
+        )
     gpus = fleet.gpus if fleet is not None else gpus_per_replica * question.replicas
-    per_year = yearly_cost(gpus=gpus, usd_per_gpu_hour=price)
-    if usable is None or outputs is None:
-        return None, per_year
-    per_token = token_cost(
-        gpus=gpus_per_replica,
-        usd_per_gpu_hour=price,
-        tokens_per_s=usable * outputs,
-        utilization_ratio=shared.ratio,
-        owner="one replica",
-    )
-    return per_token, per_year
+    return per_token, yearly_cost(sheet, gpus=gpus, usd_per_gpu_hour=price)
 
 
 def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
@@ -609,54 +627,25 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
     return Utilization(ratio, "at the peak; set --utilization to the average")
 
 
-def steps(answer: Size) -> tuple[Step, ...]:
-    """The arithmetic of speed, fleet and cost, line by line; memory is in `memory_steps`.
-
-    With the overhead model "guide" the fewest GPUs by the sum of the parts come first.
-    """
-    lines = list(_planned_memory(answer))
-    if answer.loaded is not None and answer.performance is not None:
-        efficiency = answer.question.efficiency
-        lines += performance_steps(*answer.loaded, answer.performance, efficiency)
-    if answer.intensity is not None:
-        lines += answer.intensity.steps
-    lines += _exchange(answer)
-    if answer.usable_step is not None:
-        lines.append(answer.usable_step)
-    for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
-        lines += part.steps if part is not None else ()
-    return tuple(lines)
-
-
-def _planned_memory(answer: Size) -> tuple[Step, ...]:
-    setup, question = answer.memory.setup, answer.question
+def _planned_memory(sheet: Sheet, question: Question) -> None:
+    setup = question.setup
     if setup.overhead != "guide" or setup.gpu is None or setup.model.parameters is None:
-        return ()
-    return planned_memory(
+        return
+    adapters = setup.adapters
+    needed = planned_memory(
         setup,
         setup.gpu,
         concurrency=question.concurrency_per_engine,
         draft_bytes=0.0 if setup.draft is None else draft_bytes(setup.draft, ONE_GPU),
-        adapters_bytes=0.0
-        if setup.adapters is None
-        else adapter_bytes(setup.model, setup.adapters, ONE_GPU),
-    ).steps
+        adapters_bytes=adapter_bytes(setup.model, adapters, ONE_GPU) if adapters else 0.0,
+    )
+    sheet.text(*needed.steps)
 
 
-def _exchange(answer: Size) -> tuple[Step, ...]:
-    """What expert parallelism sends between GPUs in a decode step; empty without expert
-    parallelism."""
-    setup, speed, loaded = answer.question.setup, answer.performance, answer.loaded
-    experts, gpus = setup.model.experts, setup.parallel.gpus
-    if speed is None or loaded is None or not setup.parallel.experts or not experts.count:
-        return ()
-    costs = loaded[0]
-    tokens = speed.running * setup.parallel.data
-    return expert_exchange(
-        setup.model,
-        costs.link,
-        costs.link_bytes_per_s,
-        tokens=tokens,
-        gpus=gpus,
-        of="per decode step",
-    )[1]
+def _exchange(sheet: Sheet, question: Question, costs: Costs, speed: Performance) -> None:
+    """What expert parallelism sends between GPUs in a decode step; nothing without it."""
+    setup = question.setup
+    if setup.parallel.experts and setup.model.experts.count:
+        tokens, gpus = speed.running * setup.parallel.data, setup.parallel.gpus
+        of = "per decode step"
+        expert_exchange(sheet, setup.model, costs, tokens=tokens, gpus=gpus, of=of)

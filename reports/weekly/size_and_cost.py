@@ -13,6 +13,7 @@ from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
 from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit, size_fleet
@@ -86,7 +87,9 @@ def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety:
         return Need(peak, usable, source, least, in_time)
     # `size_fleet` counts GPUs, by default one per instance: these are replicas.
     fewest, deployed = (
-        size_fleet(peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=rate, safety=safety)
+        size_fleet(
+            Sheet(), peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=rate, safety=safety
+        )
         for rate in (usable, in_time or usable)
     )
     return Need(
@@ -539,8 +542,8 @@ def limits(
     p95, p99, answers = prompt.p95.value, prompt.p99.value, output.p99.value
     if p95 and p99 and answers:
         longest = (max_model_len or inf) - answers
-        allowed, _ = input_limit(
-            p95_input_tokens=p95, p99_input_tokens=p99, max_model_len=max(longest, 1.0)
+        allowed = input_limit(
+            Sheet(), p95_input_tokens=p95, p99_input_tokens=p99, max_model_len=max(longest, 1.0)
         )
         model = "" if max_model_len is None else f" (now {max_model_len:,})"
         lines += [
@@ -554,7 +557,8 @@ def limits(
     if unknown or ttft_target_s is None or not served_per_s:
         return (*lines, f"no queue limit: {unknown}")
     try:
-        low, high, _ = circuit_breaker(
+        low, high = circuit_breaker(
+            Sheet(),
             ttft_target_s=ttft_target_s,
             arrivals_per_s=served_per_s,
             served_per_s=served_per_s,
@@ -582,7 +586,10 @@ def schedule(
         return ()
     needed = {
         place: size_fleet(
-            peak_requests_per_s=max(rate, 1e-6), usable_requests_per_s=usable_per_s, safety=safety
+            Sheet(),
+            peak_requests_per_s=max(rate, 1e-6),
+            usable_requests_per_s=usable_per_s,
+            safety=safety,
         ).gpus_rounded_once
         for place, rate in busiest.items()
     }

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import safety_factor
 from kneewatch.diagnose.sizing.plan.replica_curve import (
@@ -44,7 +44,7 @@ def disaggregation(pool: Pool, replica: Serving) -> Part:
     part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
     if replica.limit < 1:
         return part
-    best, ratio = best_point(replica), _ratio(pool, replica)
+    best, ratio = best_point(replica), _ratio(part.sheet, pool, replica)
     predicted = at(replica, best.concurrency if best else 1)
     stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
     worth, why = _worth(pool, replica, ratio, None if best is None else best.requests_per_s)
@@ -56,7 +56,6 @@ def disaggregation(pool: Pool, replica: Serving) -> Part:
         # Whole replicas in each pool, each with the safety of step 11.
         whole = sum(math.ceil(math.ceil(gpus / each) * safety) * each for gpus in pools)
         part.output["pd_gpus_deployed"] = whole
-        part.steps.append(ratio.step)
     part.add(_transfer(pool, replica, stall_s))
     part.notes.append(why)
     if worth:
@@ -69,7 +68,7 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
     return ratio.prefill_gpus_exact + ratio.decode_gpus_exact
 
 
-def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
+def _ratio(sheet: Sheet, pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
     """The sizes of the prefill pool and the decode pool, from the rate of each phase alone.
 
     None if decode alone already misses its target.
@@ -82,6 +81,7 @@ def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
     alone = at(decoding, best.concurrency if best else decoding.limit)
     gpus = replica.setup.parallel.gpus
     return prefill_decode_ratio(
+        sheet,
         peak_requests_per_s=pool.peak_requests_per_s,
         input_tokens=pool.lengths.mean_input_tokens * (1 - replica.hit_ratio),
         output_tokens=pool.lengths.mean_output_tokens,
@@ -100,20 +100,16 @@ def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
         return Part()
     # Each GPU moves its own share.
     moved = replica.memory.layout.request_bytes(pool.lengths.input_p95_tokens)
-    rate = LINK_BYTES_PER_S[network]
-    move_s = moved / rate
-    step = Step(
-        title=f"KV of a P95 prompt over {network}",
-        formula="bytes per GPU / bandwidth per GPU",
-        values=f"{gigabytes(moved)} / {gigabytes(rate)}/s",
-        result=f"{seconds(move_s)} (a prefill chunk stalls decode for {seconds(stall_s)})",
+    part = Part()
+    move_s = part.sheet.line(
+        f"KV of a P95 prompt over {network}",
+        "{KV cache per GPU:GB} / {bandwidth per GPU:GB/s}",
+        (moved, LINK_BYTES_PER_S[network]),
+        result=f"{{:s}} (a prefill chunk stalls decode for {seconds(stall_s)})",
         source="guide 6.5",
     )
-    output: dict[str, Value] = {
-        "kv_transfer_s": move_s,
-        "disaggregation_gain_s": stall_s - move_s,
-    }
-    return Part(output=output, steps=[step])
+    part.output = {"kv_transfer_s": move_s, "disaggregation_gain_s": stall_s - move_s}
+    return part
 
 
 def _worth(
@@ -201,7 +197,7 @@ def _budget(replica: Serving) -> tuple[Part, Serving]:
     for tokens, usable in tried:
         title, values = f"Token budget of {tokens:,} per step", "predicted at C_max"
         result = f"{figure(usable)} requests/s"
-        part.steps.append(Step(title, "usable RPS", values, result, "guide 6.4"))
+        part.sheet.text(Step(title, "usable RPS", values, result, "guide 6.4"))
     return part, best
 
 
@@ -224,7 +220,7 @@ def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
         to_measure=["acceptance on production requests: turn speculation off below 50%"],
     )
     part.add(_alone(stated))
-    part.steps.append(
+    part.sheet.text(
         Step(
             title="Usable RPS with speculation",
             formula="within the targets, without and with speculation",
@@ -251,11 +247,13 @@ def _alone(stated: Speculation) -> Part:
             acceptance_ratio=accepted, draft_cost_ratio=cost
         ),
     }
-    step = Step(
-        title="Speculation for one request",
-        formula="(1 + a + ... + a^k) / (1 + k x draft cost)",
-        values=f"a = {figure(accepted)}, k = {tokens}, cost {figure(cost)}",
-        result=f"{figure(speedup)}x",
+    part = Part(output=output)
+    passed = "(1 - {a}^({k} + 1)) / (1 - {a})" if accepted < 1 else "{a} x ({k} + 1)"
+    part.sheet.line(
+        "Speculation for one request",
+        f"{passed} / (1 + {{k}} x {{draft cost}})",
+        (accepted, tokens, cost),
+        result="{}x",
         source="guide 6.6; Leviathan et al. 2023",
     )
-    return Part(output=output, steps=[step])
+    return part

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -31,7 +31,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
-from kneewatch.rules.formatting import figure, plural
+from kneewatch.rules.formatting import plural
 
 
 class Floor(Struct, frozen=True):
@@ -90,7 +90,9 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
         "gpus_with_headroom_low": needed.gpus(headroom_ratio=HEADROOM_LOW_RATIO),
         "gpus_with_headroom_high": needed.gpus(headroom_ratio=HEADROOM_HIGH_RATIO),
     }
-    return Floor(needed.gpus(), Part(output=output, steps=list(needed.steps)))
+    part = Part(output=output)
+    part.sheet.text(*needed.steps)
+    return Floor(needed.gpus(), part)
 
 
 def _adapter_bytes(pool: Pool) -> float:
@@ -229,14 +231,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     offload = _offload(pool, replica)
     cached = "prefix caching on, " if pool.profile.prefix or pool.profile.session else ""
     before, after = (state.memory.concurrency.expected for state in (baseline, replica))
-    gain = Step(
-        title="Concurrent requests of P95 length",
-        formula="with this KV cache / with the one before quantization",
-        values=f"{figure(after)} ({kv_format(kv_cache_dtype).label}) / {figure(before)} "
-        f"({kv_format(baseline.setup.kv_cache_dtype).label})",
-        result=f"{figure(after / before)}x" if before > 0 else "none fitted before",
-        source="guide 4.3, 7.5",
-    )
+    labels = [kv_format(dtype).label for dtype in (kv_cache_dtype, baseline.setup.kv_cache_dtype)]
     step = PlanStep(
         number=8,
         title="Configure the KV cache",
@@ -248,10 +243,17 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
             "kv_concurrency_after": after,
             "last_block_padding_tokens": -pool.tail_tokens % BLOCK_TOKENS,
         },
-        steps=[gain],
         notes=["paged blocks and LRU eviction are vLLM's defaults: nothing to set"],
         tier=pool.name,
     )
+    if before > 0:
+        step.sheet.line(
+            "Concurrent requests of P95 length",
+            f"{{with this KV cache:({labels[0]})}} / {{before quantization:({labels[1]})}}",
+            (after, before),
+            result="{}x",
+            source="guide 4.3, 7.5",
+        )
     if kv_cache_dtype != baseline.setup.kv_cache_dtype:
         step.to_measure.append("answer quality with this KV cache on your longest contexts")
     step.add(prefix)
@@ -274,25 +276,28 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     token_bytes = replica.memory.layout.token_bytes
     free = max(replica.memory.available_bytes.expected, 1.0)
     reserve = free * _RESERVE_RATIO
-    held = int(reserve // (shared.shared_tokens * token_bytes))
+
+    def needed(held: float) -> str:
+        more = f", of which {min(held, shared.distinct)} are needed"
+        return (
+            f"{held}{more}" if held > shared.distinct else f"{held} of {shared.distinct} prefixes"
+        )
+
+    held = int(
+        part.sheet.line(
+            "Prefixes that fit in the reserve of one GPU",
+            "floor({share} x {KV cache:GB} / ({prefix tokens} x {bytes per token: B}))",
+            (_RESERVE_RATIO, free, shared.shared_tokens, token_bytes),
+            result=needed,
+            source="guide 7.2",
+        )
+    )
     stored = min(held, shared.distinct) * shared.shared_tokens * token_bytes
     part.output |= {
         "prefix_reserve_bytes_per_gpu": reserve,
         "prefixes_held": held,
         "prefix_hit_ratio": shared.hit_ratio,
     }
-    part.steps.append(
-        Step(
-            title="Prefixes that fit in the reserve of one GPU",
-            formula="30% of the KV cache / (prefix tokens x bytes per token)",
-            values=f"0.3 x {gigabytes(free)} / ({shared.shared_tokens:,} x "
-            f"{figure(token_bytes / 1e3)} KB)",
-            result=f"{held}, of which {min(held, shared.distinct)} are needed"
-            if held > shared.distinct
-            else f"{held} of {shared.distinct} prefixes",
-            source="guide 7.2",
-        )
-    )
     if held < shared.distinct:
         part.notes.append(
             f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss the "
@@ -304,18 +309,14 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
         )
         return part, replace(replica, stored_bytes=stored)
     mean = pool.lengths.mean_input_tokens
-    reused = min(float(shared.shared_tokens), mean) // BLOCK_TOKENS * BLOCK_TOKENS
-    fresh = mean - shared.hit_ratio * reused
-    part.output["computed_input_tokens"] = fresh
-    part.steps.append(
-        Step(
-            title="Prompt tokens computed",
-            formula="mean input - hit ratio x whole blocks of the prefix",
-            values=f"{figure(mean)} - {figure(shared.hit_ratio)} x {reused:g}",
-            result=f"{figure(fresh)} tokens",
-            source="guide 7.2",
-        )
+    fresh = part.sheet.line(
+        "Prompt tokens computed",
+        "{mean input} - {hit ratio} x floor(min({prefix}, {mean input}) / {block}) x {block}",
+        (mean, shared.hit_ratio, shared.shared_tokens, BLOCK_TOKENS),
+        result="{} tokens",
+        source="guide 7.2",
     )
+    part.output["computed_input_tokens"] = fresh
     part.to_measure.append("the prefix cache hit ratio again, behind the production router")
     return part, replace(replica, stored_bytes=stored, hit_ratio=1 - fresh / mean)
 
@@ -334,19 +335,17 @@ def _session_hits(pool: Pool, session: SessionShape, replica: Serving) -> tuple[
         mean + (pool.lengths.mean_output_tokens + session.added_tokens) / 2 - session.added_tokens
     )
     sent = min(sent, mean)
-    fresh = mean - session.hit_ratio * sent
-    step = Step(
-        title="Prompt tokens computed per call of a session",
-        formula="mean input - hit ratio x what was sent before",
-        values=f"{figure(mean)} - {figure(session.hit_ratio)} x {figure(sent)}",
-        result=f"{figure(fresh)} tokens",
+    part = Part(
+        to_measure=["the hit ratio within sessions again: a session must return to its replica"]
+    )
+    fresh = part.sheet.line(
+        "Prompt tokens computed per call of a session",
+        "{mean input} - {hit ratio} x {what was sent before}",
+        (mean, session.hit_ratio, sent),
+        result="{} tokens",
         source="guide 1.2, 7.2",
     )
-    part = Part(
-        output={"prefix_hit_ratio": session.hit_ratio, "computed_input_tokens": fresh},
-        steps=[step],
-        to_measure=["the hit ratio within sessions again: a session must return to its replica"],
-    )
+    part.output = {"prefix_hit_ratio": session.hit_ratio, "computed_input_tokens": fresh}
     # The last call is the longest, by what its session sent before.
     tail_ratio = session.hit_ratio if calls > 1 else 0.0
     return part, replace(replica, hit_ratio=1 - fresh / mean, tail_hit_ratio=tail_ratio)
@@ -371,19 +370,16 @@ def _offload(pool: Pool, replica: Serving) -> Part:
     profile, gpus = pool.profile, replica.setup.parallel.gpus
     request_bytes = replica.memory.layout.request_bytes(replica.setup.context)
     host = pool.gpu.host_bytes_per_s
-    reload_s, drive_s = request_bytes / host, request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
-    step = Step(
-        title="Reloading a P95 context from CPU memory",
-        formula="KV bytes per GPU / bandwidth to the CPU, all GPUs in parallel",
-        values=f"{gigabytes(request_bytes)} / {gigabytes(host)}/s",
-        result=f"{seconds(reload_s)} ({seconds(drive_s)} from one NVMe drive)",
+    drive_s = request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
+    part = Part(decision="no offloading")
+    reload_s = part.sheet.line(
+        "Reloading a P95 context from CPU memory, all GPUs in parallel",
+        "{KV cache per GPU:GB} / {bandwidth to the CPU:GB/s}",
+        (request_bytes, host),
+        result=f"{{:s}} ({seconds(drive_s)} from one NVMe drive)",
         source="guide 7.4, 7.6",
     )
-    part = Part(
-        decision="no offloading",
-        output={"host_reload_s": reload_s, "nvme_reload_s": drive_s},
-        steps=[step],
-    )
+    part.output = {"host_reload_s": reload_s, "nvme_reload_s": drive_s}
     memory_bytes, batch = profile.hosting.host_memory_bytes, profile.traffic.kind == "batch"
     worth = batch and _starved(replica)
     if memory_bytes is not None:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import BenchmarkPoint
@@ -22,7 +22,7 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.lengths import Part as DriftPart
 from kneewatch.diagnose.lengths import Point as DriftPoint
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -42,15 +42,20 @@ _LENGTH_ROUNDING_TOKENS = 256
 class Part(Struct):
     """A decision of the plan, or a part of one.
 
-    `output` has values by name, which ends with the unit; None means not yet known. `steps` is the
+    `output` has values by name, which ends with the unit; None means not yet known. `sheet` is the
     arithmetic. `to_measure` lists what must be measured.
     """
 
     decision: str = ""
     output: dict[str, Value] = field(default_factory=dict[str, Value])
-    steps: list[Step] = field(default_factory=list[Step])
+    sheet: Sheet = field(default_factory=Sheet)
     to_measure: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The lines of the arithmetic."""
+        return self.sheet.steps
 
     def add(self, part: Part, *, tier: str = "", prefix: str = "") -> None:
         """Add everything from another part except its decision.
@@ -58,7 +63,7 @@ class Part(Struct):
         `tier` is put before the titles of its arithmetic, `prefix` before the names of its values.
         """
         self.output |= {f"{prefix}{name}": value for name, value in part.output.items()}
-        self.steps += [replace(s, title=f"{tier}: {s.title}") if tier else s for s in part.steps]
+        self.sheet.add(part.sheet, tier=tier)
         self.to_measure += [text for text in part.to_measure if text not in self.to_measure]
         self.notes += part.notes
 
@@ -225,8 +230,10 @@ def longest_request_tokens(pool: Pool) -> int:
         )
     if pool.deployment.max_model_len:
         return pool.deployment.max_model_len
-    allowed, _ = input_limit(
-        p95_input_tokens=lengths.input_p95_tokens, p99_input_tokens=lengths.input_p99_tokens
+    allowed = input_limit(
+        Sheet(),
+        p95_input_tokens=lengths.input_p95_tokens,
+        p99_input_tokens=lengths.input_p99_tokens,
     )
     needed_tokens = max(allowed + lengths.output_p99_tokens, needed)
     rounded = math.ceil(needed_tokens / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Sized, Value
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
@@ -39,16 +39,22 @@ def safety_factor(profile: WorkloadProfile) -> float:
     return SAFETY_BY_PREDICTABILITY[profile.traffic.predictability or "uncertain"]
 
 
-def fleet_of(sized: Sized) -> FleetSize | None:
+def fleet_of(sized: Sized, sheet: Sheet | None = None) -> FleetSize | None:
     """The fleet for the planned peak; None if usable requests/s are unknown."""
-    return fleet_for(sized.pool, sized.usable_requests_per_s, sized.gpus_each)
+    return fleet_for(sized.pool, sized.usable_requests_per_s, sized.gpus_each, sheet)
 
 
-def fleet_for(pool: Pool, usable_requests_per_s: float | None, gpus_each: int) -> FleetSize | None:
+def fleet_for(
+    pool: Pool,
+    usable_requests_per_s: float | None,
+    gpus_each: int,
+    sheet: Sheet | None = None,
+) -> FleetSize | None:
     """The fleet of such replicas for the planned peak; None if usable requests/s are unknown."""
     if usable_requests_per_s is None or not pool.peak_requests_per_s:
         return None
     return size_fleet(
+        Sheet() if sheet is None else sheet,
         peak_requests_per_s=pool.peak_requests_per_s,
         usable_requests_per_s=usable_requests_per_s,
         gpus_each=gpus_each,
@@ -78,12 +84,9 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
         prefix = f"{tier.pool.name}." if several else ""
         step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
     if several and complete:
-        pairs = zip(sized, sized_fleets, strict=True)
-        parts = [f"{fleet.gpus} ({tier.pool.name})" for tier, fleet in pairs]
-        formula = "sum of each tier's GPUs"
-        step.steps.append(
-            Step("GPUs of all tiers", formula, " + ".join(parts), f"{gpus}", "guide 9.5")
-        )
+        formula = " + ".join(f"{{tier {tier}}}" for tier in range(1, len(sized_fleets) + 1))
+        quantities = [fleet.gpus for fleet in sized_fleets]
+        step.sheet.line("GPUs of all tiers", formula, quantities, source="guide 9.5")
     return step
 
 
@@ -132,7 +135,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
         today = replace(pool, peak_requests_per_s=pool.peak_requests_per_s / (1 + growth))
         before = fleet_of(replace(sized, pool=today))
         part.output["gpus_before_growth"] = None if before is None else before.gpus
-    part.steps += fleet.steps
+    fleet_of(sized, part.sheet)
     part.add(_start(sized, fleet))
     if sized.usable_source != "measured":
         part.to_measure.append(
@@ -169,21 +172,21 @@ def _start(sized: Sized, fleet: FleetSize) -> Part:
     traffic, share = sized.pool.profile.traffic, sized.pool.share_ratio
     usable = sized.usable_requests_per_s
     if usable is not None and traffic.lowest_requests_per_s is not None:
-        warm, step = warm_minimum(
+        warm = warm_minimum(
+            part.sheet,
             lowest_requests_per_s=traffic.lowest_requests_per_s * share,
             usable_requests_per_s=usable,
         )
         part.output["warm_instances"] = min(warm, fleet.deployed_instances)
-        part.steps.append(step)
     if usable is not None and traffic.rise_per_s_per_s is not None:
-        ratio, steps = scale_up_ratio(
+        ratio = scale_up_ratio(
+            part.sheet,
             cold_start_s=lead_s,
             growth_per_s_per_s=traffic.rise_per_s_per_s * share,
             usable_requests_per_s=usable,
             instances=fleet.deployed_instances,
         )
         part.output |= {"scale_up_lead_s": lead_s, "scale_up_at_ratio": ratio}
-        part.steps += steps
     return part
 
 
@@ -200,14 +203,16 @@ def _cold(sized: Sized) -> tuple[Part, float]:
         return Part(to_measure=[lacks]), START_HIGH_S
     path = STORAGE_PATHS[hosting.storage_path]
     weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
-    start_s, steps = cold_start(
+    part = Part()
+    start_s = cold_start(
+        part.sheet,
         weights_bytes=weights_bytes,
         path=path,
         provision_s=provision_s or 0.0,
         initialise_s=initialise_s or 0.0,
     )
     transfer_s = weights_bytes / path.low_bytes_per_s
-    part = Part(output={"weights_transfer_s": transfer_s, "cold_start_s": start_s}, steps=[*steps])
+    part.output = {"weights_transfer_s": transfer_s, "cold_start_s": start_s}
     if provision_s is not None and initialise_s is not None:
         return part, start_s
     part.to_measure.append(
@@ -294,64 +299,63 @@ def _cost(sized: Sized) -> _Cost | None:
     fleet, price = fleet_of(sized), sized.pool.usd_per_gpu_hour
     if fleet is None or sized.usable_requests_per_s is None:
         return None
-    year = yearly_cost(gpus=fleet.gpus, usd_per_gpu_hour=price)
-    ratio = utilization_of(sized, fleet)
-    part = Part(
-        output={
-            "usd_per_year": year.usd_per_year,
-            "utilization_ratio": ratio,
-            "usd_per_million_output_tokens": None,
-        },
-        steps=[*_price_steps(sized.pool), *year.steps],
-    )
+    part, ratio = Part(), utilization_of(sized, fleet)
+    _price(part.sheet, sized.pool)
+    usd_per_year = yearly_cost(part.sheet, gpus=fleet.gpus, usd_per_gpu_hour=price)
+    part.output = {
+        "usd_per_year": usd_per_year,
+        "utilization_ratio": ratio,
+        "usd_per_million_output_tokens": None,
+    }
     full = 0.0
     if ratio:
         outputs = sized.pool.lengths.mean_output_tokens
         full = fleet.deployed_instances * sized.usable_requests_per_s * outputs
-        cost = token_cost(
-            gpus=fleet.gpus, usd_per_gpu_hour=price, tokens_per_s=full, utilization_ratio=ratio
+        _utilization(part.sheet, sized, fleet, ratio)
+        part.output["usd_per_million_output_tokens"] = token_cost(
+            part.sheet,
+            gpus=fleet.gpus,
+            usd_per_gpu_hour=price,
+            tokens_per_s=full,
+            utilization_ratio=ratio,
         )
-        trap = utilization_trap(year.usd_per_year, ratio)
-        part.output["usd_per_million_output_tokens"] = cost.usd_per_million_tokens
-        part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
+        multiple, saved = utilization_trap(part.sheet, usd_per_year, ratio)
         if ratio < TRAP_RATIO:
             part.notes.append(
                 f"utilization trap: at {percent(ratio)} a token costs "
-                f"{trap.multiple_of_full:.1f}x that of a full fleet; the same work at 70% would "
-                f"save {figure(round(trap.recoverable_usd_per_year))} USD a year: scale down "
+                f"{multiple:.1f}x that of a full fleet; the same work at 70% would "
+                f"save {figure(round(saved))} USD a year: scale down "
                 "outside the peak, fill idle hours with batch work, or share the GPUs"
             )
     hourly = fleet.gpus * price
-    return _Cost(fleet.gpus, hourly, year.usd_per_year, ratio, full * (ratio or 0.0), part)
+    return _Cost(fleet.gpus, hourly, usd_per_year, ratio, full * (ratio or 0.0), part)
 
 
-def _price_steps(pool: Pool) -> list[Step]:
+def _price(sheet: Sheet, pool: Pool) -> None:
     """The price of a GPU-hour with power and the rest of the node, where these are stated."""
     hosting, watts = pool.profile.hosting, pool.profile.hosting.watts_per_gpu
     if not (hosting.usd_per_kwh or hosting.usd_per_node_hour):
-        return []
-    return [
-        Step(
-            title="Price of a GPU-hour",
-            formula="GPU + kW x USD per kWh + USD of the node / its GPUs",
-            values=f"{figure(pool.gpu_price)} + {figure(pool.gpu_kilowatts)} x "
-            f"{figure(hosting.usd_per_kwh)} + {figure(hosting.usd_per_node_hour)} / "
-            f"{hosting.node_gpus}",
-            result=f"{figure(pool.usd_per_gpu_hour)} USD",
-            source="text 003, stage 4" + ("" if watts else "; highest power of the GPU's sheet"),
-        )
-    ]
+        return
+    power, node = (pool.gpu_kilowatts, hosting.usd_per_kwh), hosting.usd_per_node_hour
+    sheet.line(
+        "Price of a GPU-hour",
+        "{GPU} + {kW} x {USD per kWh} + {USD of the node} / {its GPUs}",
+        (pool.gpu_price, *power, node, hosting.node_gpus),
+        result="{} USD",
+        source="text 003, stage 4" + ("" if watts else "; highest power of the GPU's sheet"),
+    )
 
 
-def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
+def _utilization(sheet: Sheet, sized: Sized, fleet: FleetSize, ratio: float) -> None:
     average, usable = sized.pool.average_requests_per_s, sized.usable_requests_per_s
     if sized.pool.profile.traffic.utilization_ratio is not None or average is None:
-        return Step("Utilization", "as stated", figure(ratio), percent(ratio), "profile")
-    return Step(
-        title="Utilization",
-        formula="average RPS / (replicas x usable RPS)",
-        values=f"{figure(average)} / ({fleet.deployed_instances} x {figure(usable or 0.0)})",
-        result=percent(ratio),
+        sheet.text(Step("Utilization", "as stated", figure(ratio), percent(ratio), "profile"))
+        return
+    sheet.line(
+        "Utilization",
+        "min({average RPS} / ({replicas} x {usable RPS}), 1)",
+        (average, fleet.deployed_instances, usable or 0.0),
+        result="{:%}",
         source="guide 9.2",
     )
 
@@ -364,19 +368,16 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
     whole = None if single is None else _cost(single)
     if whole is None or not whole.usd_per_year:
         return Part()
-    ratio = 1 - tiers_usd_per_year / whole.usd_per_year
-    step = Step(
-        title="Saved by tiers",
-        formula="1 - yearly cost of the tiers / of one fleet of the large model",
-        values=f"1 - {figure(tiers_usd_per_year)} / {figure(whole.usd_per_year)}",
-        result=percent(ratio),
+    part = Part()
+    ratio = part.sheet.line(
+        "Saved by tiers",
+        "1 - {yearly cost of the tiers} / {of one fleet of the large model}",
+        (tiers_usd_per_year, whole.usd_per_year),
+        result="{:%}",
         source="guide 1.5",
     )
-    output: dict[str, Value] = {
-        "single_fleet_usd_per_year": whole.usd_per_year,
-        "saving_ratio": ratio,
-    }
-    return Part(output=output, steps=[step])
+    part.output = {"single_fleet_usd_per_year": whole.usd_per_year, "saving_ratio": ratio}
+    return part
 
 
 def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:

@@ -258,7 +258,8 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     if not slo.are_set:
         return _untargeted(pool, table)
     measured = operating_point(table, slo)
-    part = Part(steps=list(measured.steps), notes=[*table.notes])
+    part = Part(notes=[*table.notes])
+    part.sheet.text(*measured.steps)
     part.notes += [flag.message for flag in measured.flags]
     best = measured.c_max
     if slo.e2e_p99_s is not None and any(row.latency_p99_s is None for row in table.points):
@@ -281,7 +282,7 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
             latency_s=latency_s,
             basis="target" if best.latency_mean_s is None else "mean latency",
         )
-        part.steps += gap.steps
+        part.sheet.text(*gap.steps)
         part.notes.append(f"Little's law: {gap.meaning}")
     return Curve(best, "measured", part)
 
@@ -298,7 +299,9 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
         result=f"{figure(best.requests_per_s)} requests/s",
         source="guide 1.4",
     )
-    return Curve(best, "measured", Part(steps=[step], notes=[*table.notes]))
+    part = Part(notes=[*table.notes])
+    part.sheet.text(step)
+    return Curve(best, "measured", part)
 
 
 def predicted_curve(replica: Serving) -> Curve:
@@ -331,9 +334,9 @@ def predicted_curve(replica: Serving) -> Curve:
         part.notes.append(
             f"the limit is {limit} concurrent requests of P95 length, by KV cache or max_num_seqs"
         )
-    part.steps += [_sweep_step(replica, count) for count in sweep(limit)]
+    part.sheet.text(*(_sweep_step(replica, count) for count in sweep(limit)))
     if best is not None:
-        part.steps += _best_steps(replica, best)
+        _best(part.sheet, replica, best)
     return Curve(best, "unknown" if best is None else "predicted", part)
 
 
@@ -352,9 +355,8 @@ def _sweep_step(replica: Serving, count: int) -> Step:
     )
 
 
-def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
+def _best(sheet: Sheet, replica: Serving, best: BenchmarkPoint) -> None:
     predicted, lengths = at(replica, best.concurrency), replica.pool.lengths
-    sheet = Sheet()
     step_line(
         sheet,
         f"Decode step at {best.concurrency:g} in flight ({figure(predicted.running)} decoding)",
@@ -368,7 +370,6 @@ def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
         result="{} requests/s",
         source="Little's law; guide 8.3 step 2",
     )
-    return [*sheet.steps]
 
 
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
@@ -47,7 +47,7 @@ from kneewatch.diagnose.sizing.speed.performance import (
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_ratio
 from kneewatch.diagnose.sizing.speed.slo_capacity import expert_exchange
-from kneewatch.rules.formatting import figure, percent, plural
+from kneewatch.rules.formatting import percent, plural
 
 _STAGES = (1, 2, 3, 4)
 _OTHER_STAGES = (5, 6, 7, 8)
@@ -273,10 +273,10 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
             "kv_concurrency_at_p95": replica.memory.concurrency.expected,
         },
-        steps=_parallel_steps(pool, replica, planned, decode.interconnect_s / decode.total_s),
         notes=list(split.refused),
         tier=pool.name,
     )
+    _parallel(step.sheet, pool, replica, planned, decode.interconnect_s / decode.total_s)
     if parallel.tensor > 1:
         step.to_measure.append("the all-reduce share of a decode step on these nodes")
     if parallel.experts:
@@ -303,24 +303,21 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
 def _experts(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
     gpus, costs = replica.setup.parallel.tensor, replica.costs
-    exchange_s, steps = expert_exchange(
+    part = Part(
+        to_measure=["how unevenly production tokens use the experts: the busiest GPU sets the pace"]
+    )
+    exchange_s = expert_exchange(
+        part.sheet,
         pool.model,
-        costs.link,
-        costs.link_bytes_per_s,
+        costs,
         tokens=pool.lengths.input_p99_tokens,
         gpus=gpus,
         of="of a P99 prompt",
     )
-    part = Part(
-        output={
-            "expert_exchange_s": exchange_s,
-            "busiest_gpu_load": busiest_ratio(pool.model.experts.count, gpus),
-        },
-        steps=[*steps],
-        to_measure=[
-            "how unevenly production tokens use the experts: the busiest GPU sets the pace"
-        ],
-    )
+    part.output = {
+        "expert_exchange_s": exchange_s,
+        "busiest_gpu_load": busiest_ratio(pool.model.experts.count, gpus),
+    }
     if target_s := pool.profile.slo.ttft_p99_s:
         part.notes.append(
             f"the experts' all-to-all takes {percent(exchange_s / target_s)} of the TTFT target"
@@ -328,37 +325,30 @@ def _experts(pool: Pool, replica: Serving) -> Part:
     return part
 
 
-def _parallel_steps(
-    pool: Pool, replica: Serving, planned: float | None, predicted: float
-) -> list[Step]:
+def _parallel(
+    sheet: Sheet, pool: Pool, replica: Serving, planned: float | None, predicted: float
+) -> None:
     setup, answer = replica.setup, replica.memory
-    tensor, lost = setup.parallel.tensor, predicted if planned is None else planned
-    taken = setup.utilization * pool.gpu.memory_bytes / 1e9
-    weights = (answer.weights_bytes or 0.0) / 1e9
-    free = answer.available_bytes.expected / 1e9
-    held = answer.concurrency.expected
-    request_mb = answer.layout.request_bytes(setup.context) / 1e6
-    return [
-        Step(
-            title="KV cache of one GPU",
-            formula="utilization x memory - weights - overhead",
-            values=f"{figure(taken)} GB - {figure(weights)} GB - "
-            f"{figure(taken - weights - free)} GB",
-            result=f"{figure(free)} GB",
-            source="guide 2.6; overheads fitted to vLLM's start-up logs",
-        ),
-        Step(
-            title="Concurrent requests of P95 length",
-            formula="KV cache per GPU / bytes of a request per GPU",
-            values=f"{figure(free)} GB / {figure(request_mb)} MB",
-            result=figure(held),
-            source="guide 2.2",
-        ),
-        Step(
-            title="Speedup of tensor parallelism",
-            formula="TP x (1 - all-reduce share)",
-            values=f"{tensor} x (1 - {figure(lost)})",
-            result=f"{figure(tensor * (1 - lost))}x one GPU",
-            source="guide 5.1; roofline" if planned is None else "guide 5.1, 5.6",
-        ),
-    ]
+    lost = predicted if planned is None else planned
+    overhead = 0.0 if answer.overhead is None else answer.overhead.expected_bytes
+    free = sheet.line(
+        "KV cache of one GPU",
+        "{utilization} x {memory:GB} - {weights:GB} - {overhead:GB}",
+        (setup.utilization, pool.gpu.memory_bytes, answer.weights_bytes or 0.0, overhead),
+        result="{:GB}",
+        source="guide 2.6; overheads fitted to vLLM's start-up logs",
+    )
+    blocks = (answer.layout.block_bytes, answer.layout.request_blocks(setup.context))
+    sheet.line(
+        "Concurrent requests of P95 length",
+        "floor({KV cache per GPU:GB} / {bytes of a block:GB}) / {blocks of a request}",
+        (free, *blocks),
+        source="guide 2.2",
+    )
+    sheet.line(
+        "Speedup of tensor parallelism",
+        "{TP} x (1 - {all-reduce share})",
+        (setup.parallel.tensor, lost),
+        result="{}x one GPU",
+        source="guide 5.1; roofline" if planned is None else "guide 5.1, 5.6",
+    )

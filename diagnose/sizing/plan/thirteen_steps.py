@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -30,7 +30,6 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
     Sized,
-    Value,
     planned_peak_per_s,
 )
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import (
@@ -69,7 +68,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
 )
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
-from kneewatch.rules.formatting import figure, percent
+from kneewatch.rules.formatting import figure
 
 _SOURCE = "guide 9.1 step 13"
 
@@ -98,32 +97,24 @@ def _limits(sized: Sized) -> Part:
     part = Part()
     best, gpu_ratio = sized.point, sized.pool.deployment.benchmark_gpu_ratio
     if best is not None:
-        limit = best.ttft_p99_s * (1 + TTFT_EXCESS_LIMIT)
-        part.output["resize_above_ttft_p99_s"] = limit
-        part.steps.append(
-            Step(
-                title="Re-size above TTFT P99 of",
-                formula="TTFT P99 of step 10 x (1 + 30%)",
-                values=f"{seconds(best.ttft_p99_s)} x {1 + TTFT_EXCESS_LIMIT:g}",
-                result=f"{seconds(limit)} at {figure(best.requests_per_s)} requests/s per replica",
-                source=_SOURCE,
-            )
+        part.output["resize_above_ttft_p99_s"] = part.sheet.line(
+            "Re-size above TTFT P99 of",
+            "{TTFT P99 of step 10:s} x (1 + {excess})",
+            (best.ttft_p99_s, TTFT_EXCESS_LIMIT),
+            result=f"{{:s}} at {figure(best.requests_per_s)} requests/s per replica",
+            source=_SOURCE,
         )
         if sized.usable_source != "measured":
             part.notes.append("the TTFT limit is predicted: replace it with a benchmark's")
     if gpu_ratio is None:
         part.to_measure.append("GPU utilization of the benchmark at C_max")
     else:
-        floor = max(gpu_ratio - GPU_SHORTFALL_LIMIT, 0.0)
-        part.output["resize_below_gpu_ratio"] = floor
-        part.steps.append(
-            Step(
-                title="Re-size below GPU utilization of",
-                formula="GPU utilization of the benchmark - 20 points, at equal RPS",
-                values=f"{percent(gpu_ratio)} - {GPU_SHORTFALL_LIMIT * 100:.0f} points",
-                result=percent(floor),
-                source=_SOURCE,
-            )
+        part.output["resize_below_gpu_ratio"] = part.sheet.line(
+            "Re-size below GPU utilization of",
+            "max({GPU utilization of the benchmark at equal RPS:%} - {shortfall:%}, 0)",
+            (gpu_ratio, GPU_SHORTFALL_LIMIT),
+            result="{:%}",
+            source=_SOURCE,
         )
     fleet = fleet_of(sized)
     if fleet is not None and sized.usable_requests_per_s is not None:
@@ -136,17 +127,18 @@ def _limits(sized: Sized) -> Part:
 def _guardrails(sized: Sized) -> Part:
     pool, best, lengths = sized.pool, sized.point, sized.pool.lengths
     longest = sized.setup.longest_tokens
-    limit, steps = input_limit(
+    part = Part()
+    limit = input_limit(
+        part.sheet,
         p95_input_tokens=lengths.input_p95_tokens,
         p99_input_tokens=lengths.input_p99_tokens,
         max_model_len=max(longest - lengths.output_p99_tokens, 1),
     )
-    output: dict[str, Value] = {
+    part.output = {
         "max_model_len": longest,
         "max_input_tokens": limit,
         "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
-    part = Part(output=output, steps=[*steps])
     part.output["launch"] = sized_command(_launch(sized))
     drafts = pool.profile.speculation
     if drafts is not None and sized.decided(9)["speculation"]:
@@ -163,7 +155,8 @@ def _guardrails(sized: Sized) -> Part:
         )
         return part
     try:
-        low, high, steps = circuit_breaker(
+        low, high = circuit_breaker(
+            part.sheet,
             ttft_target_s=target,
             arrivals_per_s=pool.peak_requests_per_s,
             served_per_s=fleet.deployed_instances * sized.usable_requests_per_s,
@@ -173,7 +166,6 @@ def _guardrails(sized: Sized) -> Part:
         part.notes.append(f"no queue limit: {error}")
         return part
     part.output |= {"queue_limit_low": low, "queue_limit_high": high}
-    part.steps += steps
     return part
 
 
@@ -446,5 +438,5 @@ def _final(pool: Pool, replica: Serving, baseline: Curve, benchmarks: Mapping[st
         "figures of the baseline: gains of steps 8 and 9 count once they are measured",
         f"predicted with them: {gain} requests/s per replica",
     ]
-    part = Part(steps=baseline.part.steps, to_measure=predicted.part.to_measure, notes=notes)
+    part = Part(sheet=baseline.part.sheet, to_measure=predicted.part.to_measure, notes=notes)
     return replace(baseline, part=part)

@@ -5,7 +5,6 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -30,13 +29,14 @@ from kneewatch.diagnose.documents import (
     read,
     toml_document,
 )
+from kneewatch.diagnose.sizing.arithmetic import compiled
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS
 from kneewatch.rules.facts import Targets
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20% for known patterns, 50% for new deployments; its example uses 30%."""
 
-_Z95 = 1.6449
+Z95 = 1.6449
 """Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 
@@ -99,8 +99,11 @@ class Lengths:
         return stated or _mean(p50=self.output_p50_tokens, p95=self.output_p95_tokens)
 
 
+LOG_NORMAL_MEAN = "{P50} x exp((ln({P95} / {P50}) / {1.645})^2 / 2)"
+
+
 def _mean(*, p50: float, p95: float) -> float:
-    return p50 * math.exp((math.log(p95 / p50) / _Z95) ** 2 / 2)
+    return compiled(LOG_NORMAL_MEAN)(p50, p95, Z95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes
 from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
@@ -20,7 +20,9 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     ARCHETYPES,
+    LOG_NORMAL_MEAN,
     TARGETS,
+    Z95,
     Deployment,
     Lengths,
     WorkloadProfile,
@@ -77,109 +79,80 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
         "itl_p99_slo_s": slo.itl_p99_s,
         **({} if slo.e2e_p99_s is None else {"e2e_p99_slo_s": slo.e2e_p99_s}),
     }
-    return PlanStep(
+    step = PlanStep(
         number=1,
         title="Characterize the workload",
         decision=f"optimize {target.optimize}; run at {target.operating_point}",
         output=output,
-        steps=[
-            *_rate_steps(profile),
-            *_mean_steps(profile.lengths),
-            *_session_steps(profile, lengths),
-        ],
         to_measure=_unmeasured(profile),
         notes=notes,
     )
+    _rates(step.sheet, profile)
+    _means(step.sheet, profile.lengths)
+    _session(step.sheet, profile)
+    return step
 
 
-def _rate_steps(profile: WorkloadProfile) -> list[Step]:
-    traffic, steps = profile.traffic, list[Step]()
+def _rates(sheet: Sheet, profile: WorkloadProfile) -> None:
+    traffic = profile.traffic
     average, planned = average_requests_per_s(profile), planned_peak_per_s(profile)
     peak = planned / (1 + traffic.growth_ratio)
     if traffic.batch_requests is not None and traffic.batch_window_s is not None:
-        steps.append(
-            Step(
-                title="Rate of the batch",
-                formula="requests / window",
-                values=f"{figure(traffic.batch_requests)} / {figure(traffic.batch_window_s)} s",
-                result=f"{figure(peak)} requests/s",
-                source="guide 1.4",
-            )
-        )
+        batch = (traffic.batch_requests, traffic.batch_window_s)
+        formula, result = "{requests} / {window: s}", "{} requests/s"
+        sheet.line("Rate of the batch", formula, batch, result=result, source="guide 1.4")
     elif average is not None:
-        steps.append(
-            Step(
-                title="Peak over average rate",
-                formula="peak RPS / average RPS",
-                values=f"{figure(peak)} / {figure(average)}",
-                result=figure(peak / average),
-                source="guide 1.3",
-            )
-        )
+        formula = "{peak RPS} / {average RPS}"
+        sheet.line("Peak over average rate", formula, (peak, average), source="guide 1.3")
     if traffic.growth_ratio:
-        steps.append(
-            Step(
-                title="Planned peak",
-                formula="peak RPS x (1 + growth)",
-                values=f"{figure(peak)} x (1 + {figure(traffic.growth_ratio)})",
-                result=f"{figure(planned)} requests/s",
-                source="guide 1.3",
+        sheet.line(
+            "Planned peak",
+            "{peak RPS} x (1 + {growth})",
+            (peak, traffic.growth_ratio),
+            result="{} requests/s",
+            source="guide 1.3",
+        )
+
+
+def _means(sheet: Sheet, lengths: Lengths) -> None:
+    for side in ("input", "output"):
+        if getattr(lengths, f"{side}_mean_tokens") is None:
+            p50, p95 = (getattr(lengths, f"{side}_{level}_tokens") for level in ("p50", "p95"))
+            sheet.line(
+                f"Mean {side}, estimated",
+                LOG_NORMAL_MEAN,
+                (p50, p95, Z95),
+                result="{} tokens",
+                source="mean of a log-normal distribution with this P50 and P95",
             )
-        )
-    return steps
 
 
-def _mean_steps(lengths: Lengths) -> list[Step]:
-    inputs = (lengths.input_p50_tokens, lengths.input_p95_tokens, lengths.mean_input_tokens)
-    outputs = (lengths.output_p50_tokens, lengths.output_p95_tokens, lengths.mean_output_tokens)
-    return [
-        Step(
-            title=f"Mean {side}, estimated",
-            formula="P50 x exp((ln(P95 / P50) / 1.645)^2 / 2)",
-            values=f"{figure(p50)} x exp((ln({figure(p95)} / {figure(p50)}) / 1.645)^2 / 2)",
-            result=f"{figure(mean)} tokens",
-            source="mean of a log-normal distribution with this P50 and P95",
-        )
-        for side, (p50, p95, mean) in (("input", inputs), ("output", outputs))
-        if getattr(lengths, f"{side}_mean_tokens") is None
-    ]
-
-
-def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
+def _session(sheet: Sheet, profile: WorkloadProfile) -> None:
     session, first = profile.session, profile.lengths
     if session is None:
-        return []
-    later, outputs = session.calls - 1, first.mean_output_tokens
-    tokens_per_turn = f"({session.added_tokens:,} + {figure(outputs)})"
-    computed_tokens, cached_tokens = session_prefill_tokens(
+        return
+    outputs, later = first.mean_output_tokens, session.calls - 1
+    for title, formula, tokens in (
+        (
+            "Mean input per call of a session",
+            "{mean of the first} + {later calls} / 2 x ({added} + {output})",
+            first.mean_input_tokens,
+        ),
+        (
+            "P95 input of a session's last call",
+            "{P95 of the first} + ceil({later calls} x ({added} + {output}))",
+            first.input_p95_tokens,
+        ),
+    ):
+        quantities = (tokens, later, session.added_tokens, outputs)
+        sheet.line(title, formula, quantities, result="{} tokens", source="guide 1.2")
+    session_prefill_tokens(
+        sheet,
         calls=session.calls,
         first_prompt_tokens=round(first.mean_input_tokens),
         added_tokens=session.added_tokens,
         output_tokens=round(outputs),
     )
-    return [
-        Step(
-            title="Mean input per call of a session",
-            formula="mean of the first + (calls - 1) / 2 x (added + output)",
-            values=f"{figure(first.mean_input_tokens)} + {later} / 2 x {tokens_per_turn}",
-            result=f"{figure(grown.mean_input_tokens)} tokens",
-            source="guide 1.2",
-        ),
-        Step(
-            title="P95 input of a session's last call",
-            formula="P95 of the first + (calls - 1) x (added + output)",
-            values=f"{first.input_p95_tokens:,} + {later} x {tokens_per_turn}",
-            result=f"{grown.input_p95_tokens:,} tokens",
-            source="guide 1.2",
-        ),
-        Step(
-            title="Prompt tokens of a whole session",
-            formula="sum over its calls, without and with prefix caching",
-            values=f"{session.calls} calls",
-            result=f"{computed_tokens:,}; {cached_tokens:,} with prefix caching",
-            source="guide 1.2, 7.2",
-        ),
-    ]
 
 
 def _unmeasured(profile: WorkloadProfile) -> list[str]:
@@ -237,9 +210,10 @@ def hardware_step(
         }
         label = f" for {pool.name}" if len(pools) > 1 else ""
         if any(usd is not None for usd in by_gpu.values()):
-            step.steps.append(_cheapest_step(pool, by_gpu, label))
+            step.sheet.text(_cheapest_step(pool, by_gpu, label))
         elif len(by_gpu) > 1:
-            step.steps.append(_most_step(pool, [gpu(name) for name in by_gpu], bottleneck, label))
+            cards = [gpu(name) for name in by_gpu]
+            step.sheet.text(_most_step(pool, cards, bottleneck, label))
     cards = {pool.gpu.id: pool.gpu for pool in pools}.values()
     step.notes += [f"{card.id}: {card.note}" for card in cards if card.note]
     step.notes += [
@@ -408,15 +382,17 @@ def routing_step(
         notes.append("tiers would save money: add each tier as [[tiers]] to size them")
     if advice is None and method != "hardware" and not taken:
         notes.append("routing was not considered: the size of the fleet without tiers is unknown")
-    return PlanStep(
+    step = PlanStep(
         number=3,
         title="Decide on routing",
         decision=_decision(profile, taken=taken),
         output=output,
-        steps=_peak_steps(profile) if taken else [],
         to_measure=_to_measure(profile, taken=taken),
         notes=[*notes, *(_method_notes(profile) if taken else ())],
     )
+    if taken:
+        _peaks(step.sheet, profile)
+    return step
 
 
 def uses_tiers(profile: WorkloadProfile, advice: RoutingAdvice | None) -> bool:
@@ -441,19 +417,17 @@ def _decision(profile: WorkloadProfile, *, taken: bool) -> str:
     return f"{how[profile.routing.method]} {names}; each is a fleet of its own"
 
 
-def _peak_steps(profile: WorkloadProfile) -> list[Step]:
+def _peaks(sheet: Sheet, profile: WorkloadProfile) -> None:
     peak = planned_peak_per_s(profile)
     share = "escalated" if profile.routing.method == "cascade" else "share"
-    return [
-        Step(
-            title=f"Peak of {name}",
-            formula=f"planned peak x {share}",
-            values=f"{figure(peak)} x {figure(load_per_s / peak)}",
-            result=f"{figure(load_per_s)} requests/s",
+    for name, load_per_s in tier_loads(profile).items():
+        sheet.line(
+            f"Peak of {name}",
+            f"{{planned peak}} x {{{share}}}",
+            (peak, load_per_s / peak),
+            result="{} requests/s",
             source="guide 1.5, 9.5",
         )
-        for name, load_per_s in tier_loads(profile).items()
-    ]
 
 
 def _to_measure(profile: WorkloadProfile, *, taken: bool) -> list[str]:
@@ -485,7 +459,7 @@ def _method_notes(profile: WorkloadProfile) -> Iterator[str]:
 
 
 def session_prefill_tokens(
-    *, calls: int, first_prompt_tokens: int, added_tokens: int, output_tokens: int
+    sheet: Sheet, *, calls: int, first_prompt_tokens: int, added_tokens: int, output_tokens: int
 ) -> tuple[int, int]:
     """Prompt tokens computed in `calls` dependent calls, without and with prefix caching.
 
@@ -494,6 +468,19 @@ def session_prefill_tokens(
 
     Source: guide 1.2 (agentic: the session is the unit of sizing); text 001, 4.9.
     """
-    grown = added_tokens + output_tokens
-    computed_tokens = calls * first_prompt_tokens + grown * calls * (calls - 1) // 2
-    return computed_tokens, first_prompt_tokens + (calls - 1) * added_tokens
+    title, source, result = "Prompt tokens of a whole session", "guide 1.2, 7.2", "{} tokens"
+    computed_tokens = sheet.line(
+        title,
+        "{calls} x {first} + ({added} + {output}) x {calls} x ({calls} - 1) / 2",
+        (calls, first_prompt_tokens, added_tokens, output_tokens),
+        result=result,
+        source=source,
+    )
+    cached_tokens = sheet.line(
+        f"{title}, with prefix caching",
+        "{first} + ({calls} - 1) x {added}",
+        (first_prompt_tokens, calls, added_tokens),
+        result=result,
+        source=source,
+    )
+    return int(computed_tokens), int(cached_tokens)

@@ -7,7 +7,7 @@ from math import floor, inf, isfinite
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -167,14 +167,17 @@ def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------
 
 
-def performance_steps(
-    costs: Costs, load: Load, predicted: Performance, efficiency: Efficiency = DEFAULT
-) -> tuple[Step, ...]:
-    """The prediction line by line: bytes read, a plain step, a step with a prompt, the results."""
+def performance_lines(
+    sheet: Sheet,
+    costs: Costs,
+    load: Load,
+    predicted: Performance,
+    efficiency: Efficiency = DEFAULT,
+) -> None:
+    """Add the prediction: bytes read, a plain step, a step with a prompt, the results."""
     fixed = _cited(efficiency, "mfu_ratio", "mbu_ratio")
     places = min(load.concurrency, load.max_running)
     passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
-    sheet = Sheet()
     _reading(sheet, costs, efficiency)
     decode_s = step_line(
         sheet, "Decode step", predicted.decode_step, source=f"guide 3.3 and 3.4; {fixed}"
@@ -205,7 +208,6 @@ def performance_steps(
         result=f"{{}} tokens/s, bound by {predicted.bound_by}",
         source="closed loop",
     )
-    return sheet.steps
 
 
 def _token(
@@ -240,27 +242,28 @@ def _token(
 
 
 def expert_exchange(
-    model: Model, link: str, link_bytes_per_s: float, *, tokens: float, gpus: int, of: str
-) -> tuple[float, tuple[Step, ...]]:
+    sheet: Sheet, model: Model, costs: Costs, *, tokens: float, gpus: int, of: str
+) -> float:
     """Seconds that these tokens' dispatch to experts on other GPUs and return take at full link
-    bandwidth, and the arithmetic.
+    bandwidth.
 
     A token's expert is on another GPU with probability 1 - 1/gpus. Source: guide 5.4.
     """
-    experts, sheet = model.experts, Sheet("guide 5.4")
+    experts = model.experts
     sent_bytes = sheet.line(
         f"Expert all-to-all {of}",
         "{MoE layers} x {tokens} x {experts per token} x {hidden} x 2 x 2 x (1 - 1 / {GPUs})",
         (experts.layers, tokens, experts.per_token, model.hidden_size, gpus),
         result="{:GB}, 2 B an element, there and back",
+        source="guide 5.4",
     )
-    each_s = sheet.line(
+    return sheet.line(
         f"Time of the all-to-all {of}",
-        f"{{sent:GB}} / {{GPUs}} / {{bandwidth of {link}:GB/s}}",
-        (sent_bytes, gpus, link_bytes_per_s),
+        f"{{sent:GB}} / {{GPUs}} / {{bandwidth of {costs.link}:GB/s}}",
+        (sent_bytes, gpus, costs.link_bytes_per_s),
         result="{:s}, not in the prediction",
+        source="guide 5.4",
     )
-    return each_s, sheet.steps
 
 
 def _reading(sheet: Sheet, costs: Costs, efficiency: Efficiency) -> None:

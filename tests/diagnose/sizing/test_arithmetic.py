@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import Size, size, steps
+from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 from tests.diagnose.sizing.evaluating import differing
@@ -73,8 +73,8 @@ def figures_of(sized: Size) -> dict[str, str]:
     if fleet is not None:
         figures["Replicas with safety"] = figure(fleet.deployed_instances)
         figures["GPUs"] = figure(fleet.gpus)
-    if sized.token_cost is not None:
-        figures["Cost per million tokens"] = figure(sized.token_cost.usd_per_million_tokens)
+    if sized.usd_per_million_output_tokens is not None:
+        figures["Cost per million tokens"] = figure(sized.usd_per_million_output_tokens)
     return figures
 
 
@@ -98,7 +98,7 @@ def test_the_arithmetic_of_a_launch_gives_its_results(
     except SizingError:
         assume(False)
         raise
-    lines = (*memory_steps(sized.memory), *steps(sized))
+    lines = (*memory_steps(sized.memory), *sized.sheet.steps)
     wrong, read = differing(lines)
     assert not wrong
     # The census of parameters is no arithmetic.

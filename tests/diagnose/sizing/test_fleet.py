@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import exact
+from kneewatch.diagnose.sizing.arithmetic import Sheet, exact
 from kneewatch.diagnose.sizing.replica_count import (
     STORAGE_PATHS,
     circuit_breaker,
@@ -28,12 +28,15 @@ GB = 1e9
 
 
 def test_figure_8_2_ten_replicas_and_52_gpus() -> None:
-    fleet = size_fleet(peak_requests_per_s=120, usable_requests_per_s=12, gpus_each=4, safety=1.3)
+    sheet = Sheet()
+    fleet = size_fleet(
+        sheet, peak_requests_per_s=120, usable_requests_per_s=12, gpus_each=4, safety=1.3
+    )
     assert (fleet.instances, fleet.deployed_instances, fleet.gpus) == (10, 13, 52)
     assert fleet.gpus_rounded_once == 52
     assert fleet.headroom_ratio == pytest.approx(0.3)
     assert fleet.spare_instances == 3
-    assert [step.line() for step in fleet.steps] == [
+    assert [step.line() for step in sheet.steps] == [
         "Replicas for the peak: ceil(peak RPS / usable RPS) = ceil(120 / 12) = 10",
         "Replicas with safety: ceil(replicas x safety) = ceil(10 x 1.3) = 13",
         "GPUs: replicas with safety x GPUs per replica = 13 x 4 = 52 "
@@ -47,9 +50,12 @@ def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_replica() -> Non
     9.1 puts the margin on instances: 9.1 of them, so 10, and 40 GPUs. Rounding once, after the
     margin, needs 9 instances and 36 GPUs where only 6.5 instances are worked.
     """
-    fleet = size_fleet(peak_requests_per_s=78, usable_requests_per_s=12, gpus_each=4, safety=1.3)
+    sheet = Sheet()
+    fleet = size_fleet(
+        sheet, peak_requests_per_s=78, usable_requests_per_s=12, gpus_each=4, safety=1.3
+    )
     assert fleet.instances == 7
-    assert fleet.steps[2].result == "40 (36.4 before rounding to whole replicas)"
+    assert sheet.steps[2].result == "40 (36.4 before rounding to whole replicas)"
     assert (fleet.deployed_instances, fleet.gpus) == (10, 40)
     assert fleet.gpus_rounded_once == 36
 
@@ -69,7 +75,9 @@ def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_replica() -> Non
 def test_rounding_is_exact(
     peak: float, usable: float, safety: float, instances: int, deployed: int
 ) -> None:
-    fleet = size_fleet(peak_requests_per_s=peak, usable_requests_per_s=usable, safety=safety)
+    fleet = size_fleet(
+        Sheet(), peak_requests_per_s=peak, usable_requests_per_s=usable, safety=safety
+    )
     assert (fleet.instances, fleet.deployed_instances) == (instances, deployed)
 
 
@@ -84,6 +92,7 @@ def test_more_peak_never_takes_fewer_gpus(
 ) -> None:
     low, high = (
         size_fleet(
+            Sheet(),
             peak_requests_per_s=p,
             usable_requests_per_s=usable,
             gpus_each=degree,
@@ -100,7 +109,7 @@ def test_more_usable_rps_never_takes_more_gpus(
     peak: float, usable: float, more: float, safety: float
 ) -> None:
     low, high = (
-        size_fleet(peak_requests_per_s=peak, usable_requests_per_s=u, safety=safety)
+        size_fleet(Sheet(), peak_requests_per_s=peak, usable_requests_per_s=u, safety=safety)
         for u in (usable, usable + more)
     )
     assert low.gpus >= high.gpus
@@ -112,6 +121,7 @@ def test_more_safety_never_takes_fewer_gpus_and_capacity_always_suffices(
 ) -> None:
     low, high = (
         size_fleet(
+            Sheet(),
             peak_requests_per_s=peak,
             usable_requests_per_s=usable,
             gpus_each=degree,
@@ -131,6 +141,7 @@ def test_5_3_doubling_the_instances_doubles_what_they_carry(
     peak: float, usable: float, degree: int
 ) -> None:
     base = size_fleet(
+        Sheet(),
         peak_requests_per_s=peak,
         usable_requests_per_s=usable,
         gpus_each=degree,
@@ -138,6 +149,7 @@ def test_5_3_doubling_the_instances_doubles_what_they_carry(
     )
     carried = float(base.instances * exact(usable))
     two = size_fleet(
+        Sheet(),
         peak_requests_per_s=2 * carried,
         usable_requests_per_s=usable,
         gpus_each=degree,
@@ -155,6 +167,7 @@ def test_5_3_doubling_the_instances_doubles_what_they_carry(
 def pd(input_tokens: float, output_tokens: float, *, peak: float = 100) -> float:
     """P:D with the guide's one pair of measured rates (6.5: SGLang, 52.3K in and 22.3K out)."""
     return prefill_decode_ratio(
+        Sheet(),
         peak_requests_per_s=peak,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -188,6 +201,7 @@ def test_the_peak_cancels_in_the_ratio(
 
 def test_the_pools_of_a_disaggregated_fleet() -> None:
     pools = prefill_decode_ratio(
+        Sheet(),
         peak_requests_per_s=10,
         input_tokens=1000,
         output_tokens=500,
@@ -218,9 +232,10 @@ def test_the_pools_of_a_disaggregated_fleet() -> None:
 def test_2_1_the_cold_start_table(
     path: str, weights_gb: float, low_s: float, high_s: float
 ) -> None:
-    slowest_s, (step, *_) = cold_start(weights_bytes=weights_gb * GB, path=STORAGE_PATHS[path])
+    sheet = Sheet()
+    slowest_s = cold_start(sheet, weights_bytes=weights_gb * GB, path=STORAGE_PATHS[path])
     assert slowest_s == pytest.approx(high_s, rel=5e-3)
-    assert float(step.result.split()[0]) == pytest.approx(low_s, rel=5e-3)
+    assert float(sheet.steps[0].result.split()[0]) == pytest.approx(low_s, rel=5e-3)
 
 
 def test_2_1_object_storage_at_the_stated_bandwidth_takes_half_as_long() -> None:
@@ -232,10 +247,16 @@ def test_2_1_object_storage_at_the_stated_bandwidth_takes_half_as_long() -> None
 
 
 def test_a_cold_start_is_more_than_its_transfer() -> None:
-    slowest_s, (fastest, slowest) = cold_start(
-        weights_bytes=70 * GB, path=STORAGE_PATHS["object-storage"], provision_s=45, initialise_s=60
+    sheet = Sheet()
+    slowest_s = cold_start(
+        sheet,
+        weights_bytes=70 * GB,
+        path=STORAGE_PATHS["object-storage"],
+        provision_s=45,
+        initialise_s=60,
     )
     assert slowest_s == pytest.approx(405)
+    fastest, slowest = sheet.steps
     assert (fastest.result, slowest.result) == ("225 s", "405 s")
     assert "45 s + 70 GB / 233.3 MB/s + 60 s" in slowest.line()
 
@@ -243,8 +264,8 @@ def test_a_cold_start_is_more_than_its_transfer() -> None:
 @given(st.floats(1e9, 2e12), st.floats(0, 2e12), st.sampled_from([*STORAGE_PATHS]))
 def test_more_bytes_never_load_faster(weights: float, more: float, path: str) -> None:
     chosen = STORAGE_PATHS[path]
-    small_s, _ = cold_start(weights_bytes=weights, path=chosen)
-    large_s, _ = cold_start(weights_bytes=weights + more, path=chosen)
+    small_s = cold_start(Sheet(), weights_bytes=weights, path=chosen)
+    large_s = cold_start(Sheet(), weights_bytes=weights + more, path=chosen)
     assert small_s <= large_s
 
 
@@ -261,8 +282,8 @@ def test_more_bytes_never_load_faster(weights: float, more: float, path: str) ->
     ],
 )
 def test_9_2_warm_minimum(lowest: float, burst: float, instances: int) -> None:
-    warm, _ = warm_minimum(
-        lowest_requests_per_s=lowest, usable_requests_per_s=12, burst_ratio=burst
+    warm = warm_minimum(
+        Sheet(), lowest_requests_per_s=lowest, usable_requests_per_s=12, burst_ratio=burst
     )
     assert warm == instances
 
@@ -272,7 +293,9 @@ def test_larger_bursts_never_need_fewer_warm(
     lowest: float, usable: float, burst: float, more: float
 ) -> None:
     small, large = (
-        warm_minimum(lowest_requests_per_s=lowest, usable_requests_per_s=usable, burst_ratio=b)[0]
+        warm_minimum(
+            Sheet(), lowest_requests_per_s=lowest, usable_requests_per_s=usable, burst_ratio=b
+        )
         for b in (burst, burst + more)
     )
     assert 1 <= small <= large
@@ -280,15 +303,15 @@ def test_larger_bursts_never_need_fewer_warm(
 
 def test_9_2_reactive_scaling_is_late() -> None:
     """A start of 240 s while load grows by 0.1/s each second: 24/s too late."""
-    ratio, _ = scale_up_ratio(
-        cold_start_s=240, growth_per_s_per_s=0.1, usable_requests_per_s=12, instances=10
+    ratio = scale_up_ratio(
+        Sheet(), cold_start_s=240, growth_per_s_per_s=0.1, usable_requests_per_s=12, instances=10
     )
     assert ratio == pytest.approx(0.8)
 
 
 def test_load_that_outgrows_the_fleet_must_be_scheduled_ahead() -> None:
-    ratio, _ = scale_up_ratio(
-        cold_start_s=300, growth_per_s_per_s=1, usable_requests_per_s=12, instances=2
+    ratio = scale_up_ratio(
+        Sheet(), cold_start_s=300, growth_per_s_per_s=1, usable_requests_per_s=12, instances=2
     )
     assert ratio == 0
 
@@ -297,34 +320,41 @@ def test_load_that_outgrows_the_fleet_must_be_scheduled_ahead() -> None:
 
 
 def test_9_4_a_hundred_may_wait_and_the_breaker_trips_at_80_to_90() -> None:
-    low, high, steps = circuit_breaker(ttft_target_s=2, arrivals_per_s=50, served_per_s=50)
+    sheet = Sheet()
+    low, high = circuit_breaker(sheet, ttft_target_s=2, arrivals_per_s=50, served_per_s=50)
     assert (low, high) == (80, 90)
-    assert steps[0].result == "100 requests"
+    assert sheet.steps[0].result == "100 requests"
 
 
 def test_9_4_the_queue_moves_at_the_rate_served_not_at_the_rate_of_arrivals() -> None:
     """Erratum. Of 50 arriving and 40 served, the hundredth in the queue waits 2.5 s, not 2."""
     assert 100 / 40 == 2.5
-    assert circuit_breaker(ttft_target_s=2, arrivals_per_s=50, served_per_s=40)[:2] == (64, 72)
-    assert circuit_breaker(ttft_target_s=2, arrivals_per_s=50, served_per_s=60)[:2] == (80, 90)
+    assert circuit_breaker(Sheet(), ttft_target_s=2, arrivals_per_s=50, served_per_s=40) == (64, 72)
+    assert circuit_breaker(Sheet(), ttft_target_s=2, arrivals_per_s=50, served_per_s=60) == (80, 90)
 
 
 def test_9_4_prefill_takes_its_part_of_the_target() -> None:
-    breaker = circuit_breaker(ttft_target_s=2, arrivals_per_s=50, served_per_s=50, quiet_ttft_s=0.4)
-    assert breaker[:2] == (64, 72)
+    breaker = circuit_breaker(
+        Sheet(), ttft_target_s=2, arrivals_per_s=50, served_per_s=50, quiet_ttft_s=0.4
+    )
+    assert breaker == (64, 72)
     with pytest.raises(SizingError, match="no queue is short enough"):
-        circuit_breaker(ttft_target_s=2, arrivals_per_s=50, served_per_s=50, quiet_ttft_s=2)
+        circuit_breaker(
+            Sheet(), ttft_target_s=2, arrivals_per_s=50, served_per_s=50, quiet_ttft_s=2
+        )
 
 
 def test_9_4_input_limit_is_2_to_3_times_p95() -> None:
-    limit, (_, highest) = input_limit(p95_input_tokens=8000, p99_input_tokens=12000)
-    assert (limit, highest.result) == (16000, "24,000 tokens")
+    sheet = Sheet()
+    limit = input_limit(sheet, p95_input_tokens=8000, p99_input_tokens=12000)
+    assert (limit, sheet.steps[1].result) == (16000, "24,000 tokens")
 
 
 def test_9_4_an_input_limit_keeps_p99_unless_the_model_cannot() -> None:
-    tail, (_, highest) = input_limit(p95_input_tokens=1000, p99_input_tokens=5000)
-    assert (tail, highest.result) == (5000, "5,000 tokens")
-    short, _ = input_limit(p95_input_tokens=4000, p99_input_tokens=9000, max_model_len=8192)
+    sheet = Sheet()
+    tail = input_limit(sheet, p95_input_tokens=1000, p99_input_tokens=5000)
+    assert (tail, sheet.steps[1].result) == (5000, "5,000 tokens")
+    short = input_limit(Sheet(), p95_input_tokens=4000, p99_input_tokens=9000, max_model_len=8192)
     assert short == 8192
 
 
@@ -333,7 +363,9 @@ def test_a_slower_fleet_never_allows_a_longer_queue(
     target_s: float, arrivals: float, served_share: float
 ) -> None:
     free, slow = (
-        circuit_breaker(ttft_target_s=target_s, arrivals_per_s=arrivals, served_per_s=served)
+        circuit_breaker(
+            Sheet(), ttft_target_s=target_s, arrivals_per_s=arrivals, served_per_s=served
+        )
         for served in (arrivals, arrivals * served_share)
     )
     assert slow[0] <= slow[1] <= free[1]

@@ -16,6 +16,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
@@ -23,11 +24,13 @@ from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import size, steps
+from kneewatch.diagnose.sizing.size import size
 from tests.diagnose.sizing.evaluating import differing
 from tests.diagnose.workloads import lengths_table
 from tests.examples import examples
 from tests.plan_choices import contradictions
+from tests.plan_choices import planned as plan_of
+from tests.plan_choices import profile_text as random_profile
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
@@ -107,7 +110,7 @@ def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
         ),
     )
     sized = size(Question(setup=setup, concurrency=50))
-    lines = [line.line() for line in steps(sized)]
+    lines = [line.line() for line in sized.sheet.steps]
     assert [line.line() for line in floor.steps] == lines[: len(floor.steps)]
     assert any("Fewest GPUs with 30% headroom" in line for line in lines)
     taken = sized.memory.overhead
@@ -522,11 +525,14 @@ def test_the_text_shows_every_step_with_its_arithmetic(example: Plan) -> None:
     assert max(map(len, lines)) <= 110
 
 
-def test_the_arithmetic_gives_its_results(example: Plan) -> None:
-    lines = [line for step in example.steps for line in step.steps]
-    wrong, read = differing(lines)
-    assert not wrong
-    assert read > len(lines) / 2, "the others are choices, and lists of loads"
+@pytest.mark.parametrize("seed", range(6))
+def test_the_arithmetic_gives_its_results(example: Plan, seed: int) -> None:
+    random_plan = plan_of(random_profile(seed))
+    for each in (example, *([] if random_plan is None else [random_plan])):
+        lines = [line for step in each.steps for line in step.steps]
+        wrong, read = differing(lines)
+        assert not wrong
+        assert read > len(lines) / 2, "the others are choices, and lists of loads"
 
 
 def test_the_utilization_trap_is_called_by_its_name(example: Plan) -> None:
@@ -612,7 +618,7 @@ def test_a_session_reuses_what_it_sent_before() -> None:
     reused = planned(profile_text(traffic=traffic, more=session + "hit_ratio = 1.0\n"))
     assert any("session.hit_ratio" in each for each in alone.step(8).to_measure)
     _, cached_tokens = session_prefill_tokens(
-        calls=10, first_prompt_tokens=1000, added_tokens=300, output_tokens=200
+        Sheet(), calls=10, first_prompt_tokens=1000, added_tokens=300, output_tokens=200
     )
     assert reused.step(8).output["computed_input_tokens"] == pytest.approx(cached_tokens / 10)
     assert (reused.gpus or 0) < (alone.gpus or 0)

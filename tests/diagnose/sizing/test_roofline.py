@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
     Kernels,
@@ -32,7 +33,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     touched_ratio,
     with_shares,
 )
-from kneewatch.diagnose.sizing.speed.slo_capacity import performance_steps
+from kneewatch.diagnose.sizing.speed.slo_capacity import performance_lines
 from tests import throughput, throughput_2026
 from tests.effort import calls
 from tests.examples import examples
@@ -366,7 +367,9 @@ def test_a_token_beyond_the_budget_costs_a_token_and_not_a_step() -> None:
 def test_the_arithmetic_is_shown() -> None:
     cost = costs_of(tensor_parallel=4)
     speed = performance(cost, CHAT)
-    steps = performance_steps(cost, CHAT, speed)
+    sheet = Sheet()
+    performance_lines(sheet, cost, CHAT, speed)
+    steps = sheet.steps
     assert [step.title for step in steps] == [
         "Weight reads per step",
         "Decode step",
@@ -388,7 +391,9 @@ def test_a_stated_share_is_cited_as_stated() -> None:
         (with_shares(DEFAULT, mfu_ratio=0.5), SOURCE, "MFU as stated, the rest"),
     ):
         speed = performance(cost, CHAT, stated)
-        steps = performance_steps(cost, CHAT, speed, stated)
+        sheet = Sheet()
+        performance_lines(sheet, cost, CHAT, speed, stated)
+        steps = sheet.steps
         assert first in steps[0].source
         assert second in steps[1].source
         assert (SOURCE in steps[0].source) == (first == SOURCE)

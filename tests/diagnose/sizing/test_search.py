@@ -121,8 +121,8 @@ def test_size_confirms_every_candidate(name: str, peak: float | None) -> None:
         assert answer.gpus == candidate.gpus
         assert answer.performance is not None
         assert answer.performance.itl_s == pytest.approx(candidate.itl_s)
-        assert answer.token_cost is not None
-        assert answer.token_cost.usd_per_million_tokens == pytest.approx(
+        assert answer.usd_per_million_output_tokens is not None
+        assert answer.usd_per_million_output_tokens == pytest.approx(
             candidate.usd_per_million_output_tokens
         )
         if answer.fleet is not None:

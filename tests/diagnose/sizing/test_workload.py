@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.plan.workload_profile import ARCHETYPES, TARGETS
 from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 
@@ -36,7 +37,7 @@ def test_online_and_batch_optimise_for_different_things() -> None:
 def test_a_session_is_an_order_of_magnitude_more_than_a_call() -> None:
     def prefill(calls: int) -> tuple[int, int]:
         return session_prefill_tokens(
-            calls=calls, first_prompt_tokens=4000, added_tokens=9000, output_tokens=500
+            Sheet(), calls=calls, first_prompt_tokens=4000, added_tokens=9000, output_tokens=500
         )
 
     assert prefill(1) == (4000, 4000)
@@ -57,7 +58,7 @@ def test_session_totals_are_the_sum_of_its_calls(
 ) -> None:
     prompts = [first + call * (added + output) for call in range(calls)]
     computed, cached = session_prefill_tokens(
-        calls=calls, first_prompt_tokens=first, added_tokens=added, output_tokens=output
+        Sheet(), calls=calls, first_prompt_tokens=first, added_tokens=added, output_tokens=output
     )
     assert computed == sum(prompts)
     assert cached <= computed
