@@ -444,7 +444,16 @@ def _verdict(answer: Size) -> str:
     holds = f"holds {plural(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
-        return f"{_for_users(answer)}{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
+        queued = concurrency - memory.setup.seqs
+        waits = (
+            ""
+            if queued <= 0
+            else (
+                f"; runs {memory.setup.seqs:,} at once (max_num_seqs): {figure(queued)} of "
+                f"{figure(concurrency)} wait"
+            )
+        )
+        return f"{_for_users(answer)}{'FITS' if sure else 'PROBABLY FITS'}: {holds}{waits}"
     failure = start_failure(memory, answer.fewest)
     return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
 

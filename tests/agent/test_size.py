@@ -568,6 +568,16 @@ def test_a_launch_that_would_not_start_names_the_change_once() -> None:
     assert "= 0 blocks [" in text
 
 
+@pytest.mark.parametrize(("running", "waiting"), [(256, "244 of 500 wait"), (500, "")])
+def test_requests_beyond_max_num_seqs_wait(running: int, waiting: str) -> None:
+    launch = ("--model", "Qwen/Qwen3-0.6B", "--gpu", "h200", "--context", "2048")
+    done = size(*launch, "--concurrency", "500", "--max-num-seqs", str(running))
+    first = " ".join(done.stdout.split("run:")[0].split())
+    assert first.startswith("FITS: holds 5")
+    assert waiting in first
+    assert ("wait" in first) == bool(waiting)
+
+
 def test_a_benchmark_in_waves_waits_longer_for_its_first_tokens() -> None:
     """32 prompts of 4,096 tokens at once are 16 steps: in the mean a prompt waits for half."""
     launch = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--max-model-len", "8192")
