@@ -42,6 +42,8 @@ _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 def disaggregation(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on P/D pools: P:D ratio, seconds to transfer the KV, and GPUs saved."""
     part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
+    if pool.phase:
+        return Part(decision=f"{pool.phase} alone", output={"disaggregate": True})
     if replica.limit < 1:
         return part
     best, ratio = best_point(replica), _ratio(part.sheet, pool, replica)
@@ -130,11 +132,6 @@ def _worth(
         return False, (
             "one pool: the load is too small for two, a prefill replica would be mostly idle"
         )
-    if pool.profile.hosting.network is None:
-        return False, (
-            "two pools were not considered: set hosting.network, so that the KV transfer time "
-            "is known"
-        )
     if usable is None:
         return True, "one pool misses the targets at any concurrency; two pools might meet them"
     together = pool.peak_requests_per_s / usable * gpus
@@ -142,6 +139,8 @@ def _worth(
         f"two pools need {figure(_gpus(ratio))} GPUs, one pool {figure(together)} (before the "
         "safety factor)"
     )
+    if pool.profile.hosting.network is None:
+        compared += "; set hosting.network to size them: the KV transfer time is unknown"
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 
 

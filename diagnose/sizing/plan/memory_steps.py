@@ -268,6 +268,9 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     Only whole blocks are reused. Source: guide 7.2.
     """
     shared, part = pool.profile.prefix, Part()
+    if pool.phase == "decode":
+        part.notes.append("prompts come from the prefill pool with their KV cache")
+        return part, replica
     if pool.profile.session is not None:
         return _session_hits(pool, pool.profile.session, replica)
     if shared is None:

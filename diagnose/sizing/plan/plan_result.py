@@ -119,7 +119,8 @@ def _count(value: Value) -> int | None:
 class Pool(Struct, frozen=True, kw_only=True):
     """A fleet to size: a model on a GPU, request lengths, and a share of the traffic.
 
-    `share_ratio` is the share of arriving requests. `peak_requests_per_s` includes growth.
+    `share_ratio` is the share of arriving requests. `peak_requests_per_s` includes growth. `phase`
+    is `prefill` or `decode` for the servers of one phase; empty for servers of both.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     gpu: Gpu
     share_ratio: float
     peak_requests_per_s: float
+    phase: str = ""
 
     @property
     def tail_tokens(self) -> int:
@@ -392,12 +394,12 @@ def settings_lines(plan: Plan, *, path: str) -> list[str]:
     """The settings (TOML) of the daemon for the planned servers; `path` is that of the profile.
 
     Raises:
-        SizingError: the plan has tiers: the servers of each need settings of their own.
+        SizingError: the plan has several fleets: the servers of each need settings of their own.
     """
-    if plan.profile.tiers:
+    if plan.profile.tiers or plan.tiers:
         raise SizingError(
-            "a plan with tiers has no one settings file: plan each tier alone, or take its values "
-            "from --format json",
+            "a plan with several fleets has no one settings file: take its values from --format "
+            "json",
             name="plan",
         )
     words = packaged_tables("diagnose.sizing.plan", "labels.toml")

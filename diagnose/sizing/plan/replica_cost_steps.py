@@ -62,8 +62,13 @@ def fleet_for(
     )
 
 
-def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
-    """Step 11: each fleet, and the totals of all fleets."""
+def fleet_step(
+    profile: WorkloadProfile, sized: Sequence[Sized], *, phases: Sequence[str] = ()
+) -> PlanStep:
+    """Step 11: each fleet, and the totals of all fleets.
+
+    `phases` say what pools for prefill and decode cost beside a fleet of both.
+    """
     fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
     sized_fleets = [fleet for fleet in fleets if fleet is not None]
     complete = len(sized_fleets) == len(fleets)
@@ -74,10 +79,18 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
         title="Size the fleet",
         decision="no fleet: usable requests/s are unknown",
         output={"instances": None, "gpus": None, "safety": safety_factor(profile)},
-        notes=_notes(profile, sized),
+        notes=[*_notes(profile, sized), *phases],
     )
+    if any(each.pool.phase for each in sized):
+        step.to_measure.append("tokens/s of each phase alone, and the KV transfer between them")
     if complete:
         step.decision = f"{plural(instances, 'replica')}, {plural(gpus, 'GPU')}"
+        if any(each.pool.phase for each in sized):
+            counts = zip(sized, sized_fleets, strict=True)
+            step.decision += " in pools: " + ", ".join(
+                f"{each.pool.name} {fleet.deployed_instances:,} x {plural(each.gpus_each, 'GPU')}"
+                for each, fleet in counts
+            )
         step.output |= {"instances": instances, "gpus": gpus}
         step.decision += "".join(map(_to_test_first, sized))
     for tier, fleet in zip(sized, fleets, strict=True):
@@ -100,7 +113,7 @@ def _to_test_first(sized: Sized) -> str:
             f"{precision['four_bit_quantization']} weights{of} are predicted to take "
             f"{figure(float(four_bit))} GPUs: test their answers first"
         )
-    if batching.get("disaggregate"):
+    if batching.get("disaggregate") and not sized.pool.phase:
         fewer.append(
             f"two pools{of} for prefill and decode are predicted to take "
             f"{figure(float(batching['pd_gpus_deployed'] or 0))} GPUs: test them first"

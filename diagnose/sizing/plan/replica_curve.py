@@ -90,18 +90,30 @@ class Serving(Struct, frozen=True, kw_only=True):
     @property
     def limit(self) -> int:
         """The most requests of P95 length that can run at once, given the KV cache and
-        max_num_seqs."""
+        max_num_seqs. A prefill server computes one prompt at a time."""
         if not self.memory.holds_one:
             return 0
+        if self.pool.phase == "prefill":
+            return 1
         free = self.memory.available_bytes.expected - self.stored_bytes
         held = self.memory.layout.concurrency(free, self.setup.context)
         return max(min(int(held), self.setup.seqs), 0)
 
 
 def serving(pool: Pool, setup: Setup) -> Serving:
-    """A replica of this launch, without prefix caching or speculation."""
-    costs = launch_costs(setup)
-    return Serving(pool=pool, setup=setup, memory=memory(setup), costs=costs)
+    """A replica of this launch, without prefix caching or speculation.
+
+    A decode server computes no prompt.
+    """
+    cached = float(pool.phase == "decode")
+    return Serving(
+        pool=pool,
+        setup=setup,
+        memory=memory(setup),
+        costs=launch_costs(setup),
+        hit_ratio=cached,
+        tail_hit_ratio=cached,
+    )
 
 
 def at(replica: Serving, concurrency: float) -> Performance:

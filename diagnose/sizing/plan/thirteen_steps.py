@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters
-from kneewatch.diagnose.sizing.plan.launch_steps import batching_step
+from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
     floor_step,
@@ -53,7 +55,7 @@ from kneewatch.diagnose.sizing.plan.split_choice import (
     parallel_step,
     unmet,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
+from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, Slo, WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
     ROUTER_HIGH_S,
     RoutingAdvice,
@@ -71,6 +73,7 @@ from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.rules.formatting import figure
 
 _SOURCE = "guide 9.1 step 13"
+_CONNECTOR = """ --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
 
 
 def validation_step(sized: Sequence[Sized]) -> PlanStep:
@@ -96,7 +99,7 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
 def _limits(sized: Sized) -> Part:
     part = Part()
     best, gpu_ratio = sized.point, sized.pool.deployment.benchmark_gpu_ratio
-    if best is not None:
+    if best is not None and sized.pool.phase != "decode":
         part.output["resize_above_ttft_p99_s"] = part.sheet.line(
             "Re-size above TTFT P99 of",
             "{TTFT P99 of step 10:s} x (1 + {excess})",
@@ -139,7 +142,7 @@ def _guardrails(sized: Sized) -> Part:
         "max_input_tokens": limit,
         "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
-    part.output["launch"] = sized_command(_launch(sized))
+    part.output["launch"] = sized_command(_launch(sized)) + (_CONNECTOR if pool.phase else "")
     drafts = pool.profile.speculation
     if drafts is not None and sized.decided(9)["speculation"]:
         part.notes.append(
@@ -149,6 +152,8 @@ def _guardrails(sized: Sized) -> Part:
     if best is not None:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
+    if pool.phase == "decode":
+        return part
     if target is None or fleet is None or sized.usable_requests_per_s is None:
         part.notes.append(
             "no queue limit was computed: set a TTFT target and the inputs of the fleet"
@@ -171,7 +176,8 @@ def _guardrails(sized: Sized) -> Part:
 
 def _launch(sized: Sized) -> Setup:
     """The launch of a replica as it was planned. C_max bounds what runs at once."""
-    setup, lora, best = sized.setup, sized.pool.profile.lora, sized.point
+    setup, lora = sized.setup, sized.pool.profile.lora
+    best = None if sized.pool.phase == "prefill" else sized.point
     return replace(
         setup,
         max_num_seqs=None if best is None else math.ceil(best.concurrency),
@@ -221,12 +227,14 @@ def plan(
         if choice is not None and routing is not None and dearer:
             tiered, chosen = False, (choice,)
             routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
+    phased = [in_phases(each, texts) for each in chosen]
+    chosen = tuple(each for part in phased for each in part.chosen)
     sized = tuple(each.sized for each in chosen)
     pools = tuple(each.pool for each in sized)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
         profile=profile,
-        tiers=tuple(pool.name for pool in pools) if tiered else (),
+        tiers=tuple(pool.name for pool in pools) if tiered or len(pools) > 1 else (),
         unmet=(
             *_escalated(profile, sized),
             *(
@@ -240,7 +248,7 @@ def plan(
             hardware_step(pools, [each.usd_per_year for each in chosen]),
             routing_step(profile, large_gpus=large_gpus, advice=routing),
             *(step for replica in sized for step in replica.steps),
-            fleet_step(profile, sized),
+            fleet_step(profile, sized, phases=[each.compared for each in phased if each.compared]),
             cost_step(profile, sized, single=single),
             validation_step(sized),
         ),
@@ -329,6 +337,121 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
 
     best = min(priced, key=rank, default=pool.gpu.id)
     return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
+
+
+class Phases(Struct, frozen=True):
+    """A fleet, or a fleet for each phase; `compared` says which is cheaper, if both are known."""
+
+    chosen: tuple[Choice, ...]
+    compared: str = ""
+
+
+def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
+    """The fleet, or pools for prefill and decode where these cost far less within the targets.
+
+    Each pool has the GPU and the split that are cheapest for its phase. Pools are compared for
+    prompts that are long enough, with a target for each phase and a stated network, and not where
+    rates are measured or stated: these are of servers that do both.
+
+    Source: guide 6.5.
+    """
+    one, plain = choice.sized, Phases((choice,))
+    pool, hosting = one.pool, one.pool.profile.hosting
+    if hosting.network is None or not _may_part(pool):
+        return plain
+    try:
+        prefill = cheapest(_prefill_pool(pool), benchmarks)
+        decode = cheapest(_decode_pool(pool, prefill.sized), benchmarks)
+    except SizingError:
+        return plain
+    both = (prefill.sized, decode.sized)
+    fleets = [fleet_of(each) for each in (*both, one)]
+    target_s, first = pool.profile.slo.ttft_p99_s, prefill.sized.point
+    if fleets[0] is None or fleets[1] is None or any(each.unmet for each in both):
+        return plain
+    # The smaller side's network cards carry the KV cache of a prompt.
+    tensor = min(each.setup.parallel.tensor for each in both)
+    moved = prefill.sized.setup.parallel.tensor / tensor
+    moved *= prefill.sized.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
+    move_s = moved / LINK_BYTES_PER_S[hosting.network]
+    if first is None or target_s is None or first.ttft_p99_s + move_s > target_s:
+        return plain
+    usd = [
+        math.inf if fleet is None else fleet.gpus * each.pool.usd_per_gpu_hour * HOURS_PER_YEAR
+        for each, fleet in zip((*both, one), fleets, strict=True)
+    ]
+    apart, alone = usd[0] + usd[1], math.inf if one.unmet else usd[2]
+    why = one.unmet or f"{figure(usd[2])}"
+    compared = (
+        f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool {why}; the KV "
+        f"cache of a P99 prompt takes {seconds(move_s)} over {hosting.network}"
+    )
+    if apart >= (1 - SAVING_RATIO) * alone:
+        return Phases((choice,), compared)
+    return Phases((prefill, decode), compared)
+
+
+def _may_part(pool: Pool) -> bool:
+    """Whether pools for prefill and decode could serve this fleet's requests."""
+    slo, stated = pool.profile.slo, pool.deployment
+    measured = pool.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
+    return (
+        pool.profile.routing.method != "cascade"
+        and pool.lengths.mean_input_tokens >= SHORT_PROMPT_TOKENS
+        and slo.ttft_p99_s is not None
+        and slo.itl_p99_s is not None
+        and (stated.pipeline_parallel or 1) == 1
+        and not measured
+    )
+
+
+def _prefill_pool(pool: Pool) -> Pool:
+    """The servers that compute prompts: each answers with one token."""
+    profile = dataclasses.replace(
+        pool.profile, slo=Slo(ttft_p99_s=pool.profile.slo.ttft_p99_s), speculation=None
+    )
+    lengths = dataclasses.replace(
+        pool.lengths,
+        output_p50_tokens=1,
+        output_p95_tokens=1,
+        output_p99_tokens=1,
+        output_mean_tokens=1,
+    )
+    return _of_phase(pool, profile, lengths, "prefill")
+
+
+def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
+    """The servers that generate all tokens but the first, with the KV cache that prefill sends."""
+    slo, first = pool.profile.slo, prefill.point
+    left_s = slo.e2e_p99_s
+    if left_s is not None and first is not None:
+        left_s = max(left_s - first.ttft_p99_s, 1e-3)
+    profile = dataclasses.replace(
+        pool.profile,
+        slo=Slo(itl_p99_s=slo.itl_p99_s, e2e_p99_s=left_s),
+        prefix=None,
+        session=None,
+    )
+    mean = max(pool.lengths.mean_output_tokens - 1, 1)
+    lengths = dataclasses.replace(pool.lengths, output_mean_tokens=mean)
+    kept = prefill.setup.kv_cache_dtype
+    deployment = dataclasses.replace(pool.deployment, kv_cache_dtype=kept)
+    return _of_phase(replace(pool, deployment=deployment), profile, lengths, "decode")
+
+
+def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: Lengths, phase: str) -> Pool:
+    # vLLM's connectors transfer between servers without pipeline stages.
+    deployment = dataclasses.replace(pool.deployment, pipeline_parallel=1)
+    if phase == "prefill":
+        deployment = dataclasses.replace(deployment, concurrency=None)
+    return replace(
+        pool,
+        name=f"{pool.name}-{phase}" if pool.name else phase,
+        profile=profile,
+        deployment=deployment,
+        lengths=lengths,
+        phase=phase,
+    )
 
 
 def _behind_router(profile: WorkloadProfile) -> WorkloadProfile:

@@ -423,7 +423,6 @@ def test_adapters_take_memory_that_requests_cannot_have() -> None:
 def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None:
     nine = planned(profile_text()).step(9)
     assert any("no acceptance ratio is set" in note for note in nine.notes)
-    assert any("set hosting.network" in note for note in nine.notes)
     more = "[speculation]\ndraft_tokens = 3\nacceptance_ratio = 0.0\ndraft_cost_ratio = 0.1\n"
     useless = planned(profile_text(more=more + '[hosting]\nnetwork = "infiniband-ndr"\n')).step(9)
     assert useless.output["speculation"] is False
@@ -434,20 +433,58 @@ def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None
     assert moved == pytest.approx(1504 * 163_840 / tensor / 50e9)
 
 
-def test_two_pools_that_are_cheaper_by_far_are_in_the_first_line() -> None:
+def long_prompts(more: str = "", times: float = 10) -> Plan:
     text = profile_text(
-        slo="ttft_p99_s = 8.0\nitl_p99_s = 0.05",
-        deployment="tensor_parallel = 4",
-        more='[hosting]\nnetwork = "infiniband-ndr"\n',
+        traffic='predictability = "typical"\naverage_requests_per_s = 60',
+        slo="ttft_p99_s = 3.0\nitl_p99_s = 0.05",
+        deployment='gpus = ["h200", "h100-sxm"]\n',
+        more=more,
     )
-    fleet_plan = planned(re.sub(r"(input_\w+_tokens = \d+)", r"\g<1>0", text))
-    nine = fleet_plan.step(9).output
-    assert nine["disaggregate"] is True
-    both, one = nine["pd_gpus_deployed"], fleet_plan.gpus
-    assert isinstance(both, int)
-    assert one is not None
-    assert both < one
+    longer = re.sub(
+        r"(input_\w+_tokens = )(\d+)", lambda m: f"{m[1]}{int(float(m[2]) * times)}", text
+    )
+    return planned(longer)
+
+
+def test_two_pools_that_are_cheaper_by_far_are_sized() -> None:
+    one, fleet_plan = long_prompts(), long_prompts('[hosting]\nnetwork = "infiniband-ndr"\n')
+    assert (one.tiers, fleet_plan.tiers) == ((), ("prefill", "decode"))
+    assert fleet_plan.fits
+    eleven, two = fleet_plan.step(11), fleet_plan.step(2).output
+    assert (two["prefill.gpu"], two["decode.gpu"]) == ("h100-sxm", "h200")
+    assert fleet_plan.gpus == sum(int(eleven.output[f"{p}.gpus"] or 0) for p in fleet_plan.tiers)
+    cheap, dear = (p.step(12).output["usd_per_year"] for p in (fleet_plan, one))
+    assert float(cheap or 0) < 0.8 * float(dear or 0)
+    assert "in pools: prefill" in plan_lines(fleet_plan)[0]
+    assert any("over infiniband-ndr" in note for note in eleven.notes)
+    # Both make what one pool makes: 60 requests/s of 200 tokens.
+    tokens_per_s = float(cheap or 0) / 365 / 24 / 3600
+    per_million = float(fleet_plan.step(12).output["usd_per_million_output_tokens"] or 0)
+    assert tokens_per_s / per_million * 1e6 == pytest.approx(60 * 200)
+    launches = [str(fleet_plan.step(13).output[f"{p}.launch"]) for p in fleet_plan.tiers]
+    assert all("--kv-transfer-config" in line for line in launches)
+    assert ["--max-num-seqs" in line for line in launches] == [False, True]
+    assert {fleet_plan.step(8, p).output["kv_cache_dtype"] for p in fleet_plan.tiers} == {"fp8"}
+    assert "separate" not in "".join(fleet_plan.step(9, "decode").notes)
+
+
+def test_two_pools_are_told_where_the_network_between_them_is_unknown() -> None:
+    fleet_plan = long_prompts()
+    assert fleet_plan.step(9).output["disaggregate"] is True
+    both = fleet_plan.step(9).output["pd_gpus_deployed"]
     assert f"{both:,} GPUs: test them first" in plan_lines(fleet_plan)[0]
+    assert any("set hosting.network" in note for note in fleet_plan.step(9).notes)
+
+
+def test_short_prompts_and_measured_replicas_are_not_parted() -> None:
+    network = '[hosting]\nnetwork = "infiniband-ndr"\n'
+    assert long_prompts(network, times=0.4).tiers == ()
+    text = profile_text(
+        slo="ttft_p99_s = 3.0\nitl_p99_s = 0.05",
+        deployment="usable_requests_per_s = 2.0",
+        more=network,
+    )
+    assert planned(re.sub(r"(input_\w+_tokens = \d+)", r"\g<1>0", text)).tiers == ()
 
 
 def test_the_circuit_breaker_leaves_room_for_prefill() -> None:
