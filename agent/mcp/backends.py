@@ -133,6 +133,7 @@ def schema_of(name: str, documents: Mapping[str, JsonObject]) -> JsonObject:
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 3.0, 65.0
 """Timeouts in seconds. The daemon needs up to 60 s to diagnose a fleet at a past moment."""
 
+NOT_FOUND = 404
 PROBLEM = "application/problem+json"
 TRIAGE, FLEET = "/api/v1/triage", "/api/v1/fleet"
 
@@ -190,8 +191,18 @@ class DaemonClient:
                 f"{self.url}: {type(exc).__name__}; {hint}", kind="refused", hint=hint
             ) from exc
         if answer.status_code != requests.codes.ok:
-            raise CollectError(f"{self.url}{path}: {_reason(answer)}", kind="http_status")
+            raise CollectError(
+                f"{self.url}: {_reason(answer)}", kind="http_status", status=answer.status_code
+            )
         return answer
+
+    def watches_fleet(self) -> bool:
+        """Whether the daemon has the route of a fleet. True if it does not answer: it may later."""
+        try:
+            self.document(FLEET)
+        except CollectError as error:
+            return error.status != NOT_FOUND
+        return True
 
 
 def triage_path(target: str | None) -> str:
@@ -209,10 +220,10 @@ def _first_line(file: Path) -> str:
 def _reason(answer: requests.Response) -> str:
     """The reason why the daemon refused a request: the detail of its problem document, else the
     HTTP status."""
-    detail = answer.reason
-    if answer.headers.get("content-type", "").startswith(PROBLEM):
-        detail = str(answer.json().get("detail", detail))
-    return f"{answer.status_code} {detail}"
+    status = f"{answer.status_code} {answer.reason}"
+    if not answer.headers.get("content-type", "").startswith(PROBLEM):
+        return status
+    return str(answer.json().get("detail", status))
 
 
 # --- A fleet and its signals from Prometheus or a system with its API -----------------------------

@@ -33,6 +33,7 @@ from kneewatch.agent.api.sizing import size_of
 from kneewatch.agent.console import OK
 from kneewatch.agent.mcp.backends import (
     FLEET,
+    NOT_FOUND,
     DaemonClient,
     JsonObject,
     MetricsSystem,
@@ -169,7 +170,8 @@ LOCAL = {"explain": _explain, "size": _size}
 
 
 def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
-    """The tools that get their answers from a running daemon."""
+    """The tools that get their answers from a running daemon. Without a fleet there is no tool for
+    it."""
 
     def triage(arguments: Arguments) -> Answer:
         path, at = triage_path(arguments.get("target")), _given(arguments, "at")
@@ -218,7 +220,10 @@ def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
         return _cut(history_text(document)), document
 
     answers = (triage, fleet, incidents, signal_history)
-    return tools_of("daemon", {answer.__name__: answer for answer in answers})
+    tools = tools_of("daemon", {answer.__name__: answer for answer in answers})
+    if daemon.watches_fleet():
+        return tools
+    return tuple(tool for tool in tools if tool.name != fleet.__name__)
 
 
 def _then(daemon: DaemonClient, target: str, t_s: float) -> list[JsonObject]:
@@ -226,7 +231,7 @@ def _then(daemon: DaemonClient, target: str, t_s: float) -> list[JsonObject]:
     try:
         targets: list[JsonObject] = daemon.document(triage_path(target), at=f"{t_s:.3f}")["targets"]
     except CollectError as error:
-        if error.kind == "http_status" and ": 404 " in str(error):
+        if error.status == NOT_FOUND:
             return []
         raise
     return targets

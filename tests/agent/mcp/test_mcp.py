@@ -20,8 +20,9 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.ranking import CAUSES
 from tests.agent.api.memory_history import Remembered
-from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, served, service_of
+from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, served, service_of, state_of
 from tests.collector.servers import Start
+from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import NOW_S, SICK
 
 TRIAGE_WORDS = "CRITICAL  kv_pressure"
@@ -87,6 +88,40 @@ def test_chat_is_slow_to_the_cause_in_three_calls(daemon: str) -> None:
     assert page.structured_content["kind"] == "cause"
 
 
+FAULTS = {
+    "kv_pressure_cascade": ("kv_pressure", "--num-gpu-blocks-override"),
+    "prefix_off": ("prefix_cache_off", "--no-enable-prefix-caching"),
+    "lora_thrash": ("adapter_thrash", "--max-loras"),
+    "queue_overload": ("admission_limit", "--max-num-seqs"),
+}
+
+
+@pytest.mark.parametrize("capture", FAULTS)
+def test_an_agent_finds_cause_and_command_with_what_it_reads(capture: str) -> None:
+    """Each call takes only names that an earlier answer had; nothing else is known."""
+    cause_id, flag = FAULTS[capture]
+    recorded = diagnoses(CAPTURES / f"{capture}.jsonl.gz")
+    named = [each for each in recorded if each.causes and each.causes[0].id == cause_id]
+    worst = max(named, key=lambda each: (each.severity, each.t_s))
+    state = state_of("llama-0", worst, t_s=worst.t_s)
+    service = service_of(state, WELL_STATE, clock=lambda: worst.t_s)
+    with served(service) as server:
+        (first,) = asked(server.url, ("triage", {}))
+        document = first.structured_content["targets"][0]
+        found = document["causes"][0]["id"]
+        whole, page = asked(
+            server.url, ("triage", {"target": document["target"]}), ("explain", {"id": found})
+        )
+    assert found == cause_id
+    assert not whole.is_error
+    assert not page.is_error
+    advice = whole.structured_content["targets"][0]["recommendations"]
+    assert flag in {change["flag"] for change in advice[0]["changes"]}
+    assert flag in text(whole)
+    assert "## Stop-gap" in text(page)
+    assert len(text(page)) < TEXT_MAX
+
+
 def test_answers_are_short_and_say_what_is_left_out(daemon: str) -> None:
     (worst,) = asked(daemon, ("triage", {"limit": 1}))
     (first,) = worst.structured_content["targets"]
@@ -129,10 +164,16 @@ def test_what_cannot_be_answered_says_what_to_ask(daemon: str) -> None:
     assert text(large).startswith("points: ")
 
 
-def test_a_daemon_without_a_fleet_says_so(daemon: str) -> None:
+def test_no_tool_is_offered_that_the_daemon_cannot_answer(daemon: str) -> None:
+    offered = [
+        tool.name for tool in daemon_tools(DaemonClient(daemon, token_file=None, ca_file=None))
+    ]
+    assert "fleet" not in offered
     (fleet,) = asked(daemon, ("fleet", {}))
     assert fleet.is_error
-    assert "404" in text(fleet)
+    assert text(fleet).startswith("unknown tool 'fleet'; tools: triage, ")
+    away = daemon_tools(DaemonClient("http://127.0.0.1:9", token_file=None, ca_file=None))
+    assert "fleet" in [tool.name for tool in away], "it may be started later"
 
 
 def test_a_daemon_that_does_not_answer_is_named() -> None:
