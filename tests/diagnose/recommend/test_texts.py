@@ -24,6 +24,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation, order, s
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import singular
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, advised, changes
 from tests.diagnose.situations import Situation
 from tests.examples import examples
@@ -36,6 +37,12 @@ NEEDS = re.compile(r"at ([\d.]+)x the rate|take ([\d.]+)x the KV cache")
 TOTAL = re.compile(r"it needs (?:\d+, or )?(\d+) with a safety factor")
 HELD = re.compile(r"of ([\d,]+) tokens holds ([\d.]+) requests of the present mean size \(([\d,]+)")
 WHY = re.compile(r"First (\d+), now (\d+): [^.]* (rose|fell) from")
+MORE = re.compile(r" \(and (\d+) more\)")
+"""A sentence about the first piece of evidence, and how many there are besides."""
+
+QUIET = re.compile(r"(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?")
+"""A value of quiet times, which the document does not have."""
+
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
 
 
@@ -206,8 +213,25 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
         for cause in verdict.causes:
             parts = [*cause.evidence, *cause.against]
             of_parts = [n for part in parts for n in (part.value, part.threshold) if n is not None]
+            alone, more = MORE.sub("", cause.summary), MORE.search(cause.summary)
+            if more and int(more[1]) != len(cause.evidence) - 1:
+                yield f"{more[0]} of {len(cause.evidence)} pieces of evidence"
             if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
-                yield from unexplained(cause.summary, figures_with_inverses(now, of_parts))
+                figures = [*figures_with_inverses(now, of_parts)]
+                yield from unexplained(alone, figures)
+                for part in parts:
+                    if part.signal not in LISTS:
+                        yield from unexplained(QUIET.sub("", part.text), figures)
+        yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
+
+
+def words_of(verdict: Verdict) -> Iterator[str]:
+    """All sentences of a verdict."""
+    for cause in verdict.causes:
+        yield from (cause.summary, cause.lever)
+        yield from (part.text for part in (*cause.evidence, *cause.against))
+    for each in verdict.recommendations:
+        yield from (each.summary, each.risk, *each.checks, *each.verify, *each.worsens)
 
 
 def is_too_full(advice: Recommendation) -> bool:
@@ -217,6 +241,9 @@ def is_too_full(advice: Recommendation) -> bool:
     is_alone = not advice.before.get("waiting") and not advice.before.get("preemption_per_s")
     return is_alone and grown > 1 and now < 0.9 and then > max(1.3 * now / grown, 0.05)
 
+
+LISTS = {"process_start", "lora_turns"}
+"""Evidence that lists what other processes and adapters did."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
