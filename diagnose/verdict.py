@@ -171,6 +171,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
       if the page cannot be read.
     - `judged_against`: what latencies were compared with: targets, the target's own baseline from
       quiet times, or nothing.
+    - `proposed`: the latency targets that quiet hours suggest, by signal; absent if targets are
+      set, and before four quiet hours.
     - `server`: the facts about the server; absent if only its page was read, and in the history.
     - `log`: facts of the server's start-up log by name; only with `diagnose --log`.
     """
@@ -194,6 +196,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unknown: Sequence[str] = written([])
     window_s: Figure = written(0.0)
     judged_against: str = written("nothing that is known")
+    proposed: Mapping[str, Figure] | None = None
     server: Server | None = None
     log: Mapping[str, LogFact] | None = None
 

@@ -8,7 +8,7 @@ engines form a tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from msgspec import Struct, field
@@ -36,6 +36,7 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
     TierTotals,
 )
+from kneewatch.rules.facts import Targets
 
 AROUND_S = 600.0
 """Seconds before and after an incident for which its signals are shown."""
@@ -86,6 +87,7 @@ class _TierEngines(Struct):
     """The engines of one tier. The tier's model and GPU are those of `first`."""
 
     first: Member
+    proposed: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     now: _Hours = field(default_factory=_Hours)
     before: _Hours = field(default_factory=_Hours)
 
@@ -157,6 +159,8 @@ class PeriodReader:
         if member.counts:
             config: Mapping[str, str] = changes[-1].after if changes else {}
             tier.now.add(numbers.observed(config, unknown_of(member.verdict), curve=True))
+            if member.verdict is not None and member.verdict.proposed:
+                tier.proposed.append(member.verdict.proposed)
         self._incidents += self._episodes(member, numbers)
         self._recommended += _recommended(history, member, grid)
         self._configured += [
@@ -236,12 +240,23 @@ class PeriodReader:
             model=engines.first.engine.model or UNNAMED,
             gpu=engines.first.gpu,
             program=engines.first.program,
-            stated=self._request.stated(engines.first.engine.target),
+            stated=replace(
+                self._request.stated(engines.first.engine.target),
+                proposed=Targets(*(_highest(engines.proposed, key) for key in LATENCIES)),
+            ),
             engines=engines.now.engines,
             before=engines.before.engines,
             totals=engines.now.totals(now),
             totals_before=engines.before.totals(before),
         )
+
+
+LATENCIES = ("ttft_p99_s", "itl_p99_s")
+
+
+def _highest(proposed: Iterable[Mapping[str, float]], key: str) -> float | None:
+    """The target that every engine met."""
+    return max((targets[key] for targets in proposed), default=None)
 
 
 def _worst(history: History, engine_id: int, episode: Episode) -> Cause | None:

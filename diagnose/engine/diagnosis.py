@@ -84,6 +84,14 @@ def _proposal(proposed: Targets) -> str:
     )
 
 
+def proposed_document(proposed: Targets) -> dict[str, float] | None:
+    """The proposed targets by signal; None without any."""
+    ttft_s, itl_s = proposed.ttft_p99_s, proposed.itl_p99_s
+    if ttft_s is None or itl_s is None:
+        return None
+    return {"ttft_p99_s": ttft_s, "itl_p99_s": itl_s}
+
+
 GROWS_BY, GROWN_SCRAPES = 2.0, 2
 """A backlog does not drain if it exceeds its lowest level by more requests in so many scrapes."""
 

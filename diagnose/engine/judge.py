@@ -31,6 +31,7 @@ from kneewatch.diagnose.engine.diagnosis import (
     canary_words,
     health,
     judged_against,
+    proposed_document,
     silence_words,
     symptoms,
     without_stage,
@@ -78,7 +79,7 @@ from kneewatch.diagnose.verdict import (
     worst_of,
 )
 from kneewatch.rules.cascade import lacking
-from kneewatch.rules.facts import Moment
+from kneewatch.rules.facts import NO_TARGETS, Moment
 from kneewatch.rules.lifecycle import Cascade, RuleBook
 from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
 from kneewatch.rules.wire import to_ms
@@ -235,6 +236,7 @@ class Judge:
         if what is not None and causes:
             causes[0] = compared(causes[0], what)
         self._kind = values.kind
+        proposed = NO_TARGETS if targets.are_set else self.learned.baseline.proposed()
         verdict = Verdict(
             t_s=to_ms(t_s),
             target=self._target,
@@ -259,9 +261,10 @@ class Judge:
             window_s=to_ms(values.window_s),
             judged_against=judged_against(
                 targets,
-                self.learned.baseline.proposed(),
+                proposed,
                 has_baseline=facts.baseline.get("ttft_p99_s") is not None,
             ),
+            proposed=proposed_document(proposed),
             recommendations=self._advised(facts, causes) if causes else (),
             server=None if self._server is None else self._server.at(t_s),
         )

@@ -358,11 +358,13 @@ class WorkloadStated(Struct, frozen=True):
 class TierStated(Struct, frozen=True):
     """The settings of a tier. `gpus` is the number of GPUs of one engine.
 
+    `proposed` are the latency targets that all its engines met in quiet hours, where none is set.
     `safety` is the sizing margin as a factor. `objective_ratio` is the share of requests that must
     be in time. `rules` have the user's thresholds.
     """
 
     targets: Targets = field(default_factory=Targets)
+    proposed: Targets = field(default_factory=Targets)
     gpus: int | None = None
     usd_per_gpu_hour: float | None = None
     price_source: str = ""

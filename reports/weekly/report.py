@@ -188,7 +188,7 @@ class Incident(Struct, frozen=True):
     def where(self) -> str:
         """The engine; if there are several replicas, their number and the worst one."""
         if len(self.replicas) == 1:
-            return f"{self.target}, engine {self.engine}"
+            return f"{self.target}, engine {self.engine}" if self.engine else self.target
         return f"{len(self.replicas)} of {self.replicas_present} replicas, worst {self.target}"
 
 

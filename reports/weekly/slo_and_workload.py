@@ -44,9 +44,8 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
     WeekdayHour,
 )
-from kneewatch.rules.formatting import stated_duration
+from kneewatch.rules.formatting import duration, stated_duration
 
-NO_TARGET = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
 LATENCIES = (
     ("ttft", TTFT),
     ("itl", ITL),
@@ -57,10 +56,23 @@ LATENCIES = (
 )
 
 
+def no_target(stated: TierStated) -> str:
+    """That no TTFT target is set, with what quiet hours suggest."""
+    proposed = stated.proposed
+    words = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
+    if proposed.ttft_p99_s is None or proposed.itl_p99_s is None:
+        return words
+    return (
+        f"{words}; quiet hours suggest TTFT P99 {duration(proposed.ttft_p99_s)}, ITL P99 "
+        f"{duration(proposed.itl_p99_s)}: set slo.ttft_p99_s = {proposed.ttft_p99_s:g} and "
+        f"slo.itl_p99_s = {proposed.itl_p99_s:g}"
+    )
+
+
 def slo(tier: str, stated: TierStated, now: TierPeriod, before: TierPeriod) -> TierSlo:
     """The service level of a tier over the period."""
     target_s = stated.targets.ttft_p99_s
-    missing = NO_TARGET if target_s is None else "no requests in this period"
+    missing = no_target(stated) if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s, stated.targets.itl_p99_s)
     goodput = Measure("goodput_per_s", "goodput", "per_s", in_time, UP, missing=missing)
     shares = [m.share_of_time(part)(now.whole) for part in (QUEUE, PREFILL, DECODE)]
@@ -123,14 +135,14 @@ def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
     """The error budget: the share of requests with a late first token, compared with the share that
     the objective allows."""
     requests, (bad, spent) = _requests(whole) or 0.0, _burn(stated, whole)
-    no_target = stated.targets.ttft_p99_s is None
+    is_unset = stated.targets.ttft_p99_s is None
     return ErrorBudget(
         objective_ratio=stated.objective_ratio,
         requests=requests,
         bad_requests=None if bad is None else bad * requests,
         bad_ratio=bad,
         spent_ratio=spent,
-        missing=NO_TARGET if no_target else "" if requests else "no requests in this period",
+        missing=no_target(stated) if is_unset else "" if requests else "no requests in this period",
     )
 
 

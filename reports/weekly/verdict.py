@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import fsum
 
@@ -117,7 +118,9 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
         return NOT_WATCHED
     if serious:
         first = max(serious, key=_rank)
-        more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
+        others = Counter(incident.title for incident in serious if incident is not first)
+        named = [title if count == 1 else f"{title} ({count}x)" for title, count in others.items()]
+        more = f"; also: {', '.join(named)}" if named else ""
         where = first.where if len(first.replicas) > 1 else first.target
         return f"{first.title} on {where} for {duration(_held_s(first))}{more}"
     rows = (row for row in _rows(of) if row.state in ("warning", "critical"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from kneewatch.agent.store.records import RawCounters
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Grid, TierStated
+from tests.agent.running import run
 from tests.agent.store.factories import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S
 
@@ -77,6 +79,23 @@ def test_a_counter_that_no_open_scrape_has_is_left_out(tmp_path: Path) -> None:
         (counters,) = history.counter_arrays(1, metrics, from_s=0.0, to_s=200.0)
     assert counters.columns == (second,)
     assert (counters.times.tolist(), counters.values.tolist()) == ([100.0, 170.0], [[3.0, 5.0]])
+
+
+def test_a_tier_proposes_what_all_its_engines_met(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    proposed = {"a": (1.2, 0.05), "b": (0.8, 0.06), "c": None}
+    written(path, *(
+        cycle(replace(diagnosis(3000.0 + at, target=name), proposed=targets and {
+            "ttft_p99_s": targets[0], "itl_p99_s": targets[1]}))
+        for at in (0.0, 300.0) for name, targets in proposed.items()
+    ))  # fmt: skip
+    done = run("report", "--store", path, "--since", "1h", "--to", 3600, "--format", "json",
+               cwd=tmp_path)  # fmt: skip
+    (slo,) = json.loads(done.out)["slo"]
+    assert slo["budget"]["missing"].endswith(
+        "quiet hours suggest TTFT P99 1.2 s, ITL P99 60 ms: set slo.ttft_p99_s = 1.2 and "
+        "slo.itl_p99_s = 0.06"
+    )
 
 
 def test_engines_of_one_model_are_tiers_apart_and_a_router_is_none(tmp_path: Path) -> None:

@@ -426,6 +426,34 @@ def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
     assert by_name["e2e"].missing == ""
 
 
+def test_where_no_target_is_set_the_proposed_one_is_shown() -> None:
+    stated = TierStated(proposed=Targets(1.2, 0.06))
+    report = made(observed(tier("t", [engine("a")], stated=stated)))
+    words = report.slo[0].budget.missing
+    assert words.endswith(
+        "quiet hours suggest TTFT P99 1.2 s, ITL P99 60 ms: set slo.ttft_p99_s = 1.2 and "
+        "slo.itl_p99_s = 0.06"
+    )
+    set_already = replace(stated, targets=Targets(2.0, 0.1))
+    report = made(observed(tier("t", [engine("a")], stated=set_already)))
+    assert report.slo[0].budget.missing == ""
+
+
+def test_each_incident_of_a_tier_is_named_by_its_cause() -> None:
+    start_s = WEEK.from_s + 7200
+    causes = ("kv_pressure", "prefix_reuse_lost", "admission_limit", "admission_limit")
+    episodes = [
+        episode(cause, Severity.CRITICAL if place == 0 else Severity.WARNING,
+                start_s + 3600 * place, start_s + 3600 * place + 300)
+        for place, cause in enumerate(causes)
+    ]  # fmt: skip
+    report = made(observed(tier("t", [engine("a")], stated=STATED), episodes=episodes))
+    words = report.verdicts[0].health_text
+    assert words.startswith(f"{title('kv_pressure')} on a for 5 min; also: ")
+    assert title("prefix_reuse_lost") in words
+    assert f"{title('admission_limit')} (2x)" in words
+
+
 def test_an_outage_loses_what_the_hour_before_served() -> None:
     start_s = WEEK.from_s + 7200
     down = episode("target_down", Severity.CRITICAL, start_s, start_s + 600)
