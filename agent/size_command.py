@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,11 +31,10 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     VLLM,
     WITHOUT_EFFECT,
     Launch,
+    command_values,
     commands,
     image_version,
-    number_of,
     parse_launch,
-    setup_fields,
 )
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved, achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
@@ -49,11 +46,9 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, fields_of, parse_version
 from kneewatch.diagnose.sizing.memory.weights import (
-    DEFAULT_RANK,
     ONE_GPU,
-    Adapters,
     Draft,
     Parallel,
 )
@@ -131,28 +126,25 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
             raise
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
-    model, fixed = replace(model, notes=(*doubts, *model.notes)), _fixed_kv(given)
+    model, fields = replace(model, notes=(*doubts, *model.notes)), fields_of(given)
     for flag in FLAGS:
         if flag.kind == "gib":
             _gib(flag.parameter, given[flag.parameter])
+    available = _gib("available_kv_gib", given["available_kv_gib"])
+    if "kv_cache_memory_bytes" in fields:
+        if available is not None:
+            raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
+        available = fields["kv_cache_memory_bytes"]
     return Setup(
         model=model,
         gpu=_gpu(given),
         parallel=parallel,
         version=parse_version(version) if version else LATEST,
-        cudagraph_capture_sizes=_sizes(given["cudagraph_capture_sizes"]),
-        limit_mm_per_prompt=_limits(given["limit_mm_per_prompt"]),
-        hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
-        prefix_caching=_prefix_caching(given),
         overhead=given["overhead"] or "fitted",
-        available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"])
-        if fixed is None
-        else fixed,
-        kv_cache_memory_bytes=fixed,
+        available_kv_bytes=available,
         network=given["network"] or NETWORKS[0],
-        adapters=_adapters(given),
         draft=draft,
-        **setup_fields(lambda flag: given[flag.parameter]),
+        **fields,
     )
 
 
@@ -168,50 +160,6 @@ def _gpu(given: dict[str, Any]) -> Gpu | None:
     if named is None and memory_bytes is None:
         raise SizingError("set the memory of this GPU", name="gpu_memory_gib")
     return stated_gpu(named, memory_bytes, bandwidth and bandwidth * 1e9)
-
-
-def _fixed_kv(given: dict[str, Any]) -> float | None:
-    """Bytes of the KV cache of a GPU as `--kv-cache-memory-bytes` sets them; None if unset."""
-    fixed = given["kv_cache_memory_bytes"]
-    if fixed is None:
-        return None
-    if given["available_kv_gib"] is not None:
-        raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
-    stated = number_of(fixed)
-    if not stated:
-        raise SizingError(f"{fixed!r} is no size such as 8G", name="kv_cache_memory_bytes")
-    return stated
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in re.findall(r"\d+", text or ""))
-    if (text and not sizes) or any(not 1 <= size <= 1 << 20 for size in sizes):
-        raise SizingError(f"{text!r} lists no batch sizes", name="cudagraph_capture_sizes")
-    return sizes
-
-
-def _limits(text: str | None) -> tuple[tuple[str, int], ...]:
-    limits = re.findall(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})', text or "")
-    if text and not limits:
-        raise SizingError(f"{text!r} is not like image=2,video=0", name="limit_mm_per_prompt")
-    return tuple((modality, int(count)) for modality, count in limits)
-
-
-def _prefix_caching(given: dict[str, Any]) -> bool | None:
-    """Whether prefixes are cached; None if no flag says."""
-    enabled, disabled = given["enable_prefix_caching"], given["no_enable_prefix_caching"]
-    if enabled and disabled:
-        raise SizingError("set this or --no-enable-prefix-caching", name="enable_prefix_caching")
-    return enabled if enabled or disabled else None
-
-
-def _adapters(given: dict[str, Any]) -> Adapters | None:
-    slots, rank = given["max_loras"], given["max_lora_rank"]
-    if slots is None:
-        if rank is not None:
-            raise SizingError("set the number of adapters for --max-lora-rank", name="max_loras")
-        return None
-    return Adapters(slots, DEFAULT_RANK if rank is None else rank)
 
 
 def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -> Draft | None:
@@ -567,8 +515,6 @@ def error_text(error: SizingError) -> str:
 # --- A whole vLLM command line as the question ----------------------------------------------------
 
 
-# `--cudagraph-capture-sizes 1 2 4`: several values of one flag.
-_SIZES = re.compile(r"--cudagraph-capture-sizes((?:[\s=]+\d{1,6})+)")
 _NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix", "medusa")
 
 
@@ -601,13 +547,8 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         launch = parse_launch(text, origin="the command line")
     except SettingsError as error:
         raise SizingError(f"{error}", name="launch") from error
-    stated = {flag.parameter: flag.read(launch) for flag in FLAGS if flag.launch}
-    stated |= _speculation(_document(launch, "--speculative-config"))
-    sizes = _SIZES.search(text)
-    captured = _document(launch, "--compilation-config").get("cudagraph_capture_sizes")
-    stated["cudagraph_capture_sizes"] = sizes[1] if sizes else captured and str(captured)
-    if "--enable-lora" not in launch.flags:
-        stated["max_loras"] = stated["max_lora_rank"] = None
+    stated = command_values(launch)
+    stated |= _speculation(launch.document("--speculative-config"))
     stated["model"] = launch.model or None
     given = given | {"ignored": ignored_flags(launch)}
     versions = (image_version(word) for line in commands(text) for word in line)
@@ -642,11 +583,8 @@ def _as_vllms(kind: EngineKind, text: str) -> str:
 
 def ignored_flags(launch: Launch) -> tuple[str, ...]:
     """The flags of a command line that are not counted and may matter, and what they may change."""
-    counted = {flag.launch for flag in FLAGS} | {
-        "--speculative-config",
-        "--cudagraph-capture-sizes",
-    }
-    drafts = _speculation(_document(launch, "--speculative-config"))
+    counted = {flag.launch for flag in FLAGS} | {"--speculative-config"}
+    drafts = _speculation(launch.document("--speculative-config"))
     listed = list[str]()
     for flag, value in launch.flags.items():
         name = flag.split(".")[0]
@@ -659,19 +597,6 @@ def ignored_flags(launch: Launch) -> tuple[str, ...]:
     if not listed:
         return ()
     return (f"flags of the command line that are not counted: {', '.join(dict.fromkeys(listed))}",)
-
-
-def _document(launch: Launch, flag: str) -> Mapping[str, Any]:
-    """A flag's JSON value, with the keys that are given as flags of their own behind a dot."""
-    dotted = {
-        name.partition(".")[2].replace("-", "_"): int(value) if value.isdigit() else value
-        for name, value in launch.flags.items()
-        if name.startswith(f"{flag}.")
-    }
-    try:
-        return msgspec.json.decode(launch.text(flag) or "{}", type=dict[str, Any]) | dotted
-    except msgspec.DecodeError:
-        return dotted
 
 
 def _speculation(config: Mapping[str, Any]) -> dict[str, Any]:

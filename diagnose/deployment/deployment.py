@@ -14,11 +14,12 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
 from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
+    FLAGS,
     LARGEST,
     Launch,
     Version,
+    command_values,
     oldest_version,
-    setup_fields,
     supports_flag,
 )
 from kneewatch.diagnose.lengths import Point
@@ -29,8 +30,9 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     LATEST,
     Setup,
     defaults,
+    fields_of,
 )
-from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
+from kneewatch.diagnose.sizing.memory.weights import RANKS, Parallel
 from kneewatch.rules.facts import Targets
 
 KV_SIZE_LABEL = "kv_cache_size_tokens"
@@ -335,15 +337,24 @@ def _with_sizing(plain: Deployment) -> Deployment:
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain
-    launch = stated.command
+    given = {name: value for name, value in command_values(stated.command).items() if value}
+    fields = fields_of(given, strict=False)
+    # The page has the size of the cache.
+    fields.pop("kv_cache_memory_bytes", None)
+    if "adapters" in fields and fields["adapters"].rank not in RANKS:
+        del fields["adapters"]
+    # What the page says goes before the command line.
+    fields |= {
+        flag.setup: value
+        for flag in FLAGS
+        if flag.setup and (value := getattr(plain, flag.setup, None)) is not None
+    }
     setup = Setup(
         model=stated.model,
         gpu=stated.gpu,
         parallel=stated.parallel,
         version=plain.version or LATEST,
-        adapters=_adapters(launch),
-        # What the page says goes before the command line.
-        **setup_fields(lambda flag: getattr(plain, flag.setup, None) or flag.read(launch) or None),
+        **fields,
     )
     if setup.language_model_only:
         setup = replace(setup, model=text_only(setup.model))
@@ -380,15 +391,6 @@ def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setu
     # What vLLM took beside weights and cache holds for other utilizations and cache types too.
     excess_bytes = memory_of(setup).available_bytes.expected - reported.available_kv_bytes
     return replace(setup, overhead_excess_bytes=excess_bytes)
-
-
-def _adapters(launch: Launch) -> Adapters | None:
-    """The adapter slots of the launch; None without adapters, or if vLLM does not accept the
-    rank."""
-    if "--enable-lora" not in launch.flags:
-        return None
-    rank = launch.count("--max-lora-rank") or DEFAULT_RANK
-    return Adapters(launch.count("--max-loras") or 1, rank) if rank in RANKS else None
 
 
 def _taken(stated: Stated, flag: str) -> int | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, convert, field
+from msgspec import DecodeError, Struct, convert, field
+from msgspec.json import decode
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables
@@ -177,6 +178,18 @@ class Launch(Struct, frozen=True):
         given = self.flags.get(flag)
         return given not in (None, "auto") and self.number(flag) is None
 
+    def document(self, flag: str) -> Mapping[str, Any]:
+        """A flag's JSON value, with the keys that are given as flags of their own behind a dot."""
+        dotted = {
+            name.partition(".")[2].replace("-", "_"): int(value) if value.isdigit() else value
+            for name, value in self.flags.items()
+            if name.startswith(f"{flag}.")
+        }
+        try:
+            return decode(self.text(flag) or "{}", type=dict[str, Any]) | dotted
+        except DecodeError:
+            return dotted
+
     def absent(self, flag: str) -> bool:
         """Whether the flag is certainly not given."""
         return self.complete and flag not in self.flags
@@ -312,8 +325,12 @@ def _parsed(words: list[str]) -> Launch:
             at += word in ("<", ">", ">>")
             continue
         if not _FLAG.match(word):
+            last = "".join([*flags][-1:])
+            if last in VLLM and VLLM[last].kind == "sizes" and word.isdigit():
+                flags[last] += f" {word}"
+                continue
             # `--lora-modules a=x b=y`: the second value of a flag.
-            cut += [*flags][-1:] if model else []
+            cut += [last] if model and last else []
             model = model or word
             continue
         name, equals, value = word.partition("=")
@@ -345,6 +362,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     until: Version | None = None
     label: str = ""
     setup: str = ""
+    sets: Any = None
     shown: bool = False
     may_change: str = ""
     help: str = ""
@@ -420,18 +438,21 @@ def variable(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_").replace(".", "_").upper()
 
 
-_OF_SETUP = tuple(flag for flag in FLAGS if flag.setup)
 WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
 
 
-def setup_fields(value_of: Callable[[Flag], Any]) -> dict[str, Any]:
-    """The fields of the launch to size (Setup) that flags have values for."""
-    return {
-        flag.setup: value * MULTIPLES["G"] if flag.kind == "gib" else value
-        for flag in _OF_SETUP
-        if (value := value_of(flag)) is not None
-    }
+def command_values(launch: Launch) -> dict[str, Any]:
+    """The values of a command line, by the parameters of `size`; a flag that is not given is
+    absent."""
+    read = {flag.parameter: flag.read(launch) for flag in VLLM.values() if flag.help}
+    if not read["cudagraph_capture_sizes"]:
+        captured = launch.document("--compilation-config").get("cudagraph_capture_sizes")
+        read["cudagraph_capture_sizes"] = captured and str(captured)
+    has_adapters = "--enable-lora" in launch.flags
+    read["max_loras"] = (read["max_loras"] or 1) if has_adapters else None
+    read["max_lora_rank"] = read["max_lora_rank"] if has_adapters else None
+    return {name: value for name, value in read.items() if value is not None}
 
 
 CACHING_BY_DEFAULT: Version = (0, 9, 0)

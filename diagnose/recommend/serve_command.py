@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import PRINTED, Launch, variable
+from kneewatch.diagnose.deployment.vllm_flags import PRINTED, VLLM, Launch, variable
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
@@ -106,6 +106,8 @@ def _words(flag: str, value: str, *, is_new: bool) -> str:
         return f'{flag} "${variable(flag)}"'
     if _VARIABLE.fullmatch(value):
         return f'{shlex.quote(flag)} "{value}"'
+    if flag in VLLM and VLLM[flag].kind == "sizes" and value.replace(" ", "").isdigit():
+        return f"{flag} {value}"
     glue = "=" if value.startswith("-") else " "
     return f"{shlex.quote(flag)}{glue}{shlex.quote(value)}"
 

@@ -8,18 +8,24 @@ from typing import Any, get_type_hints
 import pytest
 from msgspec import convert
 from msgspec.structs import fields as fields_of
+from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import size_inputs
 from kneewatch.agent.cli import size_command
-from kneewatch.agent.size_command import ignored_flags, with_launch
+from kneewatch.agent.size_command import ignored_flags, stated_question, with_launch
 from kneewatch.agent.size_options import FLAGS as OF_SIZE
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import launch_values
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, VLLM, Flag, Launch, parse_launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan import workload_profile
 
-VALUES = {"count": "3", "number": "0.5", "gib": "2", "switch": "", "text": "float32"}
-READ = {"count": 3, "number": 0.5, "gib": 2, "switch": True, "text": "float32"}
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+TEXTS = {"text": "float32", "bytes": "8G", "sizes": "1 2 4", "limits": "image=2"}
+VALUES = {"count": "3", "number": "0.5", "gib": "2", "switch": "", **TEXTS}
+READ = {"count": 3, "number": 0.5, "gib": 2, "switch": True, **TEXTS}
 UNSET = {flag.parameter: flag.default for flag in OF_SIZE}
 
 
@@ -50,6 +56,41 @@ def test_a_row_of_size_is_in_help_http_and_the_launch(flag: Flag) -> None:
         table, _, key = flag.profile.partition(".")
         record: Any = get_type_hints(workload_profile.WorkloadProfile)[table]
         assert key in {field.name for field in fields(record)}
+
+
+SIZED = (
+    "--quantization fp8",
+    "--kv-cache-dtype fp8",
+    "--gpu-memory-utilization 0.7",
+    "--max-model-len 4096",
+    "--max-num-seqs 64",
+    "--max-num-batched-tokens 4096",
+    "--cpu-offload-gb 2",
+    "--kv-offloading-size 8",
+    "--limit-mm-per-prompt image=2",
+    "--cudagraph-capture-sizes 1 2 4",
+    """--compilation-config '{"cudagraph_capture_sizes": [1, 2]}'""",
+    "--block-size 32",
+    "--enable-lora",
+    "--enable-lora --max-loras 4 --max-lora-rank 64",
+    "--enforce-eager",
+    "--no-enable-prefix-caching",
+    "--enable-prefix-caching",
+    "--disable-hybrid-kv-cache-manager",
+    "-dcp 1 -tp 2 --enable-expert-parallel",
+)
+
+
+@pytest.mark.parametrize("flags", SIZED)
+def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
+    text = f"vllm serve {MODEL} {flags}"
+    asked = stated_question(with_launch(UNSET | {"launch": text, "gpu": "h100-sxm"}), model).setup
+    launch = parse_launch(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), launch=launch)
+    live = deployment({}, replace(stated, tensor_parallel=asked.parallel.tensor)).setup
+    assert live is not None
+    assert replace(live, model=asked.model) == asked
+    assert asked != Setup(asked.model, asked.gpu)
 
 
 def test_facts_are_those_of_rows_that_are_shown() -> None:

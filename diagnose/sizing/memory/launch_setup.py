@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,9 +20,10 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
-from kneewatch.diagnose.deployment.vllm_flags import Version
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Flag, Version, number_of
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
+    DEFAULT_RANK,
     ONE_GPU,
     Adapters,
     Draft,
@@ -261,6 +264,62 @@ class Setup(Struct, frozen=True):
     def context(self) -> int:
         """The request length in tokens that concurrency is computed for."""
         return self.context_tokens or self.longest_tokens
+
+
+def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    """The fields of a launch that flags set; `values` are theirs, by the flags' parameters.
+
+    If not `strict`, a value that is not readable is left out.
+
+    Raises:
+        SizingError: a value is not readable, or two flags contradict each other.
+    """
+    fields: dict[str, Any] = {}
+    for flag in FLAGS:
+        value = values.get(flag.parameter)
+        if not flag.setup or value is None or (flag.kind == "switch" and not value):
+            continue
+        try:
+            fields[flag.setup] = _field(flag, value, fields.get(flag.setup))
+        except SizingError:
+            if strict:
+                raise
+    slots, rank = values.get("max_loras"), values.get("max_lora_rank")
+    if slots is not None:
+        fields["adapters"] = Adapters(slots, DEFAULT_RANK if rank is None else rank)
+    elif rank is not None and strict:
+        raise SizingError("set the number of adapters for --max-lora-rank", name="max_loras")
+    return fields
+
+
+_LIMIT = re.compile(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})')
+_MOST_CAPTURED = 1 << 20
+
+
+def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
+    """A flag's value as that of its field; `other` is what another flag set the field to."""
+    if flag.kind == "switch":
+        if other not in (None, flag.sets):
+            raise SizingError(f"set this or {flag.name}", name=flag.name.removeprefix("--no-"))
+        return flag.sets
+    if flag.kind == "gib":
+        return value * GIB
+    if flag.kind == "bytes":
+        amount_bytes = number_of(value)
+        if not amount_bytes:
+            raise SizingError(f"{value!r} is no size such as 8G", name=flag.parameter)
+        return amount_bytes
+    if flag.kind == "sizes":
+        sizes = tuple(int(size) for size in re.findall(r"\d+", value))
+        if not sizes or not all(1 <= size <= _MOST_CAPTURED for size in sizes):
+            raise SizingError(f"{value!r} lists no batch sizes", name=flag.parameter)
+        return sizes
+    if flag.kind == "limits":
+        limits = tuple((modality, int(count)) for modality, count in _LIMIT.findall(value))
+        if not limits:
+            raise SizingError(f"{value!r} is not like image=2,video=0", name=flag.parameter)
+        return limits
+    return value
 
 
 def check(setup: Setup) -> None:
