@@ -51,7 +51,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
     if setup.gpu is not None and (nodes := _nodes(setup, setup.gpu)) > 1:
         yield several_nodes(nodes)
     if parallel.experts and setup.model.experts.count:
-        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor)
+        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor * parallel.data)
         yield (
             f"the prediction assumes that the busiest GPU computes {figure(round(busiest, 2))} "
             "times the mean of the experts' tokens: more slows all"

@@ -10,14 +10,13 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
+    ACTIVATION_BYTES,
     DEFAULT,
     Costs,
     Efficiency,
     touched_ratio,
 )
 from kneewatch.diagnose.speculation import tokens_per_pass
-
-_ACTIVATION_BYTES = 2.0
 
 ALLREDUCES_PER_LAYER = 2
 """One after attention and one after the MLP (text 003, Q4; guide 5.1 counts one)."""
@@ -220,10 +219,11 @@ def step_model(
     degree, stages = costs.tensor_parallel, costs.pipeline_parallel
     link_ratio = efficiency.pcie_ratio if costs.link == "PCIe" else efficiency.link_ratio
     link_per_s = costs.link_bytes_per_s * link_ratio
-    token_bytes = costs.hidden_size * _ACTIVATION_BYTES
+    token_bytes = costs.hidden_size * ACTIVATION_BYTES
     allreduces = ALLREDUCES_PER_LAYER * costs.layers if degree > 1 else 0
     sent_bytes = allreduces * 2 * (degree - 1) / degree * token_bytes
     sent_bytes += (stages - 1) * token_bytes / degree
+    exchanges = 2 * costs.expert_layers if costs.token_exchange_s else 0
     return StepModel(
         weights_s=costs.weights_bytes / read_per_s,
         experts_s=costs.experts_bytes / read_per_s,
@@ -239,8 +239,8 @@ def step_model(
         token_rows_s=efficiency.expert_row_passes * costs.routed_rows * token_bytes / read_per_s,
         sequence_attention_s=tokens_per_sequence * pair_flop / attention_per_s,
         prompt_token_attention_s=prompt_pair_flop / attention_per_s,
-        token_link_s=sent_bytes / link_per_s,
-        collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s
+        token_link_s=sent_bytes / link_per_s + costs.token_exchange_s / link_ratio,
+        collectives_s=(allreduces + exchanges + stages - 1) * efficiency.allreduce_latency_s
         + allreduces * costs.link_latency_s,
         layers_s=(costs.layers + costs.added_layers) * efficiency.layer_s
         + costs.expert_layers * efficiency.expert_layer_s,

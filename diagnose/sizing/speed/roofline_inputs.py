@@ -186,6 +186,7 @@ _SPARSE_HEADS = 64
 """Heads that the sparse kernel computes at least (FlashMLA: rows of one tile)."""
 _INDEX_SPEEDUP = 2
 """The indexer computes in FP8, twice as fast as the attention in 16 bit."""
+ACTIVATION_BYTES = 2.0
 _NVLINK_DIRECTIONS = 2
 
 
@@ -239,7 +240,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     expert_layers: int
     """Number of layers with routed experts."""
     touched_ratio: float
-    """Share of the experts that one token uses."""
+    """Share of the experts that one token uses; of expert parallelism one of each engine."""
     kv_bytes_per_token: float
     """Read per token of context and step, in layers without a window."""
     flop_per_pair: float
@@ -264,6 +265,8 @@ class Costs(Struct, frozen=True, kw_only=True):
     """Between GPUs, in one direction."""
     link_latency_s: float
     """Of an all-reduce, beside that over NVLink."""
+    token_exchange_s: float
+    """To send a token to the experts of other data-parallel engines and back, at full bandwidth."""
     nodes: int
     layers: int
     added_layers: float
@@ -288,6 +291,7 @@ def costs(
     quantization: str | None = None,
     kv_bytes_per_element: float = 2.0,
     decode_context_parallel: int = 1,
+    data_parallel: int = 1,
     expert_parallel: bool = False,
     network: str = NETWORKS[0],
 ) -> Costs:
@@ -329,9 +333,14 @@ def costs(
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     token_ratio = experts.per_token / experts.count if experts.count else 0.0
+    # Experts are spread over the GPUs of all engines, and compute the tokens of all.
+    engines = data_parallel if expert_parallel else 1
+    ranks = tensor_parallel * engines
     routed = parameters.experts / tensor_parallel
     if expert_parallel:
-        routed *= busiest_ratio(experts.count, tensor_parallel)
+        routed *= busiest_ratio(experts.count, ranks)
+    exchanged = experts.layers * experts.per_token * model.hidden_size * (1 - 1 / ranks)
+    exchanged_bytes = 2 * ACTIVATION_BYTES * exchanged / tensor_parallel if engines > 1 else 0.0
     dense = attention + parameters.mlp / tensor_parallel + parameters.small
     return Costs(
         weights_bytes=(
@@ -340,10 +349,10 @@ def costs(
             + (parameters.small + head / tensor_parallel) * FULL_BITS
         )
         / 8,
-        experts_bytes=routed * stored.expert_bits / 8,
-        experts=experts.count * experts.layers,
+        experts_bytes=routed / engines * stored.expert_bits / 8,
+        experts=experts.count * experts.layers // engines,
         expert_layers=experts.layers if experts.count else 0,
-        touched_ratio=token_ratio,
+        touched_ratio=touched_ratio(token_ratio, engines),
         kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
@@ -360,6 +369,7 @@ def costs(
         link=link,
         link_bytes_per_s=link_bytes_per_s,
         link_latency_s=link_latency_s,
+        token_exchange_s=exchanged_bytes / _link(gpu, ranks, network)[1],
         nodes=ceil(tensor_parallel * pipeline_parallel / gpu.node_gpus),
         layers=model.depth,
         added_layers=kinds.added_layers,
@@ -413,6 +423,7 @@ def launch_costs(setup: Setup) -> Costs:
         quantization=setup.quantization,
         kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
         decode_context_parallel=setup.decode_context_parallel,
+        data_parallel=setup.parallel.data,
         expert_parallel=setup.parallel.experts,
         network=setup.network,
     )

@@ -261,7 +261,7 @@ def expert_exchange(
         f"Time of the all-to-all {of}",
         f"{{sent:GB}} / {{GPUs}} / {{bandwidth of {costs.link}:GB/s}}",
         (sent_bytes, gpus, costs.link_bytes_per_s),
-        result="{:s}, not in the prediction",
+        result="{:s}" + ("" if costs.token_exchange_s else ", not in the prediction"),
         source="guide 5.4",
     )
 

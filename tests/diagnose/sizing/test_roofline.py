@@ -29,6 +29,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
     Costs,
     Efficiency,
+    busiest_ratio,
     costs,
     touched_ratio,
     with_shares,
@@ -519,3 +520,22 @@ def test_benchmarks_of_2026() -> None:
         assert hits >= share * count, name
         banded = [inside for row in judged if (inside := row.is_in_band(name)) is not None]
         assert 0.85 * len(banded) <= sum(banded), name
+
+
+def test_data_parallel_engines_share_the_experts() -> None:
+    """Each of 8 GPUs reads an eighth of the experts, for the tokens of all engines."""
+    name = "deepseek-ai/DeepSeek-V3"
+    alone = costs(model(name), gpu("h200"))
+    apart = costs(model(name), gpu("h200"), data_parallel=8, expert_parallel=True)
+    busiest = busiest_ratio(256, 8)
+    assert apart.experts_bytes * 8 == pytest.approx(alone.experts_bytes * busiest)
+    assert apart.experts_flop_per_token == pytest.approx(alone.experts_flop_per_token * busiest)
+    for tokens in (1, 16, 200):
+        shared = touched_ratio(apart.touched_ratio, tokens)
+        assert shared == pytest.approx(touched_ratio(alone.touched_ratio, 8 * tokens))
+    # There and back: 58 layers x 8 experts x 7,168 x 2 bytes, of which 7 of 8 leave the GPU.
+    sent = 2 * 58 * 8 * 7168 * 2 * 7 / 8
+    assert apart.token_exchange_s == pytest.approx(sent / 450e9)
+    assert alone.token_exchange_s == 0.0
+    without = costs(model(name), gpu("h200"), data_parallel=8)
+    assert without == alone
