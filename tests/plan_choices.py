@@ -72,12 +72,20 @@ def planned(text: str, stated: Stated | None = None) -> Plan | None:
 def alternatives(model_id: str) -> Iterator[Stated]:
     """Every split and precision that could be stated instead; weights published in a format of
     their own are not converted to INT8."""
-    plain = model(model_id).quantization == "bf16"
+    served = model(model_id)
+    plain = served.quantization == "bf16"
     whole = ("", "bf16", "int8", "w8a8") if plain else ("", "bf16")
-    for tensor, stages, quantization, kv in itertools.product(
-        (1, 2, 4, 8), (1, 2, 3, 4), whole, ("", "auto")
+    more: list[dict[str, object]] = [{"pipeline_parallel": stages} for stages in (1, 2, 3, 4)]
+    if served.experts.count:
+        more.append({"expert_parallel": True})
+        for count in (2, 4, 8):
+            more.append({"data_parallel": count})
+    for tensor, split, quantization, kv in itertools.product(
+        (1, 2, 4, 8), more, whole, ("", "auto")
     ):
-        stated: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": stages}
+        if tensor * int(str(split.get("data_parallel", 1))) > 8:
+            continue
+        stated = {"tensor_parallel": tensor} | split
         stated |= {"quantization": quantization} if quantization else {}
         yield {"deployment": stated | ({"kv_cache_dtype": kv} if kv else {})}
 

@@ -81,7 +81,7 @@ def _ratio(sheet: Sheet, pool: Pool, replica: Serving) -> PrefillDecodeRatio | N
     if best is None and profile.slo.itl_p99_s is not None:
         return None
     alone = at(decoding, best.concurrency if best else decoding.limit)
-    gpus = replica.setup.parallel.gpus
+    gpus = replica.setup.parallel.gpus / replica.setup.parallel.data
     return prefill_decode_ratio(
         sheet,
         peak_requests_per_s=pool.peak_requests_per_s,

@@ -93,11 +93,12 @@ class Serving(Struct, frozen=True, kw_only=True):
         max_num_seqs. A prefill server computes one prompt at a time."""
         if not self.memory.holds_one:
             return 0
+        engines = self.setup.parallel.data
         if self.pool.phase == "prefill":
-            return 1
+            return engines
         free = self.memory.available_bytes.expected - self.stored_bytes
         held = self.memory.layout.concurrency(free, self.setup.context)
-        return max(min(int(held), self.setup.seqs), 0)
+        return max(min(int(held), self.setup.seqs), 0) * engines
 
 
 def serving(pool: Pool, setup: Setup) -> Serving:
@@ -117,18 +118,25 @@ def serving(pool: Pool, setup: Setup) -> Serving:
 
 
 def at(replica: Serving, concurrency: float) -> Performance:
-    """The roofline's prediction for a concurrency, with mean lengths."""
-    lengths = replica.pool.lengths
+    """The roofline's prediction of one engine for a concurrency of the replica, with mean lengths.
+
+    Data-parallel engines have equal parts of it.
+    """
+    lengths, engines = replica.pool.lengths, replica.setup.parallel.data
     load = Load(
         input_tokens=lengths.mean_input_tokens,
         output_tokens=max(lengths.mean_output_tokens, 1.0),
-        concurrency=concurrency,
-        max_running=max(replica.limit, 1),
+        concurrency=_per_engine(replica, concurrency),
+        max_running=max(replica.limit / engines, 1),
         max_num_batched_tokens=replica.setup.batched_tokens,
         prefix_hit_ratio=replica.hit_ratio,
         drafting=replica.drafting,
     )
     return performance(replica.costs, load)
+
+
+def _per_engine(replica: Serving, concurrency: float) -> float:
+    return max(concurrency / replica.setup.parallel.data, min(concurrency, 1.0))
 
 
 def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
@@ -137,12 +145,14 @@ def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
     lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     longer *= 1 - replica.tail_hit_ratio
-    chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
+    # Engines that share their experts step together: the prompt of one delays all.
+    chunked = predicted.prefill_step_ratio * replica.setup.parallel.data > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
     ttft_s = predicted.ttft_s + longer / predicted.prefill_tokens_per_s
+    busy = concurrency / _per_engine(replica, concurrency)
     return BenchmarkPoint(
         concurrency=concurrency,
-        requests_per_s=predicted.requests_per_s,
+        requests_per_s=predicted.requests_per_s * busy,
         ttft_p99_s=ttft_s,
         itl_p99_s=max(step.total_s * predicted.draft_factor, predicted.itl_s),
         latency_p99_s=ttft_s + max(lengths.output_p99_tokens - 1, 0) * predicted.itl_s,
@@ -225,7 +235,7 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
         SizingError: another input is invalid.
     """
     try:
-        return memory(setup).fits(concurrency)
+        return memory(setup).fits(math.ceil(concurrency / setup.parallel.data))
     except SizingError as error:
         if error.name != "tensor_parallel":
             raise

@@ -6,7 +6,7 @@ Guide 4, 5 and 9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -88,18 +88,24 @@ def splits(pool: Pool) -> Iterator[Parallel]:
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else node
     heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
     stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
-    experts = pool.deployment.expert_parallel
-    if experts and not pool.model.experts.count:
-        raise SizingError(f"{pool.model.id} has no routed experts", name="expert_parallel")
+    experts, engines = bool(pool.deployment.expert_parallel), pool.deployment.data_parallel or 1
+    if (experts or engines > 1) and not pool.model.experts.count:
+        name = "expert_parallel" if experts else "data_parallel"
+        raise SizingError(f"{pool.model.id} has no routed experts", name=name)
     if stated is not None:
         check_tensor_parallel(
             tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
         )
-        yield Parallel(tensor=stated, pipeline=pipeline or 1, experts=experts)
+        if engines == 1:
+            yield Parallel(tensor=stated, pipeline=pipeline or 1, experts=experts)
+        yield from _engines(pool, (stated,), node)
         return
     degrees = tensor_parallel_choices(attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked)
     # A degree that does not divide the node strands GPUs.
     degrees = tuple(degree for degree in degrees if node % degree == 0)
+    yield from _engines(pool, degrees, linked)
+    if engines > 1:
+        return
     for degree in degrees:
         for count in _STAGES if pipeline is None else (pipeline,):
             if count <= pool.model.depth:
@@ -108,6 +114,22 @@ def splits(pool: Pool) -> Iterator[Parallel]:
         for count in _OTHER_STAGES:
             stages = min(count, pool.model.depth)
             yield Parallel(tensor=degrees[-1], pipeline=stages, experts=experts)
+
+
+_ENGINES = (2, 4, 8)
+
+
+def _engines(pool: Pool, degrees: Sequence[int], linked: int) -> Iterator[Parallel]:
+    """Data-parallel engines that share their experts: the stated number, or those of a node."""
+    stated = pool.deployment
+    if not pool.model.experts.count or stated.expert_parallel is False:
+        return
+    if (stated.pipeline_parallel or 1) > 1 or (stated.tensor_parallel and not stated.data_parallel):
+        return
+    for degree in degrees:
+        for count in _ENGINES if stated.data_parallel is None else (stated.data_parallel,):
+            if count > 1 and (stated.data_parallel or degree * count <= linked):
+                yield Parallel(tensor=degree, data=count, experts=True)
 
 
 def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
@@ -240,6 +262,7 @@ def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:
 def named(parallel: Parallel) -> str:
     """The split in the field's words."""
     stages = f" x PP {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    stages += f" x DP {parallel.data}" if parallel.data > 1 else ""
     return f"TP {parallel.tensor}{stages}{' with expert parallelism' if parallel.experts else ''}"
 
 
@@ -302,7 +325,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
 
 def _experts(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
-    gpus, costs = replica.setup.parallel.tensor, replica.costs
+    gpus, costs = replica.setup.parallel.gpus, replica.costs
     part = Part(
         to_measure=["how unevenly production tokens use the experts: the busiest GPU sets the pace"]
     )

@@ -156,7 +156,8 @@ class Deployment:
     kv_cache_dtype: Text | None = None
     tensor_parallel: Annotated[int, count_to(64)] | None = None
     pipeline_parallel: Annotated[int, count_to(64)] | None = None
-    expert_parallel: bool = False
+    data_parallel: Annotated[int, count_to(64)] | None = None
+    expert_parallel: bool | None = None
     max_model_len: Count | None = None
     concurrency: Annotated[int, count_to(100_000)] | None = None
     usable_requests_per_s: Number | None = None

@@ -681,6 +681,24 @@ def test_expert_parallelism_says_its_exchange_and_its_busiest_gpu() -> None:
         planned(profile_text(deployment="expert_parallel = true"))
 
 
+def test_data_parallel_engines_are_compared_and_share_a_replica() -> None:
+    given_ = 'model = "deepseek-ai/DeepSeek-V3"\ngpus = ["h200"]\n'
+    open_ = planned(profile_text(deployment=given_)).step(6)
+    assert any("TP 2 x DP 4 with expert parallelism" in note for note in open_.notes)
+    fleet_plan = planned(profile_text(deployment=f"{given_}tensor_parallel = 1\ndata_parallel = 8"))
+    six, ten = fleet_plan.step(6), fleet_plan.step(10).output
+    assert six.decision.startswith("TP 1 x DP 8 with expert parallelism: 8 GPUs per replica")
+    launch = str(fleet_plan.step(13).output["launch"])
+    assert "--data-parallel-size 8 --enable-expert-parallel" in launch
+    seats = int(launch.split("--max-num-seqs ")[1].split()[0])
+    assert seats == math.ceil(float(ten["c_max"] or 0) / 8)
+    # Eight engines at one request each serve eight times what one serves.
+    in_flight = {step.title: float(step.result.split()[0]) for step in fleet_plan.step(7).steps[:4]}
+    assert in_flight["8 in flight"] == pytest.approx(8 * in_flight["1 in flight"], rel=0.01)
+    with pytest.raises(SizingError, match="no routed experts"):
+        planned(profile_text(deployment="data_parallel = 2"))
+
+
 def test_the_launch_line_bounds_what_runs_by_c_max() -> None:
     fleet_plan = planned(profile_text(slo="itl_p99_s = 0.03"))
     curve, last = fleet_plan.step(10).output, fleet_plan.step(13).output
