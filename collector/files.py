@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from yaml import Node, SafeLoader
 
 SECRET_MAX_BYTES = 64 * 1024
 """Maximum size of a file with tokens or a password."""
@@ -43,6 +49,76 @@ def read_file(path: str | Path, most_bytes: int, may_read: MayRead | None = None
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return data
+
+
+YAML_NODES_MAX = 100_000
+"""Maximum number of keys, values, lists and tables of a YAML document, aliases written out: each
+node takes about 1 kB while it is parsed."""
+
+
+_YAML_ERRORS = (LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+"""PyYAML's constructors raise these on tags such as `!!int ""`."""
+
+
+def yaml_document(text: str | bytes) -> object:
+    """The contents of a YAML document.
+
+    Raises:
+        ValueError: the text is not YAML, or is too long. The message says where, on one line.
+    """
+    from yaml import YAMLError  # lazy: 1 MB of code, and few daemons have YAML files
+
+    try:
+        loader = _yaml_loader()(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _written_out(node, {}) > YAML_NODES_MAX:
+                raise _too_long()
+            return cast("Any", loader).construct_document(node)
+        finally:
+            loader.dispose()
+    except (ValueError, YAMLError) as exc:
+        raise ValueError(" ".join(str(exc).split())) from None
+    except _YAML_ERRORS as exc:
+        raise ValueError(f"{type(exc).__name__}: {exc}") from None
+
+
+@cache
+def _yaml_loader() -> type[SafeLoader]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A loader that stops at `YAML_NODES_MAX`."""
+
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:  # noqa: ANN401 - as in PyYAML
+            """The next node."""
+            self.nodes += 1
+            if self.nodes > YAML_NODES_MAX:
+                raise _too_long()
+            return super().compose_node(parent, index)
+
+    return Loader
+
+
+def _written_out(node: Node, sizes: dict[int, float]) -> float:
+    """The number of nodes below and including a node, with all aliases replaced by what they stand
+    for. Infinite if a node contains itself."""
+    size = sizes.get(id(node))
+    if size is None:
+        sizes[id(node)] = math.inf
+        value = cast("str | list[Node | tuple[Node, Node]]", node.value)
+        parts = () if isinstance(value, str) else value
+        nodes = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+        size = sizes[id(node)] = 1 + sum(_written_out(each, sizes) for each in nodes)
+    return size
+
+
+def _too_long() -> ValueError:
+    return ValueError(f"more than {YAML_NODES_MAX:,} keys and values, aliases written out")
 
 
 def stamp_of(file: str | Path | os.stat_result) -> Stamp:

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.files import Stamp, read_file, stamp_of
+from kneewatch.collector.files import Stamp, read_file, stamp_of, yaml_document
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -188,7 +189,9 @@ def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
 # --- File_sd files and pods -----------------------------------------------------------------------
 
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 4 * 1024 * 1024
+TARGETS_MAX = 10_000
+"""Maximum number of targets from all files: each takes about 5 kB, and more for its pages."""
 SUFFIXES = (".json", ".yml", ".yaml")
 SCHEME, PATH = "__scheme__", "__metrics_path__"
 
@@ -285,7 +288,7 @@ class FileTargets:
             *(target for at, file in self._files.items() if at != path for target in file.specs),
         ]
         try:
-            specs = tuple(file_specs(path, self._settings))
+            specs = self._specs_beside(len(other_targets), path)
             check_unique([*other_targets, *specs])
         except SettingsError as error:
             names = {target.name for target in other_targets}
@@ -299,6 +302,13 @@ class FileTargets:
             return FileState(stamp, kept, str(error))
         log.info("file_sd: file loaded path=%s targets=%s", path, len(specs))
         return FileState(stamp, specs)
+
+    def _specs_beside(self, others: int, path: str) -> tuple[TargetSpec, ...]:
+        most = TARGETS_MAX - others
+        specs = tuple(islice(file_specs(path, self._settings), max(0, most) + 1))
+        if len(specs) > most:
+            raise SettingsError(f"file_sd {path}: more than {TARGETS_MAX:,} targets in all")
+        return specs
 
 
 def file_specs(path: str, settings: Settings) -> Iterator[TargetSpec]:
@@ -362,12 +372,10 @@ def _json(text: str, origin: str) -> object:
 
 
 def _yaml(text: str, origin: str) -> object:
-    import yaml  # lazy: 1 MB of code, and few daemons have YAML files
-
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise SettingsError(f"{origin}: not YAML: {' '.join(str(exc).split())}") from exc
+        return yaml_document(text)
+    except ValueError as exc:
+        raise SettingsError(f"{origin}: not YAML: {exc}") from exc
 
 
 def _folder(pattern: str) -> str:

@@ -83,6 +83,13 @@ WRONG = {
     ("a.json", '[{"targets": ["a"], "labels": {"__scheme__": "file"}}]'): "the scheme must be http",
     ("a.yml", "a: ["): "not YAML: ",
     ("a.yml", "- targets: [!!python/object/apply:os.getcwd []]"): "not YAML: ",
+    ("a.yml", '- targets: [!!int ""]'): "not YAML: ",
+    ("a.yml", "- targets: [!!timestamp x]"): "not YAML: ",
+    ("a.yml", "- targets: [!!bool x]"): "not YAML: ",
+    ("a.yml", '- targets: [!!float ""]'): "not YAML: ",
+    ("a.yml", "- &a {targets: *a}"): "aliases written out",
+    ("a.yml", f"- targets: [{'a,' * 100_001}]"): "more than 100,000 keys and values",
+    ("a.yml", f"- targets: &a [{'a,' * 1000}]" + "\n- targets: *a" * 100): "aliases written out",
     ("a.txt", "[]"): "its name must end in .json, .yml, .yaml",
 }
 
@@ -104,6 +111,26 @@ def test_any_bytes_give_targets_or_an_error(
         (folder / name).write_bytes(data)
         with contextlib.suppress(KneewatchError):
             assert all(file_spec.name for file_spec in file_specs(str(folder / name), settings()))
+
+
+def test_aliases_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("- targets: [a]\n  labels: &l {tier: x}\n- targets: [b]\n  labels: *l\n")
+    assert [dict(spec.labels) for spec in file_specs(str(file), settings())] == [{"tier": "x"}] * 2
+
+
+def test_more_targets_than_a_daemon_watches_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kneewatch.agent.daemon.discovery.TARGETS_MAX", 3)
+    files = FileTargets([f"{tmp_path}/*.json"], settings())
+    put(tmp_path / "a.json", "a:1", "a:2")
+    assert files.refresh([])
+    put(tmp_path / "b.json", "b:1")
+    put(tmp_path / "c.json", "c:1")
+    files.refresh([])
+    assert names(files) == ["a:1", "a:2", "b:1"]
+    assert files.problems() == [f"file_sd {tmp_path}/c.json: more than 3 targets in all"]
 
 
 def test_changes_are_followed(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_a_configuration_file_of_the_command_line(listening: Listen, tmp_path: P
     assert launch.count("--max-num-seqs") == 8, "the command line wins"
 
 
-ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n"
+ALIASES = "a0: &a0 [x, x]\n" + "".join(
+    f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]\n" for at in range(1, 20)
+)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,7 @@ ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n"
         ("aliases.yaml", ALIASES),
         ("list.yaml", "[hunter2]"),
         ("broken.yaml", "hunter2: [\x00"),
+        ("tag.yaml", 'hunter2: !!int ""'),
         ("missing.yaml", None),
     ],
 )
