@@ -162,7 +162,7 @@ class PageReader:
         try:
             page = self._parser.parse(body, content_type=content_type)
         except CollectError as error:
-            return error
+            return error.detached()
         return _stale_error(page, t_s) or page
 
 

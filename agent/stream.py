@@ -14,6 +14,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.page_memory import PAGES
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
@@ -168,7 +169,8 @@ class TargetStream:
         if isinstance(answer, CollectError):
             return answer
         self._fetch_s = answer.duration_s
-        with self.computing():
+        # Who waits for its turn does not compute.
+        with PAGES.in_turn(answer.body), self.computing():
             return self._pages.page(t_s, answer.body, answer.content_type, None)
 
 

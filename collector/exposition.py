@@ -23,6 +23,7 @@ import orjson
 from msgspec import Struct
 
 from kneewatch.collector.errors import ExpositionError
+from kneewatch.collector.page_memory import PAGES
 from kneewatch.collector.samples import Layout, Page, Series
 
 # --- The grammar of a line: names, labels, numbers, timestamps and exemplars ----------------------
@@ -381,9 +382,11 @@ class PageParser:
         if template is not None and template.openmetrics == openmetrics:
             page = template.page(plain)
         if page is None:
-            _check_kept(plain.count(b"\n"), template)
-            lines = split_lines(plain, self._limits)
-            self._template, page = _read(lines, openmetrics=openmetrics, limits=self._limits)
+            template = self._template = None  # its memory is free for the new page
+            with PAGES.parsing(plain) as size:
+                lines = split_lines(plain, self._limits)
+                self._template, page = _read(lines, openmetrics=openmetrics, limits=self._limits)
+                PAGES.keep(page.layout, size)
         return page
 
 
@@ -455,26 +458,6 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
 _templates: WeakValueDictionary[tuple[object, ...], _Template] = WeakValueDictionary()
 _layouts: WeakValueDictionary[tuple[object, ...], Layout] = WeakValueDictionary()
 """Layouts in use, by content. Threads that add equal layouts at once may each keep their own."""
-
-
-_kept_max = math.inf
-
-
-def limit_kept_series(most: float) -> None:
-    """Limit the series of all layouts in use: each takes about 2.5 kB while it is parsed."""
-    global _kept_max
-    _kept_max = most
-
-
-def _check_kept(lines: int, own: _Template | None) -> None:
-    if _kept_max == math.inf:
-        return
-    layouts = {layout for ref in _layouts.valuerefs() if (layout := ref()) is not None}
-    kept = sum(len(layout.series) for layout in layouts if own is None or layout is not own.layout)
-    if kept + lines > _kept_max:
-        raise ExpositionError(
-            f"no memory for {lines} new series beside {kept} of other pages", kind="too_large"
-        )
 
 
 def _tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:

@@ -56,7 +56,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.exposition import limit_kept_series
+from kneewatch.collector.page_memory import PAGES
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.rules.formatting import span
 
@@ -70,8 +70,8 @@ DEMO_DEFAULTS = {**RUN_DEFAULTS, "window_s": DEMO_WINDOW_S}
 STOP_S = 2.2
 """Maximum seconds for the shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
 
-OWN_BYTES, SERIES_BYTES = 160 * 1024**2, 2500
-"""Memory of the daemon without pages, and of a series with labels that no other target has."""
+OWN_BYTES, UNLIMITED_BYTES = 160 * 1024**2, 1024**3
+"""Memory of the daemon without pages, and memory that it takes where nothing limits it."""
 
 FLUSH_S = 0.4
 """Minimum seconds that the history gets at shutdown to write queued cycles."""
@@ -222,8 +222,8 @@ class Daemon:
         )
         process.tune_process()
         memory = host_memory(control_groups(os.getpid()))
-        if (limit_bytes := memory.get("host_memory_limit_bytes")) is not None:
-            limit_kept_series((limit_bytes - OWN_BYTES) / SERIES_BYTES)
+        limit_bytes = memory.get("host_memory_limit_bytes", UNLIMITED_BYTES)
+        PAGES.limit_bytes = max(0.0, limit_bytes - OWN_BYTES)
         with supervisor.handled(), self._parts:
             self._scheduler.start()
             self._cycles.start()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kneewatch.agent.daemon.baselines import (
     KneeLoader,
@@ -204,8 +204,9 @@ PAGE = "page"
 """Name of the target's metrics page in the list of its sources."""
 
 CPU_SHARE, CPU_FREE_S = 0.25, 0.3
-"""Share of one core that a target may take, and CPU seconds that a cycle may take in any case. A
-target whose cycles take more is scraped less often, so that it delays no other."""
+"""Share of one core that all targets with heavy cycles may take together, and CPU seconds that a
+cycle may take before it counts as heavy. Targets with heavy cycles are scraped less often, so that
+they delay no other."""
 
 STARTED_OVER = "the recording starts over"
 
@@ -222,6 +223,8 @@ class Sinks(Struct, frozen=True):
     seasons: SeasonalBaselines | None = None
     knees: KneeLoader | None = None
     learned: LearnedStates | None = None
+    heavy: set[str] = field(default_factory=set[str])
+    """Names of the targets whose newest cycle was heavy."""
 
 
 class TargetWatch(Job):
@@ -272,6 +275,7 @@ class TargetWatch(Job):
         """Stop publishing. The result of a cycle that is still running is dropped."""
         with self._publish_lock:
             self._retired = True
+        self._sinks.heavy.discard(self.spec.name)
         if self._cycle_lock.acquire(blocking=False):
             self._release()
             self._cycle_lock.release()
@@ -414,8 +418,12 @@ class TargetWatch(Job):
         # No backoff while the server starts: it is back soon, and a long pause would hide that.
         if next_s is None and error is not None and not self._stream.server_state.is_starting:
             next_s = backoff_s(usual_s, failing=self._failing, jitter=self._jitter())
+        heavy, name = self._sinks.heavy, self.spec.name
         if self._cpu_s > max(CPU_SHARE * usual_s, CPU_FREE_S) and not self.spec.played:
-            next_s = max(next_s or usual_s, self._cpu_s / CPU_SHARE)
+            heavy.add(name)
+            next_s = max(next_s or usual_s, self._cpu_s * len(heavy) / CPU_SHARE)
+        else:
+            heavy.discard(name)
         state = self._state(t_s, usual_s if next_s is None else next_s, self._spent_s)
         with self._publish_lock:
             if self._retired:

@@ -174,7 +174,7 @@ class GpuSource:
         try:
             page = self._collector.collect()
         except CollectError as error:
-            failed = error
+            failed = error.detached()
         except Exception as error:
             log.exception("GPU reading crashed source=%s", self._collector.name)
             failed = CollectError(f"internal error: {error!r}", kind="internal", hint="see the log")

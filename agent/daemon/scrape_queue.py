@@ -48,6 +48,9 @@ threads would only compete for the CPU."""
 BATCH_MAX = 32
 """Maximum number of cycles that compute together."""
 
+HEAVY_S = 0.1
+"""CPU seconds of a step from which its job is computed alone, and no two such jobs at once."""
+
 IDLE_S = 30.0
 """Seconds without work after which a spare thread ends."""
 
@@ -59,7 +62,8 @@ class Entry(Struct, eq=False):
     the job was dropped; within a run, it is the time from which its next step may wait for a
     server. `steps` are the steps that are left of the present run; None between runs. If the job is
     replaced while it runs, `first_s` is the first run of the new job. `computes`: the job is doing
-    work that only needs the CPU.
+    work that only needs the CPU. `cpu_s` and `last_cpu_s` are the CPU seconds of the longest step
+    of the present run, and of the run before.
     """
 
     name: str
@@ -70,6 +74,13 @@ class Entry(Struct, eq=False):
     steps: Steps | None = None
     is_dropped: bool = False
     computes: bool = False
+    cpu_s: float = 0.0
+    last_cpu_s: float = 0.0
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether a step takes so much CPU time that it would delay those of others."""
+        return max(self.cpu_s, self.last_cpu_s) > HEAVY_S
 
 
 class DueQueue:
@@ -88,11 +99,15 @@ class DueQueue:
         self._running: dict[Entry, float] = {}
         """The entries whose step may wait, with the monotonic time at which each step started."""
         self._ready: list[Entry] = []
-        """The entries whose next step only needs the CPU."""
+        """The entries whose next step only needs the CPU, without the heavy ones."""
+        self._heavy: list[Entry] = []
+        """The heavy entries whose next step only needs the CPU."""
         self._ready_s = 0.0
         """The time, on the wall clock, from which the first of them has waited."""
         self._computing = 0
         """Number of threads that compute."""
+        self._is_heavy = False
+        """Whether one of them computes a heavy job."""
         self.busy = 0
         """Number of jobs that are running."""
         self._is_waited_for = False
@@ -246,17 +261,19 @@ class DueQueue:
         """Run due jobs one after the other until this thread is no longer needed."""
         while batch := self._take():
             together = batch[0] not in self._running
+            is_heavy = together and batch[0].is_heavy
             while batch:
                 batch = [entry for entry in batch if self._goes_on(entry, together=together)]
             if together:
                 with self._lock:
                     self._computing -= 1
+                    self._is_heavy = self._is_heavy and not is_heavy
 
     def _take(self) -> list[Entry]:
         """Wait for the next due job, or the jobs to compute, and return them. Returns none when
         this thread is no longer needed."""
         with self._lock:
-            while self._ready or not self._stopped:
+            while self._ready or (self._heavy and not self._is_heavy) or not self._stopped:
                 next_s = None if self._stopped else self._next_s()
                 left_s = None if next_s is None else next_s - self._wall()
                 is_due = left_s is not None and left_s <= 0
@@ -264,6 +281,9 @@ class DueQueue:
                     batch, self._ready = self._ready, []
                     self._computing += 1
                     return batch
+                if self._heavy and not is_due and not self._is_heavy:
+                    self._computing, self._is_heavy = self._computing + 1, True
+                    return [self._heavy.pop(0)]
                 if is_due:
                     return [self._started(heapq.heappop(self._heap)[2])]
                 if self._is_waited_for:
@@ -302,20 +322,26 @@ class DueQueue:
         assert entry.steps is not None
         self._own.entry = entry
         after_s, ended, computes = None, False, False
+        began_s = time.thread_time()
         try:
             computes = next(entry.steps)
         except StopIteration as end:
             after_s, ended = end.value, True
+        entry.cpu_s = max(entry.cpu_s, time.thread_time() - began_s)
         if together and computes:
             return True
         with self._lock:
             self._running.pop(entry, None)
             if ended:
                 entry.steps = None
+                entry.last_cpu_s, entry.cpu_s = entry.cpu_s, 0.0
                 self.busy -= 1
                 if not entry.is_dropped:
                     self._push(entry, self._after_s(entry, after_s))
             elif computes:
+                if entry.is_heavy:
+                    self._heavy.append(entry)
+                    return False
                 if not self._ready:
                     self._ready_s = self._wall()
                     self._watch.notify()

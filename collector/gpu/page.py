@@ -16,6 +16,7 @@ from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.page_memory import PAGES
 from kneewatch.collector.samples import Page
 
 GPUS_LOST = "gpus_lost"
@@ -87,8 +88,9 @@ class DcgmCollector:
         """
         fetched = self._fetcher.get()
         try:
-            page = self._parser.parse(fetched.body, content_type=fetched.content_type)
-            return GpuPage(page, resolve_gpus(page.layout))
+            with PAGES.in_turn(fetched.body):
+                page = self._parser.parse(fetched.body, content_type=fetched.content_type)
+                return GpuPage(page, resolve_gpus(page.layout))
         except CollectError as error:
             raise CollectError(f"{self.url}: {error}", kind=error.kind, hint=error.hint) from error
 

@@ -18,6 +18,7 @@ from kneewatch.collector.http.connection import (
     TlsAccess,
     bad_status,
     connect,
+    failure,
     no_answer,
     not_metrics,
     request_headers,
@@ -25,6 +26,7 @@ from kneewatch.collector.http.connection import (
     truncated,
 )
 from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.page_memory import PAGES
 
 if TYPE_CHECKING:
     import socket
@@ -33,10 +35,11 @@ __all__ = ["FetchSettings", "Fetched", "Fetcher", "KeptConnection", "Scrape", "m
 
 REDIRECTS_MAX = 3
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+NO_MEMORY_HINT = "check the targets with large pages; raise the memory limit if they are needed"
 HTML_TYPES = ("text/html", "application/xhtml")
 
 
-class Fetched(Struct, frozen=True):
+class Fetched(Struct, frozen=True, weakref=True):
     """A page as served, decompressed. `duration_s` is the time from the call to the last byte."""
 
     body: bytes
@@ -63,6 +66,9 @@ NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "connection"})
 """http.client reads responses that have one of these headers."""
 
 RECEIVE_BYTES = 64 * 1024
+PIECE_BYTES = 1024 * 1024
+"""Bytes of a body whose memory is counted together, before they are read; a body of fewer bytes is
+not counted."""
 
 
 class PlainAnswer(Struct):
@@ -106,8 +112,10 @@ class PlainAnswer(Struct):
         return cls(headers, int(length), timed, begun)
 
     def read(self, most_bytes: int) -> bytes:
-        """The body, at most `most_bytes`; shorter if the connection ends early."""
+        """The next bytes of the body, at most `most_bytes` or those received with the headers;
+        shorter if the body or the connection ends."""
         parts, left = [self.begun], min(self.length, most_bytes) - len(self.begun)
+        self.begun = b""
         while left > 0 and (data := self.timed.recv(min(left, RECEIVE_BYTES))):
             parts.append(data)
             left -= len(data)
@@ -187,8 +195,8 @@ class KeptConnection:
             response.begin()
         return self._response
 
-    def body(self, response: Answer) -> bytes:
-        """The whole body, decompressed.
+    def body(self, response: Answer, take: Callable[[int], None] = lambda _size: None) -> bytes:
+        """The whole body, decompressed. `take` is called before memory is taken for a large one.
 
         Raises:
             CollectError: it is too large, cut short or damaged.
@@ -196,7 +204,7 @@ class KeptConnection:
         limit_bytes = self._settings.body_limit_bytes
         if (response.length or 0) > limit_bytes:
             raise too_large(self._address, limit_bytes, "as the server announces")
-        body = response.read(limit_bytes + 1)
+        body = _read(response, limit_bytes + 1, take)
         if response.will_close:
             self.close()
         if len(body) > limit_bytes:
@@ -208,6 +216,8 @@ class KeptConnection:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             body = self._unpacked(body, encoding)
+            if len(body) > PIECE_BYTES:
+                take(len(body))
         return body
 
     def _unpacked(self, packed: bytes, encoding: str) -> bytes:
@@ -228,6 +238,22 @@ class KeptConnection:
         if self._timed is not None:
             self._timed.close()
         self._timed = self._response = None
+
+
+def _read(response: Answer, most_bytes: int, take: Callable[[int], None]) -> bytes:
+    body = response.read(min(PIECE_BYTES, most_bytes))
+    if len(body) < PIECE_BYTES:
+        return body
+    parts, left = [body], most_bytes - len(body)
+    take(len(body))
+    while left > 0:
+        take(PIECE_BYTES)
+        part = response.read(min(PIECE_BYTES, left))
+        parts.append(part)
+        left -= len(part)
+        if len(part) < PIECE_BYTES:
+            break
+    return b"".join(parts)
 
 
 def request_bytes(
@@ -265,6 +291,8 @@ class Fetcher:
         self._request: bytes | None = None
         """The bytes of the request for this path on this connection; None before they are built."""
         self._deadline_s: float | None = None
+        self._taken_bytes = 0
+        """Memory that was taken for the body that is being read."""
 
     @property
     def url(self) -> str:
@@ -282,7 +310,7 @@ class Fetcher:
         whole = False
         try:
             response = self._follow()
-            body = self._connection.body(response)
+            body = self._connection.body(response, self._take)
             content_type = response.headers.get("content-type", "")
             if not self._any_answer:
                 self._check(response, body, content_type)
@@ -296,9 +324,14 @@ class Fetcher:
                 timeout_s=self._settings.read_timeout_s,
             ) from exc
         finally:
+            taken, self._taken_bytes = self._taken_bytes, 0
             if not whole:
+                PAGES.give_back(taken)
                 self.close()
-        return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
+        fetched = Fetched(body, content_type, response.status, time.perf_counter() - started_s)
+        if taken:
+            PAGES.give_back_after(fetched, taken)
+        return fetched
 
     def scrape(self, t_s: float) -> Scrape:
         """Fetch the page once. Returns the page or the error; `t_s` is the current unix time."""
@@ -329,13 +362,20 @@ class Fetcher:
                     token_sent="Authorization" in self._headers,
                 )
             path = redirected(self._address, location).path
-            self._connection.body(response)
+            self._connection.body(response, self._take)
             self._path, self._request = path, None
         raise CollectError(
             f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
             kind="redirect",
             hint="check the rules of the server's proxy: it redirects in a circle",
         )
+
+    def _take(self, size: int) -> None:
+        try:
+            PAGES.take(size, before=self._taken_bytes)
+        except ExpositionError as exc:
+            raise failure(self._address, exc.kind, str(exc), NO_MEMORY_HINT) from exc
+        self._taken_bytes += size
 
     def _deadline(self) -> float:
         if self._deadline_s is None:

@@ -160,19 +160,26 @@ def _count(row: Mapping[str, str], label: str) -> int | None:
 _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
 
 
-_bindings: WeakKeyDictionary[Layout, Binding] = WeakKeyDictionary()
-"""The bindings of the layouts in use."""
+_bindings: WeakKeyDictionary[Layout, Binding | CollectError] = WeakKeyDictionary()
+"""The bindings of the layouts in use, or why a layout has none."""
 
 
 def resolve(layout: Layout) -> Binding:
     """Positions of the values of vLLM's metrics on pages of this layout; cached per layout.
 
     Raises:
-        CollectError: of kind `no_vllm`, if the page has none of vLLM's core metrics.
+        CollectError: of kind `no_vllm`, if the page has none of vLLM's core metrics; too_large, if
+            it has too many engines.
     """
     binding = _bindings.get(layout)
     if binding is None:
-        binding = _bindings[layout] = _resolved(layout)
+        try:
+            binding = _resolved(layout)
+        except CollectError as error:
+            binding = error
+        _bindings[layout] = binding
+    if isinstance(binding, CollectError):
+        raise binding.detached()
     return binding
 
 

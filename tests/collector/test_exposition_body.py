@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 from kneewatch.collector import exposition
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
+from kneewatch.collector.page_memory import PageMemory, page_bytes
 
-PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
+RECORDED = Path(__file__).parents[1] / "fixtures" / "pages"
 
 
 def recorded(name: str) -> str:
-    return gzip.decompress((PAGES / f"{name}.txt.gz").read_bytes()).decode()
+    return gzip.decompress((RECORDED / f"{name}.txt.gz").read_bytes()).decode()
 
 
 def refused(body: str | bytes, *, content_encoding: str = "") -> ExpositionError:
@@ -138,14 +140,52 @@ def test_a_page_of_blank_lines_costs_little() -> None:
     assert time.thread_time() - began_s < 3.0, "10 s when each line was looked at"
 
 
+def page_of(name: str, labels: int = 0, series: int = 3_000) -> str:
+    """A page that may take more than is always allowed."""
+    own = ",".join(f'l{at}="x"' for at in range(labels))
+    return "".join(f"{name}_{number}{{{own}}} 1\n" for number in range(series))
+
+
 def test_new_series_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     parser, other = PageParser(), PageParser()
-    page = parser.parse("".join(f"kept_{number} 1\n" for number in range(100)))
-    monkeypatch.setattr(exposition, "_kept_max", len(page.layout.series) + 50_000)
-    changed = "".join(f"new_{number} 1\n" for number in range(100))
+    memory = PageMemory(2.5 * page_bytes(page_of("kept").encode()))
+    monkeypatch.setattr(exposition, "PAGES", memory)
+    page = parser.parse(page_of("kept"))
+    changed = page_of("newer")
     parser.parse(changed)
-    monkeypatch.setattr(exposition, "_kept_max", 150)
-    with pytest.raises(ExpositionError, match="no memory for 100 new series") as caught:
-        other.parse("".join(f"more_{number} 1\n" for number in range(100)))
+    with pytest.raises(ExpositionError, match="no memory for a page that takes 3 MiB") as caught:
+        other.parse(page_of("more"))
     assert caught.value.kind == "too_large"
     parser.parse(changed.replace(" 1", " 2"))
+    assert page.values
+    del page
+    other.parse(page_of("more"))
+    memory.limit_bytes = 0.0
+    other.parse("small 1\n" * 100)
+
+
+def test_labels_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "PAGES", PageMemory(50e6))
+    PageParser().parse(page_of("few", labels=10))
+    with pytest.raises(ExpositionError, match="no memory"):
+        PageParser().parse(page_of("many", labels=100))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        page_of("labels", labels=100),
+        page_of("series", series=40_000),
+        "# " + "x" * 8_000_000 + "\nvllm:x 1\n",
+        "# " + "x" * 8_000_000 + "\U0001f600\nvllm:x 1\n",
+        "".join(f"# TYPE a{at} gauge\n" for at in range(100_000)),
+    ],
+    ids=("labels", "series", "text", "wide", "types"),
+)
+def test_no_page_takes_more_memory_than_counted(text: str) -> None:
+    body = text.encode()
+    tracemalloc.start()
+    PageParser().parse(body)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < page_bytes(body)

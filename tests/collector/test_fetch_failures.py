@@ -6,15 +6,17 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http import fetch
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.page_memory import PageMemory
 from tests.collector.servers import (
     PAGE,
     QUICK,
@@ -221,6 +223,23 @@ def test_answer_is_no_page(start: Start, fetcher: Fetch, data: bytes, kind: str,
     settings = FetchSettings(body_limit_bytes=100_000)
     problem = failure(fetcher(start(always(data, keep=False)).url, settings))
     assert (problem.kind, said in str(problem)) == (kind, True), str(problem)
+
+
+@pytest.mark.parametrize("answered", [answer, chunked], ids=["length", "chunks"])
+def test_bodies_in_flight_have_a_limit_together(
+    start: Start, fetcher: Fetch, monkeypatch: pytest.MonkeyPatch, answered: Callable[..., bytes]
+) -> None:
+    small, large = b"a 1\n" * 300_000, b"a 1\n" * 1_000_000
+    monkeypatch.setattr(fetch, "PAGES", PageMemory(7e6))
+    first, second = (fetcher(start(always(answered(large))).url) for _ in range(2))
+    page = first.get()
+    assert page.body == large
+    problem = failure(second)
+    assert problem.kind == "too_large"
+    assert "no memory for a page that takes" in str(problem)
+    assert fetcher(start(always(answered(small))).url).get().body == small
+    del page
+    assert second.get().body == large, "the memory of the first is free again"
 
 
 def test_page_of_exactly_the_limit_is_read(start: Start, fetcher: Fetch) -> None:

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.collector.names.vllm_resolver import resolve
 from tests.collector.name_pages import (
     kinds,
     labelled,
@@ -18,6 +20,7 @@ from tests.collector.name_pages import (
     unlabelled,
     values,
 )
+from tests.effort import calls
 
 BUSY = "0.32.0-loaded"
 RAY = {
@@ -278,6 +281,23 @@ def test_engines_without_end_are_refused_at_once() -> None:
     with pytest.raises(CollectError, match="more than 1024 engines") as caught:
         resolved(body)
     assert caught.value.kind == "too_large"
+
+
+def test_a_layout_is_refused_once() -> None:
+    body = "".join(
+        f'vllm:num_requests_running{{model_name="m",engine="{number}"}} 1\n'
+        for number in range(2_000)
+    )
+    page = parse(body)
+    errors = list[CollectError]()
+
+    def refuse() -> None:
+        with pytest.raises(CollectError) as caught:
+            resolve(page.layout)
+        errors.append(caught.value)
+
+    assert calls(refuse) > 50 * calls(refuse)
+    assert str(errors[0]) == str(errors[1])
 
 
 def test_names_without_end_are_refused() -> None:

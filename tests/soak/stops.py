@@ -20,6 +20,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+from kneewatch.agent.console import NO_DATA, OK
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
 from tests.agent.store.factories import EVER
@@ -31,7 +32,7 @@ ALIVE_S = (0.0, 5.0)
 time from its start."""
 
 WELL = 8
-ALLOWED = {0, 1, -signal.SIGTERM}
+ALLOWED = {OK, NO_DATA, -signal.SIGTERM}
 """Exit statuses: all is written, the log says that the last cycles are not, and the signal came
 before the daemon took signals."""
 

@@ -46,10 +46,11 @@ class Kept:
         self.cycles: list[Cycle] = []
         self.states: list[TargetState] = []
         self.board = Board()
+        self.heavy = set[str]()
 
     def sinks(self, gpus: GpuSources | None = None) -> Sinks:
         """Everything goes here."""
-        return Sinks(self.board, self.cycles.append, self.states.append, gpus)
+        return Sinks(self.board, self.cycles.append, self.states.append, gpus, heavy=self.heavy)
 
 
 def watch(

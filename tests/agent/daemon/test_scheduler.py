@@ -24,7 +24,7 @@ from kneewatch.agent.daemon.periodic_jobs import (
     phase_count,
     phase_ratio,
 )
-from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
+from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, HEAVY_S, QUICK_MAX, DueQueue
 from tests.waiting import PATIENCE_S, until
 
 Clockwork: TypeAlias = Scheduler | DueQueue
@@ -286,6 +286,32 @@ def test_each_step_of_all_due_jobs_comes_before_the_next_step(queue: DueQueue) -
     until(lambda: len(noted) == 3 * jobs and not queue.busy)
     assert sorted(noted[: 2 * jobs]) == ["judge"] * jobs + ["read"] * jobs
     assert noted[:2] == ["read", "read"], "together"
+
+
+def test_heavy_jobs_are_computed_one_at_a_time_and_light_ones_between(queue: DueQueue) -> None:
+    noted, go_on = list[str](), threading.Event()
+
+    class Heavy(Counted):
+        def steps(self) -> Steps:
+            began_s = time.thread_time()
+            while time.thread_time() - began_s < 1.5 * HEAVY_S:
+                pass
+            self.times.append(time.monotonic())
+            yield True
+            noted.append("heavy")
+            go_on.wait(2 * PATIENCE_S)
+            return 1e6
+
+    jobs = [Heavy() for _ in range(3)]
+    for number, job in enumerate(jobs):
+        queue.put(f"heavy {number}", job, interval_s=PATIENT_S, first_in_s=0.1)
+    until(lambda: all(job.times for job in jobs) and noted == ["heavy"])
+    light = Stepping(list[str]())
+    queue.put("light", light, interval_s=0.1)
+    until(lambda: light.times and queue.busy == len(jobs))
+    assert noted == ["heavy"], "the others wait for their turn"
+    go_on.set()
+    until(lambda: noted == ["heavy"] * len(jobs) and not queue.busy)
 
 
 def test_a_fetch_that_hangs_delays_no_job_that_has_its_page(queue: DueQueue) -> None:

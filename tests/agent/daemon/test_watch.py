@@ -327,10 +327,16 @@ def test_targets_with_the_same_settings_share_a_catalogue() -> None:
 
 
 def test_a_page_that_takes_much_cpu_is_scraped_less_often(
-    serving: Start, watching: Watching, monkeypatch: pytest.MonkeyPatch
+    serving: Start, kept: Kept, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = watching(target(serving(in_turn(HEALTHY)).url))
+    watched, heavy = watching(target(serving(in_turn(HEALTHY)).url)), kept.heavy
     assert run(watched, 1) == [None]
-    spent = iter((0.0, 0.5, 1.0, 2.5, 3.0, 5.0))  # begin and end of each step
+    step_s = 0.0, 0.5, 1.0, 2.5, 3.0, 5.0  # begin and end of each step
+    spent = iter((*step_s, *step_s, *[0.0] * 6))
     monkeypatch.setattr(time, "thread_time", lambda: next(spent))
+    heavy.add("other")
+    assert run(watched, 1) == [32.0], "an eighth of a core: half of what all heavy targets may take"
+    heavy.remove("other")
     assert run(watched, 1) == [16.0], "a quarter of a core"
+    assert run(watched, 1) == [None]
+    assert not heavy
