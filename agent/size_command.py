@@ -135,6 +135,7 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         if available is not None:
             raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
         available = fields["kv_cache_memory_bytes"]
+    fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
     return Setup(
         model=model,
         gpu=_gpu(given),
@@ -550,7 +551,8 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     stated = command_values(launch)
     stated |= _speculation(launch.document("--speculative-config"))
     stated["model"] = launch.model or None
-    given = given | {"ignored": ignored_flags(launch)}
+    others = {flag: text for flag, text in _others(launch).items() if flag not in launch.cut}
+    given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
     versions = (image_version(word) for line in commands(text) for word in line)
     stated["vllm_version"] = next((version for version in versions if version), None)
     defaults = {flag.parameter: flag.default for flag in FLAGS}
@@ -583,20 +585,33 @@ def _as_vllms(kind: EngineKind, text: str) -> str:
 
 def ignored_flags(launch: Launch) -> tuple[str, ...]:
     """The flags of a command line that are not counted and may matter, and what they may change."""
-    counted = {flag.launch for flag in FLAGS} | {"--speculative-config"}
-    drafts = _speculation(launch.document("--speculative-config"))
     listed = list[str]()
-    for flag, value in launch.flags.items():
+    for flag, value in _others(launch).items():
         name = flag.split(".")[0]
-        is_read = name in counted and (drafts or name != "--speculative-config")
         is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
-        if is_read or is_plain or WITHOUT_EFFECT.fullmatch(name):
+        if is_plain or WITHOUT_EFFECT.fullmatch(name):
             continue
         row = VLLM.get(name)
         listed.append(f"{name} ({(row and row.may_change) or 'unknown to kneewatch'})")
-    if not listed:
-        return ()
-    return (f"flags of the command line that are not counted: {', '.join(dict.fromkeys(listed))}",)
+    lines = [
+        "flags of the command line that are not counted",
+        "flags with several values, not in run",
+    ]
+    return tuple(
+        f"{line}: {', '.join(dict.fromkeys(flags))}"
+        for line, flags in zip(lines, (listed, launch.cut), strict=True)
+        if flags
+    )
+
+
+def _others(launch: Launch) -> Mapping[str, str]:
+    """The flags of a command line that do not count, with their values."""
+    counted = {flag.launch for flag in FLAGS} | {"--enable-lora"}
+    if _speculation(launch.document("--speculative-config")):
+        counted.add("--speculative-config")
+    return {
+        flag: value for flag, value in launch.flags.items() if flag.split(".")[0] not in counted
+    }
 
 
 def _speculation(config: Mapping[str, Any]) -> dict[str, Any]:

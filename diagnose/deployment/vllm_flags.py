@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -143,6 +144,7 @@ Images with other names may contain a router or a benchmark; their tags are not 
 
 _RELEASE = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:\.?(?:post|rc)\d{1,3})?)(?:[-+_].*)?")
 _FLAG = re.compile(r"--?[A-Za-z]")
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
 class Launch(Struct, frozen=True):
@@ -384,6 +386,16 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether the flag's value is, or contains, a file name."""
         return self.kind in ("file", "pair")
 
+    def text(self, value: bool | float | str) -> str:
+        """A value as a command line has it."""
+        return (
+            ""
+            if self.kind == "switch"
+            else f"{value:g}"
+            if isinstance(value, float)
+            else f"{value}"
+        )
+
     def read(self, launch: Launch) -> bool | float | str | None:
         """The value in a command line; None if it says nothing."""
         if self.kind == "switch":
@@ -420,6 +432,7 @@ SHOWN = frozenset(name for name, flag in VLLM.items() if flag.shown or flag.help
 
 PRINTED = SHOWN | {
     "--chat-template",
+    "--compilation-config",
     "--config",
     "--distributed-executor-backend",
     "--download-dir",
@@ -436,6 +449,26 @@ PRINTED = SHOWN | {
 def variable(flag: str) -> str:
     """The name of the shell variable that a printed command has for a flag's hidden value."""
     return flag.lstrip("-").replace("-", "_").replace(".", "_").upper()
+
+
+def printed_words(flag: str, value: str, *, is_new: bool = False) -> str:
+    """A flag and its value, quoted for a shell; a value that may be a secret is a shell variable,
+    unless it is new."""
+    if not value:
+        return shlex.quote(flag)
+    if not is_new and is_hidden(flag, value):
+        return f'{flag} "${variable(flag)}"'
+    if _VARIABLE.fullmatch(value):
+        return f'{shlex.quote(flag)} "{value}"'
+    if flag in VLLM and VLLM[flag].kind == "sizes" and value.replace(" ", "").isdigit():
+        return f"{flag} {value}"
+    glue = "=" if value.startswith("-") else " "
+    return f"{shlex.quote(flag)}{glue}{shlex.quote(value)}"
+
+
+def is_hidden(flag: str, value: str) -> bool:
+    """Whether the value may be a secret."""
+    return flag not in PRINTED and not value.replace(".", "", 1).isdigit()
 
 
 WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import PRINTED, VLLM, Launch, variable
+from kneewatch.diagnose.deployment.vllm_flags import Launch, is_hidden, printed_words, variable
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
     ServeCommand,
     Value,
 )
-
-_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
 def serve_command(
@@ -34,7 +31,7 @@ def serve_command(
         return None
     after = _changed(launch.flags, flags)
     new = {flag for flag, value in after.items() if launch.flags.get(flag) != value}
-    words = {flag: _words(flag, value, is_new=flag in new) for flag, value in after.items()}
+    words = {flag: printed_words(flag, value, is_new=flag in new) for flag, value in after.items()}
     return ServeCommand(
         line=" ".join(["vllm serve", shlex.quote(model), *words.values()]),
         changed=tuple(words[flag] for flag in after if flag in new),
@@ -68,7 +65,7 @@ def with_command(
 def arguments(changes: Iterable[Change]) -> list[str]:
     """The arguments that set the changed flags, quoted for a shell; flags to drop are left out."""
     flags = [change for change in changes if change.flag.startswith("--")]
-    return [_words(flag, value, is_new=True) for flag, value in _changed({}, flags).items()]
+    return [printed_words(flag, value, is_new=True) for flag, value in _changed({}, flags).items()]
 
 
 def _changed(flags: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
@@ -99,30 +96,13 @@ def _with_key(text: str, key: str, value: Value) -> str:
     return json.dumps({**document, key: value}) if isinstance(document, dict) else text
 
 
-def _words(flag: str, value: str, *, is_new: bool) -> str:
-    if not value:
-        return shlex.quote(flag)
-    if not is_new and _is_hidden(flag, value):
-        return f'{flag} "${variable(flag)}"'
-    if _VARIABLE.fullmatch(value):
-        return f'{shlex.quote(flag)} "{value}"'
-    if flag in VLLM and VLLM[flag].kind == "sizes" and value.replace(" ", "").isdigit():
-        return f"{flag} {value}"
-    glue = "=" if value.startswith("-") else " "
-    return f"{shlex.quote(flag)}{glue}{shlex.quote(value)}"
-
-
-def _is_hidden(flag: str, value: str) -> bool:
-    return flag not in PRINTED and not value.replace(".", "", 1).isdigit()
-
-
 def _unknown(launch: Launch, after: Mapping[str, str], new: set[str]) -> Iterator[str]:
     if not launch.complete:
         yield "flags that are set elsewhere, such as in a --config file or a shell variable"
     for flag, value in after.items():
         if flag in new:
             continue
-        if _is_hidden(flag, value) and value:
+        if is_hidden(flag, value) and value:
             yield f"the value of {flag}, which may be a secret: set {variable(flag)} to it"
         elif value == f"${variable(flag)}":
             yield f"the value of {flag}: set {variable(flag)} to it"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kneewatch.collector.engines.engine_kind import EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
+from kneewatch.diagnose.deployment.vllm_flags import printed_words
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 
 # No method of 0.32 (vllm/model_executor/layers/quantization/__init__.py).
@@ -17,12 +18,18 @@ _BITSANDBYTES_UNTIL = (0, 32, 0)
 
 def sized_command(setup: Setup) -> str:
     """The command of a sized launch; a shell comment says where it needs another checkpoint."""
-    values = {flag: value for flag, value in flag_values(setup).items() if value is not None}
+    others = dict(setup.other_flags)
+    values = {
+        flag: value
+        for flag, value in flag_values(setup).items()
+        if value is not None and flag not in others
+    }
     if setup.slack is None:
         flags = [_words(flag, value) for flag, value in values.items()]
         command = " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
     else:
         command = _own_command(setup.kind, setup.model.id, values)
+    command = " ".join([command, *(printed_words(*other) for other in others.items())])
     own = scheme(setup.model.quantization)
     other = setup.scheme.id != own.id and _quantized_at_load(setup) is None
     return f"{command}  # needs a checkpoint in {setup.scheme.id}" if other else command

@@ -89,7 +89,7 @@ def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
     stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), launch=launch)
     live = deployment({}, replace(stated, tensor_parallel=asked.parallel.tensor)).setup
     assert live is not None
-    assert replace(live, model=asked.model) == asked
+    assert replace(live, model=asked.model) == replace(asked, other_flags=())
     assert asked != Setup(asked.model, asked.gpu)
 
 

@@ -922,3 +922,15 @@ def test_a_gpu_that_shares_the_hosts_memory_is_not_filled() -> None:
     assert told in " ".join(size(*launch).stdout.split())
     lower = size(*launch, "--gpu-memory-utilization", "0.85").stdout
     assert "not free" not in lower
+
+
+def test_the_command_keeps_the_flags_that_do_not_count() -> None:
+    line = (
+        "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --api-key sk-1 "
+        "--tool-call-parser hermes --async-scheduling --lora-modules a=x b=y"
+    )
+    _, answer = document("--gpu", "h100-sxm", "--launch", line)
+    command = answer["command"]
+    assert command.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 ")
+    assert command.endswith('--api-key "$API_KEY" --tool-call-parser hermes --async-scheduling')
+    assert any("--lora-modules" in note for note in answer["notes"])

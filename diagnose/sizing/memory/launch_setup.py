@@ -146,6 +146,7 @@ class Setup(Struct, frozen=True):
       absent.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     - `network`: between nodes, a key of LINK_BYTES_PER_S.
+    - `other_flags`: flags of the command line that do not count, with their values.
     """
 
     model: Model
@@ -178,6 +179,7 @@ class Setup(Struct, frozen=True):
     network: str = NETWORKS[0]
     adapters: Adapters | None = None
     draft: Draft | None = None
+    other_flags: tuple[tuple[str, str], ...] = ()
 
     @property
     def scheme(self) -> Scheme:
@@ -275,9 +277,13 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
         SizingError: a value is not readable, or two flags contradict each other.
     """
     fields: dict[str, Any] = {}
+    others: list[tuple[str, str]] = []
     for flag in FLAGS:
         value = values.get(flag.parameter)
-        if not flag.setup or value is None or (flag.kind == "switch" and not value):
+        if value is None or (flag.kind == "switch" and not value):
+            continue
+        if not flag.setup:
+            others += [(flag.launch, flag.text(value))] if flag.may_change and flag.help else []
             continue
         try:
             fields[flag.setup] = _field(flag, value, fields.get(flag.setup))
@@ -289,7 +295,7 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
         fields["adapters"] = Adapters(slots, DEFAULT_RANK if rank is None else rank)
     elif rank is not None and strict:
         raise SizingError("set the number of adapters for --max-lora-rank", name="max_loras")
-    return fields
+    return fields | {"other_flags": tuple(others)}
 
 
 _LIMIT = re.compile(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})')
