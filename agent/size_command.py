@@ -264,13 +264,15 @@ def choices_of(given: dict[str, Any]) -> Choices:
         SizingError: a flag is set that cannot be used with `--search`.
     """
     sweeps = ("benchmark", "benchmark_by_tensor_parallel")
-    for flag in ("dp", "dcp", "concurrency", "users", "expert_parallel", "compare", *sweeps):
+    for flag in ("dcp", "concurrency", "users", "compare", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
     allowed: str = given["gpus_allowed"] or ""
     return Choices(
         tensor_parallel=given["tp"],
         pipeline_parallel=None if given["pp"] == 1 else given["pp"],
+        data_parallel=None if given["dp"] == 1 else given["dp"],
+        expert_parallel=given["expert_parallel"],
         most_gpus=given["gpus"],
         gpus=tuple(named_gpu(name.strip()) for name in allowed.split(",") if name),
     )

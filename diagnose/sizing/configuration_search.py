@@ -8,7 +8,7 @@ from math import ceil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, NODE_GPUS, Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import seconds
@@ -41,6 +41,7 @@ from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
+_DATA_PARALLELS = (1, 2, 4, 8)
 _PIPELINE_PARALLELS = (2, 4)
 # Beside a 16-bit checkpoint's own. INT4 formats differ in quality, not in bytes or speed.
 _QUANTIZATIONS = ("fp8", "awq", "nvfp4")
@@ -56,10 +57,13 @@ class Choices(Struct, frozen=True, kw_only=True):
     The launch's parallelism is fixed if it has more than one GPU; to fix a single GPU, or the
     pipeline stages, set it here. A given `pipeline_parallel` is always tried; other sizes only if
     no tensor-parallel size starts. `most_gpus` limits the fleet. `gpus` are the only ones to try.
+    Data-parallel engines share their experts, within a node unless their number is set here.
     """
 
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    expert_parallel: bool = False
     most_gpus: int | None = None
     gpus: tuple[Gpu, ...] = ()
 
@@ -77,6 +81,9 @@ class Space(Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...]
     tensor_parallels: tuple[int, ...]
     pipeline_parallel: int
+    data_parallels: tuple[int, ...]
+    """The numbers of engines to try; more than one share their experts."""
+    expert_parallel: bool
     deeper: tuple[int, ...]
     quantizations: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
@@ -89,6 +96,17 @@ class Space(Struct, frozen=True, kw_only=True):
     def request_tokens(self) -> float:
         """Tokens of a whole request."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def spreads(self) -> tuple[Parallel, ...]:
+        """The splits to try first: each tensor-parallel size with each number of engines."""
+        stated = len(self.data_parallels) == 1
+        return tuple(
+            Parallel(tensor, self.pipeline_parallel, data, self.expert_parallel or data > 1)
+            for data in self.data_parallels
+            for tensor in self.tensor_parallels
+            if stated or data == 1 or tensor * data * self.pipeline_parallel <= NODE_GPUS
+        )
 
 
 def space(question: Question, choices: Choices = ANYTHING) -> Space:
@@ -120,14 +138,23 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
             name="usd_per_gpu_hour",
             choices=[card.id for card in cards],
         )
-    is_spread = setup.parallel.gpus > 1
+    is_spread = setup.parallel.tensor * setup.parallel.pipeline > 1
     tensor = choices.tensor_parallel or (setup.parallel.tensor if is_spread else None)
     pipeline = choices.pipeline_parallel or (setup.parallel.pipeline if is_spread else None)
     kv_format(setup.kv_cache_dtype)
+    engines = _DATA_PARALLELS if setup.model.experts.count else _DATA_PARALLELS[:1]
+    if is_spread or setup.parallel.data > 1 or choices.data_parallel is not None:
+        engines = (choices.data_parallel or setup.parallel.data,)
+    experts = choices.expert_parallel or setup.parallel.experts
+    if (experts or engines[0] > 1) and not setup.model.experts.count:
+        name = "data_parallel" if engines[0] > 1 else "expert_parallel"
+        raise SizingError(f"{setup.model.id} has no routed experts to share", name=name)
     return Space(
         gpus=cards,
         tensor_parallels=(tensor,) if tensor else _TENSOR_PARALLELS,
         pipeline_parallel=pipeline or 1,
+        data_parallels=engines,
+        expert_parallel=experts,
         deeper=() if pipeline else _PIPELINE_PARALLELS,
         quantizations=_quantizations(setup),
         kv_cache_dtypes=(
@@ -199,7 +226,7 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
                     kv_cache_dtype=kv_cache_dtype,
                     max_model_len=space.max_model_lens[0],
                 )
-                configurations = len(space.tensor_parallels) * len(space.max_model_lens)
+                configurations = len(space.spreads) * len(space.max_model_lens)
                 if _formats_fit(setup, board, tally, configurations):
                     yield from _spread(setup, space, tally)
 
@@ -232,8 +259,8 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
 
 def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
     started = False
-    for tensor in space.tensor_parallels:
-        for launch in _lengths(setup, tensor, space.pipeline_parallel, space.max_model_lens, tally):
+    for spread in space.spreads:
+        for launch in _lengths(setup, spread, space.max_model_lens, tally):
             started = True
             yield launch
     if started:
@@ -244,16 +271,16 @@ def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
         default=space.tensor_parallels[-1],
     )
     for pipeline in space.deeper:
-        yield from _lengths(setup, widest, pipeline, space.max_model_lens, tally)
+        spread = Parallel(widest, pipeline, space.data_parallels[0], space.expert_parallel)
+        yield from _lengths(setup, spread, space.max_model_lens, tally)
 
 
 def _lengths(
-    setup: Setup, tensor: int, pipeline: int, lengths: Sequence[int], tally: Tally
+    setup: Setup, spread: Parallel, lengths: Sequence[int], tally: Tally
 ) -> Iterator[Launch]:
-    spread = Parallel(tensor, pipeline, setup.parallel.data, setup.parallel.experts)
-    gpu, every = setup.gpu, len(lengths)
+    gpu, every, pipeline = setup.gpu, len(lengths), spread.pipeline
     unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
-    if gpu is not None and tensor * pipeline > 1 and unlinked:
+    if gpu is not None and spread.gpus > 1 and unlinked:
         failed = replace(setup, parallel=spread)
         tally.reject(
             Reason.NODE,
@@ -414,7 +441,9 @@ def _candidate(
         _reject_latency(targets, launch, limit_at_targets, tally)
         return None
     speed = limit_at_targets.performance
-    fleet = fleet_of(question, speed.requests_per_s)
+    engines = setup.parallel.data
+    served_per_s = speed.requests_per_s * engines
+    fleet = fleet_of(question, served_per_s)
     replicas = 1 if fleet is None else fleet.deployed_instances
     if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
         tally.reject(
@@ -429,16 +458,16 @@ def _candidate(
     if price is None:
         price = gpu_of(setup).usd_per_hour
     layout = launch.memory.layout
-    shared = peak_utilization(question, speed.requests_per_s * replicas)
-    tokens = speed.decode_tokens_per_s * SECONDS_PER_HOUR * shared.ratio
+    shared = peak_utilization(question, served_per_s * replicas)
+    tokens = speed.decode_tokens_per_s * engines * SECONDS_PER_HOUR * shared.ratio
     return Candidate(
         setup=setup,
         replicas=replicas,
         gpus=replicas * gpus_per_replica,
         usd_per_hour=replicas * gpus_per_replica * price,
         usd_per_million_output_tokens=gpus_per_replica * price / tokens * 1e6,
-        concurrency=limit_at_targets.concurrency,
-        requests_per_s=speed.requests_per_s,
+        concurrency=limit_at_targets.concurrency * engines,
+        requests_per_s=served_per_s,
         ttft_s=speed.ttft_s,
         itl_s=speed.itl_s,
         kv_usage_ratio=limit_at_targets.concurrency / held,

@@ -40,6 +40,10 @@ def name_of(setup: Setup) -> str:
     """A short name of a launch: GPU, parallelism, weights, KV dtype and longest context."""
     gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
     stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
+    if setup.parallel.data > 1:
+        stages += f" DP {setup.parallel.data}"
+    if setup.parallel.experts:
+        stages += " EP"
     if setup.decode_context_parallel > 1:
         stages += f" DCP {setup.decode_context_parallel}"
     return (
@@ -374,6 +378,8 @@ def _entry(result: SearchResult, candidate: Candidate) -> dict[str, object]:
         "gpu": candidate.gpu.id,
         "tensor_parallel": setup.parallel.tensor,
         "pipeline_parallel": setup.parallel.pipeline,
+        "data_parallel": setup.parallel.data,
+        "expert_parallel": setup.parallel.experts,
         "quantization": setup.scheme.id,
         "kv_cache_dtype": setup.kv_cache_dtype,
         "max_model_len": setup.longest_tokens,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.configuration_search import Choices, search
+from kneewatch.diagnose.sizing.configuration_search import Choices, search, space
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -394,3 +394,23 @@ def test_no_fleet_of_many_times_the_gpus_is_an_alternative() -> None:
     result = search(asked(LLAMA_70B, itl_s=0.2, peak=400))
     assert result.winner is not None
     assert max(each.gpus for each in result.by_gpu) <= 16 * result.winner.gpus
+
+
+def test_engines_that_share_their_experts_are_tried() -> None:
+    question = asked(
+        DEEPSEEK, setup=on("h200", DEEPSEEK), lengths=(4000, 1000), ttft_s=4, itl_s=0.08
+    )
+    tried = space(question).spreads
+    assert {(each.tensor, each.data) for each in tried if each.data > 1} == {
+        (1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)
+    }  # fmt: skip
+    assert all(each.experts == (each.data > 1) for each in tried)
+    assert {each.data for each in space(asked(LLAMA_8B)).spreads} == {1}
+    eight = search(question, Choices(data_parallel=8))
+    assert {each.setup.parallel.data for each in eight.best} == {8}
+    shared = search(question, Choices(expert_parallel=True))
+    assert shared.winner is not None
+    assert all(each.setup.parallel.experts for each in shared.best)
+    assert "EP" in "\n".join(explain(shared))
+    with pytest.raises(SizingError, match="no routed experts"):
+        search(asked(LLAMA_8B), Choices(expert_parallel=True))
