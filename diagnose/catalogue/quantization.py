@@ -64,9 +64,8 @@ def scheme(name: str) -> Scheme:
     key = name.lower()
     stored = schemes().get(_tables()["aliases"].get(key, key))
     if stored is None:
-        raise SizingError(
-            f"unknown quantization {name!r}", name="quantization", choices=tuple(schemes())
-        )
+        why = _tables()["refused"].get(key, f"unknown quantization {name!r}")
+        raise SizingError(why, name="quantization", choices=tuple(schemes()))
     return stored
 
 

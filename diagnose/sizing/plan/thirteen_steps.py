@@ -215,10 +215,15 @@ def plan(
     whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=models_by_id)
     by_hardware = bool(profile.tiers) and profile.routing.method == "hardware"
     # What the large model alone would take decides whether tiers are worth it.
-    choice = None if by_hardware else cheapest(whole, texts)
+    choice = None
+    try:
+        choice = cheapest(whole, texts)
+    except SizingError:
+        if not by_hardware:
+            raise
     single = None if choice is None else choice.sized
     fleet = None if single is None else fleet_of(single)
-    routing = None if fleet is None else advice(profile, fleet.gpus)
+    routing = None if fleet is None or by_hardware else advice(profile, fleet.gpus)
     tiered = uses_tiers(profile, routing)
     chosen: tuple[Choice, ...] = () if choice is None else (choice,)
     if tiered:
@@ -226,6 +231,8 @@ def plan(
         dearer = None if single is None else _dearer(single, [each.sized for each in chosen])
         if choice is not None and routing is not None and dearer:
             tiered, chosen = False, (choice,)
+            routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
+        elif by_hardware and dearer:
             routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
     phased = [in_phases(each, texts) for each in chosen]
     chosen = tuple(each for part in phased for each in part.chosen)
@@ -360,7 +367,9 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
     if hosting.network is None or not _may_part(pool):
         return plain
     try:
-        prefill = cheapest(_prefill_pool(pool), benchmarks)
+        sent_s = one.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
+        sent_s /= LINK_BYTES_PER_S[hosting.network]
+        prefill = cheapest(_prefill_pool(pool, sent_s), benchmarks)
         decode = cheapest(_decode_pool(pool, prefill.sized), benchmarks)
     except SizingError:
         return plain
@@ -405,11 +414,11 @@ def _may_part(pool: Pool) -> bool:
     )
 
 
-def _prefill_pool(pool: Pool) -> Pool:
-    """The servers that compute prompts: each answers with one token."""
-    profile = dataclasses.replace(
-        pool.profile, slo=Slo(ttft_p99_s=pool.profile.slo.ttft_p99_s), speculation=None
-    )
+def _prefill_pool(pool: Pool, sent_s: float) -> Pool:
+    """The servers that compute prompts: each answers with one token. To send the KV cache of a P99
+    prompt takes `sent_s` of the TTFT target."""
+    left_s = max((pool.profile.slo.ttft_p99_s or 0.0) - sent_s, 1e-3)
+    profile = dataclasses.replace(pool.profile, slo=Slo(ttft_p99_s=left_s), speculation=None)
     lengths = dataclasses.replace(
         pool.lengths,
         output_p50_tokens=1,

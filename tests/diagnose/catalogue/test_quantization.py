@@ -127,3 +127,9 @@ def test_aliases_lead_to_schemes() -> None:
     with pytest.raises(SizingError, match="unknown quantization 'fp3'") as caught:
         scheme("fp3")
     assert caught.value.name == "quantization"
+
+
+def test_32_bit_weights_are_refused_with_the_reason() -> None:
+    with pytest.raises(SizingError, match="no Tensor Core computes in them") as caught:
+        scheme("float32")
+    assert "bf16" in caught.value.choices

@@ -352,6 +352,27 @@ def test_the_gpu_is_the_one_whose_fleet_costs_least_within_the_targets() -> None
     assert "TB/s per USD/h" in planned(both).step(2).steps[0].values
 
 
+def test_hardware_tiers_that_cost_more_than_one_fleet_say_so() -> None:
+    tiers = """
+[routing]
+method = "hardware"
+[[tiers]]
+name = "new"
+share_ratio = 0.5
+[[tiers]]
+name = "old"
+share_ratio = 0.5
+gpus = ["{old}"]
+"""
+    slo = "ttft_p99_s = 2.0\nitl_p99_s = 0.05"
+    mixed = planned(profile_text(slo=slo, more=tiers.format(old="a100-80gb")))
+    one = planned(profile_text(slo=slo)).step(12).output["usd_per_year"]
+    assert mixed.tiers == ("new", "old")
+    assert any(f"one fleet costs {float(one or 0):,.0f}" in note for note in mixed.step(3).notes)
+    faster = planned(profile_text(slo=slo, more=tiers.format(old="b200")))
+    assert not any("one fleet costs" in note for note in faster.step(3).notes)
+
+
 def test_a_measured_rate_belongs_to_the_archetypes_gpu() -> None:
     both = 'gpus = ["h100-sxm", "h200"]\nusable_requests_per_s = 6.0'
     text = profile_text(deployment=both).replace('archetype = "chat"', 'archetype = "code"')
