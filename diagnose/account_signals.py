@@ -38,8 +38,9 @@ def is_unchanged(ratio: float) -> bool:
 
 
 AT_THE_DOOR, CANCELLED, SILENT = "open_calls", "cancelled_ratio", "silent_s"
+STOPS_EVERY, STOPPED, STOP_DUE = "stops_every_s", "stopped_ratio", "stop_due_s"
 OPEN_CALLS_SIGNALS: Mapping[str, str] = _TABLES["open_calls"]
-"""Help texts of the signals of open calls."""
+"""Help texts of the signals of open calls and of stops."""
 
 FALLS_ALONG = 0.5
 """Demand follows the speed if it fell by at least this share of the speed's fall (of their

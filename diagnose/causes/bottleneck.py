@@ -26,6 +26,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_DRIFT,
     TTFT_IS_MISSED,
     TTFT_P99_S,
+    TTFT_TARGET_S,
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -260,6 +261,16 @@ hung engine, also counts as time outside. But then prefills, or the pauses of ru
 as long.
 """
 
+WAITS_BY_NATURE = (
+    (OUTSIDE_S < 10.0)
+    & (Signal("ttft_mean_s") >= 0.5 * OUTSIDE_S)
+    & (MEAN_TTFT_GROWTH < 1.5).assume(unknown=True)
+    & (TTFT_P99_S <= TTFT_TARGET_S).assume(unknown=True)
+).assume(unknown=False)
+"""Some servers' requests take seconds to prepare: images and videos. That is worth a warning once
+it takes longer than usual or than is promised. What comes after the first token has no such reason.
+"""
+
 HOST_CONTENTION = cause(
     "host_contention",
     forms=(
@@ -316,7 +327,8 @@ HOST_CONTENTION = cause(
             ),
             levels=(
                 Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
-                Level(Severity.WARNING),
+                Level(Severity.WARNING, ~WAITS_BY_NATURE),
+                Level(Severity.INFO),
             ),
             say=(
                 (
@@ -333,6 +345,7 @@ HOST_CONTENTION = cause(
             guide=("8.4",),
         ),
     ),
+    unusual=SLOW_AT_EQUAL_WORK | ~WAITS_BY_NATURE,
 )
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------

@@ -30,8 +30,16 @@ def _failing_lever(facts: Facts) -> str:
     return READ_LOG
 
 
-ACCEPTED, GIVEN_UP = Signal("accepted_per_s"), Signal("given_up_per_s")
-GIVEN_UP_SHARE = Signal("given_up_ratio")
+ABORTED = Signal("finished_abort_per_s")
+ACCEPTED, GIVEN_UP = (
+    Signal("accepted_per_s"),
+    Signal("given_up_per_s").at_least(ABORTED.otherwise(0.0)),
+)
+GIVEN_UP_SHARE = Signal("given_up_ratio").otherwise(0.0).at_least(ABORTED_SHARE.otherwise(0.0))
+"""Of the calls, or of the requests: a call that its client leaves may be counted as neither."""
+
+TAKEN = ACCEPTED.at_least(SERVED)
+ANSWERED = SERVED - ABORTED.otherwise(0.0)
 WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
 
 
@@ -55,11 +63,11 @@ CLIENTS_GIVE_UP = cause(
                     "{value:%} of the accepted calls ended before their request finished",
                 ),
                 term(
-                    SERVED,
+                    ANSWERED,
                     None,
                     0.4,
-                    "{accepted_per_s:calls/s} accepted, {value:requests/s} finished",
-                    when=SERVED < (1 - MANY_GIVEN_UP) * ACCEPTED,
+                    "{accepted:calls/s} accepted, {value:requests/s} answered",
+                    when=ANSWERED < (1 - MANY_GIVEN_UP) * TAKEN,
                 ),
             ),
             levels=(
@@ -70,10 +78,11 @@ CLIENTS_GIVE_UP = cause(
             say=(
                 (
                     ALWAYS,
-                    "Clients give up {given_up_ratio:%} of the calls before they are answered: "
-                    "{accepted_per_s:calls/s} accepted, {completed_per_s:requests/s} finished.",
+                    "Clients give up {share:%} of the calls before they are answered: "
+                    "{accepted:calls/s} accepted, {answered:requests/s} answered.",
                 ),
             ),
+            words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
             summary="Clients give up calls before they are answered",
             lever="Serve what is accepted: size for the accepted rate, and refuse early (a queue "
             "limit) what cannot be served in time.",
@@ -91,7 +100,6 @@ REFUSED_SHARE = REFUSED / CALLS
 """Share of the calls that fail with HTTP 5xx in the API server: neither counted as failed by the
 engine, nor rejected because the queue is at its limit."""
 
-ABORTED = Signal("finished_abort_per_s")
 TRANSFERS_FAIL = Signal("kv_transfer_failed_per_s")
 EXTERNAL = Signal("external_hit_ratio")
 FAILED_FROM, ABORTED_FROM = 0.02, 0.25
@@ -198,7 +206,7 @@ REQUESTS_FAILING = cause(
                 "{share:%} of the finished requests were aborted: by clients that leave, or by the "
                 "server.",
             ),
-            when=~GIVEN_UP_SHARE.known & ~SPEED_IS_LOST,
+            when=~ACCEPTED.known & ~SPEED_IS_LOST,
         ),
     ),
 )

@@ -9,6 +9,7 @@ from kneewatch.diagnose.account_signals import SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
+from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE
@@ -106,7 +107,10 @@ SEATS_ARE_FREE = (
 """The batch is smaller than it was before: it has free seats."""
 
 KV_FREE = 1.0 - KV_USAGE
-HELD_EACH = KV_USAGE / BATCH.at_least(1.0)
+OWN_USAGE = (KV_USAGE - Signal(KV_UNACCOUNTED).otherwise(0.0)).at_least(0.0)
+HELD_EACH = OWN_USAGE / BATCH.at_least(1.0)
+"""Mean share of the KV cache that a running request holds; what none of them holds is left out."""
+
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
 """The free part of the KV cache is at least as large as a running request's mean part."""
 

@@ -46,12 +46,15 @@ UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
 """No request left the queue within the window."""
 
 USUAL_TTFT_S = BaselineValue("ttft_p99_s")
+UNKNOWN_USUAL_S = 3.0
+"""A shorter wait harms nobody for sure while the usual one is unknown."""
+
 HURTS = (
     (WAIT_S >= 0.5 * TTFT_TARGET_S)
     | (
         ~TTFT_TARGET_S.known
         & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0))
-        & (WAIT_S >= USUAL_TTFT_S).assume(unknown=True)
+        & (WAIT_S >= FirstOf((USUAL_TTFT_S, Number(UNKNOWN_USUAL_S))))
     )
     | ~WAIT_S.known
 )

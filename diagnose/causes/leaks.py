@@ -177,7 +177,7 @@ USUAL_USAGE = (
 
 GREW = (
     (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Signal(PROMPTS).at_least(1.0))
-    & (Signal("itl_mean_drift_ratio") <= 1.25)
+    & (Signal("itl_mean_drift_ratio") <= 1.25).assume(unknown=True)
 ).assume(unknown=False)
 """The same requests have far more of the cache, and steps do not read it: longer contexts would
 slow them."""

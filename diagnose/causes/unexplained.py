@@ -13,6 +13,8 @@ from kneewatch.diagnose.account_signals import (
     LEARNED_FROM,
     PROMPTS,
     SPEED,
+    STOP_DUE,
+    STOPPED,
     STREAM,
 )
 from kneewatch.diagnose.cause import Cause
@@ -69,11 +71,12 @@ HAS_ROOM = (
 something else than capacity."""
 
 NO_CROWD = (
-    EQUAL_PROMPTS
+    (EQUAL_PROMPTS | (TTFT_DRIFT >= 2 * FAR * Signal(COMPUTED)))
     & (ITL_DRIFT <= UNMOVED)
     & ((Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING) | HAS_ROOM)
 )
-"""More requests delay first tokens only by a queue for capacity, or by slower steps."""
+"""More requests delay first tokens only by a queue for capacity, or by slower steps; longer prompts
+without either hardly by more than they grew."""
 
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
@@ -86,8 +89,10 @@ MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True
 """The mean is as far off as the median, which jumps from bucket to bucket."""
 
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
-STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (USUAL_ITL_P99_S < 0.25)
-"""Streams pause for half a second or more, at least twice as long as 99% of the gaps before."""
+STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (
+    (USUAL_ITL_P99_S < 0.25) | ((USUAL_ITL_P99_S < 0.5) & (Signal("itl_p99_drift_ratio") >= 1.5))
+)
+"""Streams pause for half a second or more, far longer than 99% of the gaps before."""
 
 FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
 """A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
@@ -125,6 +130,10 @@ def _ruled_out(facts: Facts) -> str:
     ]
     return f"no other cause is concluded: {', '.join(seen) or 'nothing else was measured'}"
 
+
+STOPS_RECUR = (Signal(STOPPED) > 0.0).assume(unknown=False)
+STOP_LATE_S = 10.0
+"""Once the next stop is overdue by so much, they may have ended: a note until that is sure."""
 
 CRAWLS_FROM_S = 0.5
 CRAWLS = (
@@ -229,6 +238,35 @@ UNEXPLAINED_LATENCY = cause(
             guide=("8.4",),
         ),
         Form(
+            gate=STOPS_RECUR,
+            start=Number(0.2),
+            terms=(
+                term(
+                    Signal(STOPPED),
+                    0.05,
+                    1.2,
+                    "the engine stops each {stops_every_s:s}, {value:%} of the time: requests run, "
+                    "no token comes, and no prompt is long enough to explain it",
+                ),
+                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            ),
+            levels=(
+                Level(Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),
+                Level(Severity.INFO),
+            ),
+            say=(
+                (
+                    ALWAYS,
+                    "The engine stops again and again, each {stops_every_s:s} for "
+                    "{stopped_ratio:%} of that time, and no cause is found.",
+                ),
+            ),
+            summary="The engine stops again and again, and no cause is found",
+            lever="Look in vLLM's log at those times (compilation, NCCL, a KV connector). `py-spy "
+            "dump` of the engine's process during a stop shows what it waits for.",
+            guide=("8.4",),
+        ),
+        Form(
             gate=CRAWLS & WARMED_UP,
             start=Number(0.2),
             terms=(
@@ -263,15 +301,21 @@ UNEXPLAINED_LATENCY = cause(
 LEAVES_S = 40.0
 """So long after the window, the scrapes that bound it and the account's samples are gone, too."""
 
+LATENCIES = ("itl_stall_time_ratio", "itl_mean_s", "ttft_mean_s")
+STAYS = 0.9
+"""Latency stays if each of these has at least this share of its value at a cause's end."""
+
 
 class Explained:
     """When another cause last explained latency: that long ago, or longer, it may be unexplained.
 
-    The window still holds what such a cause did for one window after its end.
+    The window still holds what such a cause did for one window after its end. Latency that has not
+    become less after half a window is not what such a cause has left.
     """
 
     def __init__(self) -> None:
         self._last_s = -inf
+        self._left: tuple[float, ...] = ()
 
     def without(
         self, causes: Sequence[Cause], records: Mapping[str, CauseRecord], facts: Facts
@@ -282,9 +326,14 @@ class Explained:
             cause.seen_s or facts.now_s
             for cause in causes
             if cause.id != ours
+            and cause.severity >= Severity.WARNING
             and not {TTFT, ITL}.isdisjoint(records[cause.id].moves)
             and records[cause.id].is_unusual(facts)
         ]
-        self._last_s = max(self._last_s, *explain_s, -inf)
-        allowed = facts.now_s - self._last_s > facts.window_s + LEAVES_S
+        now = tuple(map(facts.get, LATENCIES))
+        if (last_s := max(self._last_s, *explain_s, -inf)) > self._last_s:
+            self._last_s, self._left = last_s, now
+        over_s = facts.now_s - self._last_s
+        stays = all(each >= STAYS * left for each, left in zip(now, self._left, strict=False))
+        allowed = over_s > facts.window_s + LEAVES_S or (stays and over_s > facts.window_s / 2)
         return [cause for cause in causes if cause.id != ours or allowed]

@@ -144,8 +144,13 @@ class Aftermath:
         return [each for each in causes if each.id in self._reported or each.id not in OF_LATENCY]
 
     def reported(self, causes: Sequence[Cause]) -> None:
-        """Remember the causes that are reported now."""
-        self._reported = frozenset(cause.id for cause in causes)
+        """Remember the causes that are reported now. What a limit on requests explains is reported
+        with it, and may be reported alone once another limit is nearer."""
+        self._reported = frozenset(
+            name
+            for cause in causes
+            for name in (cause.id, *(cause.explains if BY_ID[cause.id].queues else ()))
+        )
         self._problems = frozenset(
             cause.id
             for cause in causes

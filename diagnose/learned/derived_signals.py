@@ -19,6 +19,13 @@ from kneewatch.diagnose.account_signals import (
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
+from kneewatch.diagnose.learned.stops import (
+    SPEED_MARGIN,
+    STOP_MIN_S,
+    Stops,
+    decoding,
+    prefill_explains,
+)
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
 from kneewatch.diagnose.values import (
     CAPACITY_USED,
@@ -72,9 +79,8 @@ OUTPUT_MULTIPLE, QUEUE_OF_LIMIT = 3.0, 0.85
 """The output limit over the baseline mean: few legitimate outputs are longer. The share of the TTFT
 target that the queue may use: the guide says 80 to 90% (9.4)."""
 
-PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
-"""Margins for the next prompt: it may be longer than earlier ones, and long prompts prefill
-slower."""
+PAUSE_MARGIN = 1.5
+"""Margin for the next prompt: it may be longer than earlier ones."""
 
 
 LONGEST = Minimum(Signal("output_tokens_p99"), Number(4096.0))
@@ -368,8 +374,12 @@ class Progress:
 
     def __init__(self) -> None:
         self.open_calls = OpenCalls()
+        self._stops = Stops()
         self._filled = self._held = 0.0
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
+        self._prefill_s_per_token = self._longest_prefill_s = 0.0
+        self._counted_max_s = math.inf
+        self._runs = True
 
     def update(self, now_s: float, values: Values, signals: Signals) -> bool:
         """Whether there was progress since the previous scrape.
@@ -379,19 +389,42 @@ class Progress:
         running, usage = signals.get("running") or 0.0, signals.get("kv_usage_ratio") or 0.0
         generated = values.generated
         token = generated is None or generated > 0
+        begun = self.open_calls.begun
         self.open_calls.update(now_s, values, signals, token=token)
+        self.open_calls.values |= self._stops.values(now_s)
         has_requests = self._has_requests(signals)
         if not has_requests or generated is None or generated > 0 or values.answered:
-            if self._silent_s and values.arrivals:
-                self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
+            if self._silent_s and has_requests:
+                self._went_on(values, None if begun is None else begun[1])
             self._filled = self._held = usage
-            self._token_s, self._silent_s = now_s, 0.0
+            self._token_s, self._silent_s, self._runs = now_s, 0.0, True
             return True
         self._silent_s = now_s - self._token_s
+        self._runs = self._runs and min(running, decoding(values.totals)) >= 1
+        self._prefill_s_per_token = values.prefill_s_per_token
+        self._longest_prefill_s = values.longest_prefill_s
         if running and usage >= self._filled + FILLED_MIN:
             self._filled = usage
             return True
         return False
+
+    def _went_on(self, values: Values, before: tuple[float, ...] | None) -> None:
+        """The engine goes on after a silence: note whether a prefill explains that, or whatever
+        else comes before a first token. If not, it stopped, and so did what was under prefill: its
+        time says nothing of prefills."""
+        totals, silent_s = values.totals, self._silent_s
+        if (
+            totals is None
+            or before is None
+            or self._filled > self._held
+            or not self._runs
+            or prefill_explains(silent_s, before, totals, self._prefill_s_per_token)
+        ):
+            if values.arrivals:
+                self._longest_pause_s = max(self._longest_pause_s, silent_s)
+        elif silent_s >= STOP_MIN_S:
+            self._stops.note(self._token_s, silent_s)
+            self._counted_max_s = min(self._counted_max_s, self._longest_prefill_s)
 
     def _has_requests(self, signals: Signals) -> bool:
         """Whether requests are in flight, by the gauges or at the API server's door."""
@@ -409,7 +442,7 @@ class Progress:
         taken_tokens = (self._filled - self._held) * (signals.get("kv_capacity_tokens") or 0.0)
         explained_s = max(
             PAUSE_MARGIN * self._longest_pause_s,
-            values.longest_prefill_s,
+            min(values.longest_prefill_s, self._counted_max_s),
             SPEED_MARGIN * taken_tokens * values.prefill_s_per_token,
         )
         return min(explained_s, LONGEST_PREFILL_S)

@@ -81,7 +81,8 @@ class OpenCalls:
     """The calls in flight at one engine's API server."""
 
     def __init__(self) -> None:
-        self._begun: tuple[float, tuple[float, ...]] | None = None
+        self.begun: tuple[float, tuple[float, ...]] | None = None
+        """Time and totals of the scrape before the last one with a token."""
         self._before: tuple[float, tuple[float, ...]] | None = None
         self._left_soon = 0.0
         self._grown, self._most = 0, 0.0
@@ -99,18 +100,18 @@ class OpenCalls:
         now = (t_s, values.totals)
         if token:
             # Calls may have ended since the scrape before, after the last token.
-            self._begun = self._before or now
+            self.begun = self._before or now
             self._left_soon, self._grown, self._most = 0.0, 0, 0.0
             if files is not None:
                 self._note_level(files - in_flight, t_s)
         self._before = now
         self.values = dict.fromkeys(OPEN_CALLS_SIGNALS)
         self.values[SILENT] = self._silence.update(t_s, values, in_flight)
-        if self._begun is None or running is None:
+        if self.begun is None or running is None:
             return
         if files is not None:
             self.values[AT_THE_DOOR] = 0.0 if token else self._at_the_door(files, in_flight)
-        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self._begun, in_flight)
+        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self.begun, in_flight)
 
     def _note_level(self, open_connections: float, t_s: float) -> None:
         if t_s - self._level_since_s >= LEVEL_S:

@@ -156,6 +156,8 @@ class Work(Struct, frozen=True):
         }
 
 
-GAPS, PREFILLS, FINISHED, ACCEPTED, FINISHED_PROMPTS = 2, 9, 15, 16, 17
-"""Indices of `Values.totals`: inter-token gaps, prefills, finished requests, accepted calls, prompt
-tokens of finished requests. Those before finished requests are the fields of `Work`."""
+GAPS, FIRST_TOKENS, PREFILLS, ANSWERED = 2, 3, 9, 11
+FINISHED, ACCEPTED, FINISHED_PROMPTS = 15, 16, 17
+"""Indices of `Values.totals`: inter-token gaps, first tokens, prefills, answers, finished requests,
+accepted calls, prompt tokens of finished requests. Those before finished requests are the fields of
+`Work`."""

@@ -245,12 +245,21 @@ OTHERS: Mapping[str, Situation] = {
         CALM.but(itl_p50_s=0.9, itl_mean_s=0.8, running_avg=1.0, iteration_tokens_mean=90.0),
         targets=Targets(),
     ),
+    "unexplained_latency:stops": CALM.but(
+        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=60.0
+    ),
+    "unexplained_latency:stops that are overdue": CALM.but(
+        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-20.0
+    ),
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
     "unexplained_latency:pauses, and prefills are short": UNEXPLAINED.but(
         itl_stall_time_ratio=0.3, itl_p99_s=0.6, itl_p99_drift_ratio=4.0, ttft_p50_drift_ratio=1.0,
         computed_moved_ratio=1.6, prefill_busy_ratio=0.02,
+    ),
+    "unexplained_latency:pauses, and few other gaps are longer": UNEXPLAINED.but(
+        ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.24, itl_p99_drift_ratio=1.2
     ),
     "unexplained_latency:long pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.7, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
@@ -583,6 +592,24 @@ OTHERS: Mapping[str, Situation] = {
         e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
         completed_per_s=0.1,
     ),
+    "host_contention:api, prepared for seconds since the start": CALM.but(
+        e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.0, ttft_mean_s=1.9,
+        ttft_p99_s=3.0, completed_per_s=1.0,
+    ),
+    **{
+        f"host_contention:api, prepared for {outside_s:.0f} s": CALM.but(
+            e2e_mean_s=outside_s + 3.15, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.0,
+            ttft_mean_s=outside_s, ttft_p99_s=outside_s, completed_per_s=1.0,
+        )
+        for outside_s in (7.0, 15.0)
+    },
+    "host_contention:api, prepared for longer than usual": replace(
+        CALM.but(
+            e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.0,
+            ttft_mean_s=1.9, ttft_p99_s=3.0, completed_per_s=1.0,
+        ),
+        quiet={**CALM.quiet, "ttft_mean_s": 0.9},
+    ),
     "host_contention: not outside for one long step": CALM.but(
         e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=1.0, prefill_p99_s=2.0,
         decode_mean_s=2.0, completed_per_s=1.0,
@@ -601,7 +628,7 @@ OTHERS: Mapping[str, Situation] = {
         completed_per_s=0.15, finished_abort_per_s=0.06
     ),
     "requests_failing: not by callers that leave": CALM.but(
-        finished_abort_per_s=0.6, given_up_ratio=0.3
+        finished_abort_per_s=0.6, accepted_per_s=2.0, given_up_ratio=0.3
     ),
     **{
         f"queue_saturation:{name}": replace(
@@ -786,6 +813,10 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "clients_give_up:nearly many": CALM.but(
         accepted_per_s=4.0, given_up_per_s=0.92, given_up_ratio=0.23, completed_per_s=2.9
+    ),
+    "clients_give_up:counted as aborted": CALM.but(
+        accepted_per_s=0.9, given_up_per_s=0.0, given_up_ratio=0.0, completed_per_s=2.0,
+        finished_abort_per_s=1.1,
     ),
     "clients_give_up: not by hardly any": CALM.but(
         accepted_per_s=4.0, given_up_per_s=0.32, given_up_ratio=0.08, completed_per_s=3.7

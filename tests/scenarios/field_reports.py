@@ -13,7 +13,8 @@ QUEUE = ("queue_saturation", "admission_limit", "past_knee")
 HOST = ("host_contention", "unexplained_latency")
 HELD = ("kv_held", "kv_leak", "kv_transfer_slow")
 FIELD_REPORTS = (
-    # 4 requests freeze for 81 s, with normal steps before and after; it comes back.
+    # 4 requests freeze for 81 s, with normal steps before and after; it comes back each 320 s,
+    # and is over when it does not.
     Scenario(
         name="vllm 57429: freezes of 81 s",
         knobs=Knobs(callers=4, think_s=0.2, prompt=1024, hit=0.0, answer=240, base_s=0.029),
@@ -28,7 +29,8 @@ FIELD_REPORTS = (
         want=("engine_stalled", *SLOW),
         seen_s=30.0,
         until_s=961.0,
-        lasts_s=1250.0,
+        cleared_s=300.0,
+        lasts_s=1400.0,
         enough=0.2,
     ),
     # 35 run, 115 wait, the cache is at 99%; then no token comes out.
@@ -167,12 +169,12 @@ FIELD_REPORTS = (
         lasts_s=1200.0,
         least=Severity.INFO,
     ),
-    # Translations of 60 tokens; 3 of 100 never end.
+    # Translations of 60 tokens; 3 of 100 never end, and fill three quarters of the cache.
     Scenario(
         name="Qwen3 513: some translations never end",
         knobs=Knobs(rate=8.0, prompt=200, answer=60, hit=0.2, answer_most=8192),
         turns={B: {"ramble_share": 0.03}, 700.0: {"ramble_share": 0.0}},
-        want=("runaway_generation", "workload_drift"),
+        want=("runaway_generation", "workload_drift", "kv_exhaustion_ahead"),
         seen_s=180.0,
         until_s=700.0,
         lasts_s=700.0,
@@ -248,7 +250,8 @@ FIELD_REPORTS = (
         lasts_s=1050.0,
         least=Severity.INFO,
     ),
-    # 32 evaluations get 73 tokens/s together and are cut after 200 s, from the start on.
+    # 32 evaluations get 73 tokens/s together and are cut after 200 s, from the start on: all at the
+    # same moment, so that a window of 60 s sees it for half of the time.
     Scenario(
         name="tt-inference-server 350: cut at 200 s",
         knobs=Knobs(callers=32, prompt=300, answer=500, base_s=0.4, timeout_s=200.0),
@@ -258,6 +261,7 @@ FIELD_REPORTS = (
         from_s=320.0,
         until_s=800.0,
         lasts_s=800.0,
+        enough=0.5,
     ),
     # The API server takes requests and none reaches the engine.
     Scenario(
