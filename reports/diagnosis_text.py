@@ -77,7 +77,7 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
 
 MEANS: Sequence[tuple[str, float, Number]] = (
     ("kv_usage_ratio", 0.5, ("kv_usage_avg_ratio", "KV {} on average", percent)),
-    ("waiting", 1.0, ("waiting_avg", "{} waiting on average", number)),
+    ("waiting", 1.0, ("waiting_avg", "{} waiting on average", "{:.0f}".format)),
 )
 """Signals of one scrape, each with its mean over the window and the smallest mean that is shown."""
 

@@ -109,7 +109,8 @@ def head(
     tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
-    lines += [f"no scrape of {name} for {span(age_s)}: its last state may be out of date"
+    lines += [f"no scrape of {name} for {span(age_s)}: its last state may be out of date; "
+              "durations end at that scrape"
               for name, age_s in late]  # fmt: skip
     lines += notices
     lines += [

@@ -177,7 +177,8 @@ class EnginePart(Struct, frozen=True):
                     continue
                 same = _same_quantity(item, self.diagnosis)
                 bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
-                value = _value_words(item, self.diagnosis, same=same)
+                is_fleet = bool(self.standing.target.replicas)
+                value = value_words(item, self.diagnosis, same=same, is_fleet=is_fleet)
                 drawn = self._chart(item.signal, bounds, since_s=cause.since_s)
                 rows.append((supports, item, value, drawn))
         return rows
@@ -249,12 +250,13 @@ PROCESS_START = "process_start"
 """Evidence about a moment, which has no value of its own."""
 
 
-def _value_words(item: Evidence, diagnosis: Verdict, *, same: bool) -> str:
-    """The value of an evidence's signal. Empty for a signal that is a point in time."""
+def value_words(item: Evidence, diagnosis: Verdict, *, same: bool, is_fleet: bool) -> str:
+    """The value of an evidence's signal. Empty for a signal that is a point in time, and for one
+    that a fleet has no value of: its text compares engines."""
     if item.signal in diagnosis.values and not same:
         now = diagnosis.values[item.signal]
         return "now unknown" if now is None else f"now {quantity(item.signal, now)}"
-    return "" if item.signal == PROCESS_START else quantity(item.signal, item.value)
+    return "" if is_fleet or item.signal == PROCESS_START else quantity(item.signal, item.value)
 
 
 def _same_quantity(item: Evidence, diagnosis: Verdict) -> bool:

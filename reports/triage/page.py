@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
@@ -55,7 +57,7 @@ from kneewatch.reports.triage.view_model import (
     standings,
     tally,
 )
-from kneewatch.rules.formatting import date, moment, span
+from kneewatch.rules.formatting import date, moment, printable, span
 from kneewatch.rules.library import rule_of
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
@@ -212,12 +214,21 @@ REFRESH_WITHOUT_SCRIPT_S = 30
 """Seconds after which a page without JavaScript reloads. It reloads rarely, because the reader
 loses the scroll position."""
 
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+def unbroken(text: str) -> Markup:
+    """The text as HTML in which no line breaks within a flag."""
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(printable(text)))))
+
+
 FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
         besides, changed_words, command, cost, date, doubt, expected_label, gaps, interval_name,
         keyed, latency_basis, local_stamp, moment, moved, query, raised_words, replaced, rule_of,
         server_words, span, stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
+        unbroken,
     )
 } | {"change_title": title}  # fmt: skip
 GLOBALS: dict[str, Any] = {

@@ -224,6 +224,8 @@ def flag(change: FlagChange) -> str:
         return f"drop {change.flag}"
     if not change.before:
         return f"{change.flag} {change.after}"
+    if change.flag.startswith("--"):
+        return f"{change.flag} {change.after} (now {change.before})"
     return f"{change.flag} {change.before} → {change.after}"
 
 

@@ -92,7 +92,7 @@ def _step(
     elif resizes or (not action.recommendation and verdict.size in ("too small", "too large")):
         owner, effort = CAPACITY, "a change of replicas"
     else:
-        owner, effort = ON_CALL, "an investigation"
+        owner, effort = ON_CALL, "an unknown time"
     return Step(
         tier.id,
         first_sentence(action.text),

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import Change
 from kneewatch.diagnose.verdict import Evidence, SourceState
-from kneewatch.reports.triage.page import ASSETS, asset, render
+from kneewatch.reports.triage.causes import value_words
+from kneewatch.reports.triage.page import ASSETS, asset, render, unbroken
 from kneewatch.reports.triage.view_model import (
     EngineView,
     TargetView,
@@ -497,3 +498,17 @@ def test_the_pages_files_are_shipped_and_nothing_else_is_given() -> None:
         asset("page.html.j2")
     with pytest.raises(KeyError):
         asset("../words.py")
+
+
+def test_no_line_breaks_within_a_flag() -> None:
+    assert unbroken("Set --max-num-seqs 11, not a<b") == (
+        'Set <span class="flag">--max-num-seqs</span> 11, not a&lt;b'
+    )
+
+
+def test_evidence_that_compares_engines_of_a_fleet_has_no_value_of_its_signal() -> None:
+    compared = Evidence("running_avg", 85.9, 3.0, "85.9x the median requests in flight")
+    verdict = changed(SICK, values={})
+    assert value_words(compared, verdict, same=False, is_fleet=True) == ""
+    turns = Evidence("lora_turns", 12.0, None, "least number of turns in a slot")
+    assert value_words(turns, verdict, same=False, is_fleet=False) == "12"

@@ -79,7 +79,7 @@ def test_other_words() -> None:
     assert formatting.spread(Range(37, 41, 46), "") == "41 (37 to 46)"
     assert formatting.spread(Range(15, 15, 15), "per_s") == "15/s"
     assert formatting.spread(None, "") == "unknown"
-    assert formatting.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
+    assert formatting.flag(FlagChange("--a", "1", "2")) == "--a 2 (now 1)"
     assert formatting.flag(FlagChange("--a", "", "2")) == "--a 2"
     assert formatting.flag(FlagChange("--a", "1", "")) == "drop --a"
     assert formatting.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"

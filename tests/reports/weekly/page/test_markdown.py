@@ -69,7 +69,7 @@ def test_the_same_figures_as_in_html() -> None:
         "| **critical** I1 ",
         "stage 2 (evicting) from 14:12:00",
         "| 1,204 requests | at least 2,061,000 tokens | 3,110 requests | 420 requests |",
-        "- **--kv-cache-dtype auto → fp8**",
+        "- **--kv-cache-dtype fp8 (now auto)**",
         "| KV usage | 100% | 74% | 71% |",
         "220% spent: exhausted",
         "- C_max of one engine: 41 (37 to 46) requests in flight",
