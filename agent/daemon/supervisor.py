@@ -232,6 +232,8 @@ often. The queue of cycles counts as stalled when a cycle is late by this many s
 HUNG_S = 30.0
 """The reading of files and settings counts as hung after this many seconds."""
 
+OUTDATED = "reload failed, the old settings are in use (the log says why)"
+
 STOP_MAX_S = 2.8
 """Seconds after a stop signal at which the process ends, whatever it waits for: service managers
 send SIGKILL after 3 s at the earliest."""
@@ -245,7 +247,8 @@ class Supervisor:
 
     Files and settings are read in a thread of their own, so that a file system that hangs delays no
     signal. `read_settings` reads the settings again. `apply_settings` passes new settings to all
-    parts except the targets. `address` is the URL of the triage page.
+    parts except the targets, and returns those that keep their old ones. `address` is the URL of
+    the triage page.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class Supervisor:
         board: Board,
         systemd: Systemd,
         read_settings: Callable[[], Settings],
-        apply_settings: Callable[[Settings], None],
+        apply_settings: Callable[[Settings], Sequence[str]],
         address: str,
     ) -> None:
         self._scheduler, self._cycles = scheduler, cycles
@@ -271,7 +274,7 @@ class Supervisor:
         self._stops: SimpleQueue[int] = SimpleQueue()
         self._reloads: SimpleQueue[int] = SimpleQueue()
         self._reading_since_s: float | None = None
-        self._failure = self._hung = ""
+        self._failure = self._hung = self._outdated = ""
         self._ready = False
         self._status = ""
 
@@ -303,7 +306,7 @@ class Supervisor:
     def problems(self) -> list[str]:
         """A line for each reason why targets or settings may be older than their files.
         Thread-safe."""
-        lines = [line for line in (self._failure, self._hung) if line]
+        lines = [line for line in (self._failure, self._hung, self._outdated) if line]
         return lines + self._discovery.problems()
 
     @contextmanager
@@ -374,9 +377,11 @@ class Supervisor:
             settings = self._read_settings()
             target_profile(settings)  # check them even if no target uses them yet
             self._watch(self._discovery.reloaded(settings))
-            self._apply_settings(settings)
+            parts = self._apply_settings(settings)
+            self._outdated = f"{OUTDATED}: {', '.join(parts)}" if parts else ""
             log.info("settings reloaded targets=%s", len(self._jobs.specs()))
         except KneewatchError as error:
+            self._outdated = OUTDATED
             log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - not a bug
         self._systemd.ready(self._status_line())
 
@@ -459,14 +464,16 @@ class Reload:
         self.restart_needed: tuple[str, ...] = ()
         self._plan_reports(settings)
 
-    def __call__(self, settings: Settings) -> None:
-        """Apply the settings. A part that rejects them keeps its old ones, and an error is
-        logged."""
+    def __call__(self, settings: Settings) -> Sequence[str]:
+        """Apply the settings. A part that rejects them keeps its old ones, and an error is logged.
+        Returns these parts."""
         logs.configure(form=settings["log.format"], level=settings["log.level"])
         if self._fleet_watch is not None:
             self._fleet_watch.adopt(settings)
-        _apply("notify", lambda: self._notifier.adopt(receivers(settings)))
-        _apply("report", lambda: self._plan_reports(settings))
+        applied = {
+            "notify": _apply("notify", lambda: self._notifier.adopt(receivers(settings))),
+            "report": _apply("report", lambda: self._plan_reports(settings)),
+        }
         self.restart_needed = tuple(
             setting.key
             for setting, effective in settings.rows()
@@ -474,6 +481,7 @@ class Reload:
         )
         for key in self.restart_needed:
             log.warning("setting needs a restart to take effect key=%s", key)
+        return [part for part, is_applied in applied.items() if not is_applied]
 
     def stop(self) -> None:
         """Cancel a running report."""
@@ -493,8 +501,10 @@ class Reload:
         self._reports = planned or self._reports
 
 
-def _apply(part: str, apply: Callable[[], None]) -> None:
+def _apply(part: str, apply: Callable[[], None]) -> bool:
     try:
         apply()
     except KneewatchError as error:
         log.error("reload failed, keeping the old settings part=%s error=%s", part, error)  # noqa: TRY400 - not a bug
+        return False
+    return True

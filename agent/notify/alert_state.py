@@ -378,6 +378,10 @@ class OutboxFolder:
     def __init__(self, path: Path | None) -> None:
         self._path, self._is_failing = path, False
 
+    def problem(self) -> str:
+        """Whether the newest message could not be stored; empty if it was."""
+        return "cannot store messages: they are lost if kneewatch ends" if self._is_failing else ""
+
     def add(self, stored: Stored) -> Path | None:
         """Store a message. Returns its file. If that fails, the error is logged once, and the
         message is lost if the process ends before it is delivered."""

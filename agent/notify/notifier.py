@@ -385,12 +385,15 @@ class Notifier:
         return sent
 
     def problems(self) -> list[str]:
-        """A line for each receiver for which messages were given up."""
-        return [
+        """A line for each receiver for which messages were given up, and one if messages cannot be
+        stored."""
+        given_up = [
             f"notify: {channel.receiver.name}: {problem}"
             for channel in self._channels
             if (problem := channel.problem())
         ]
+        unstored = self._state_file.outbox.problem()
+        return [*given_up, f"notify: {unstored}"] if unstored else given_up
 
     def stats_by_receiver(self) -> dict[str, NotifierStats]:
         """The counts since the start, by receiver name."""

@@ -16,7 +16,9 @@ URL_HINT = "write host:port or a URL, such as http://host:8000/metrics"
 PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 HOST = re.compile(r"[^\s/?#@\\%:\[\]]+|[0-9a-f.:]+(%[\w.-]+)?")
 _SECRET = re.compile(
-    r"([?&;][^=&;]*(?:key|token|secret|passw|credential|auth|sig)[^=&;]*=)[^&;]*", re.IGNORECASE
+    r"([?&;][^=&;]*(?:key|token|secret|passw|pwd|credential|auth|bearer|jwt|session|sig)[^=&;]*=)"
+    r"[^&;]*",
+    re.IGNORECASE,
 )
 """A parameter of a query that holds a secret by its name."""
 

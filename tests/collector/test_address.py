@@ -108,7 +108,7 @@ def test_password_is_never_shown(extra: str, host: str) -> None:
     assert "SECRET" not in shown
 
 
-@pytest.mark.parametrize("name", ["api_key", "X-Amz-Signature", "access_token", "Password"])
+@pytest.mark.parametrize("name", ["api_key", "X-Amz-Signature", "access_token", "Password", "jwt"])
 def test_a_secret_in_the_query_is_not_shown(name: str) -> None:
     address = parse_target(f"http://host:1/m?target=a&{name}=s3cret&b=1")
     shown = f"http://host:1/m?target=a&{name}=***&b=1"

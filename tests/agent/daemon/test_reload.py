@@ -105,9 +105,9 @@ def test_reports_are_planned_anew(
 def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
     taking_up: Reload, settings_with: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    taking_up(settings_with(RECEIVER))
+    assert not taking_up(settings_with(RECEIVER))
     assert list(notifier.stats_by_receiver()) == ["oncall"]
-    taking_up(settings_with(RECEIVER + 'severity = "purple"\n'))
+    assert taking_up(settings_with(RECEIVER + 'severity = "purple"\n')) == ["notify"]
     assert list(notifier.stats_by_receiver()) == ["oncall"]
     log = capfd.readouterr().err
     assert 'level=error msg="reload failed, keeping the old settings" part=notify error=' in log

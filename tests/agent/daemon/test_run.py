@@ -17,6 +17,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from kneewatch.agent.daemon.supervisor import OUTDATED
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import ARGV, Main, bodies, environment, in_turn, run
 from tests.collector.servers import Start
@@ -320,7 +321,16 @@ def test_hostile_files_stop_neither_the_daemon_nor_its_end(serving: Start, tmp_p
         until(lambda: len(server.requests) > before + 2)
         with pytest.raises(HTTPError) as caught:
             daemon.get("/readyz?strict=true")
-        assert "not a regular file" in caught.value.read().decode()
+        reasons = caught.value.read().decode()
+        assert "not a regular file" in reasons
+        assert OUTDATED in reasons
+        config.unlink()
+        config.write_text(f'file_sd = ["{folder}/*.json"]\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for("settings reloaded")
+        with pytest.raises(HTTPError) as caught:
+            daemon.get("/readyz?strict=true")
+        assert OUTDATED not in caught.value.read().decode()
         assert daemon.end() < 3.0
     assert "Traceback" not in daemon.log
 

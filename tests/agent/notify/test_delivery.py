@@ -258,6 +258,21 @@ def test_a_forwarded_alert_survives_the_end_of_the_daemon(
     assert not list(folder.iterdir())
 
 
+def test_a_message_that_cannot_be_stored_is_sent_and_is_a_problem(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker))
+    folder = tmp_path / "store.notify.outbox"
+    folder.touch()  # not a folder
+    assert notifier.forward([forwarded(1)], NOW_S) == {"webhook-1": 1}
+    taker.wait(1)
+    assert notifier.problems() == ["notify: cannot store messages: they are lost if kneewatch ends"]
+    folder.unlink()
+    notifier.forward([forwarded(2)], NOW_S)
+    assert not notifier.problems()
+
+
 def test_stored_messages_wait_on_disk_for_room_in_the_queue(
     starting: Starting, taking: Taking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
