@@ -16,6 +16,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     FLAGS,
     LARGEST,
+    VLLM,
     Launch,
     Version,
     command_values,
@@ -269,22 +270,19 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     def in_force(self, flag: str) -> object:
         """The flag's value on the running server; None if unknown."""
-        command = self.stated.command
-        return {
+        own = {
             "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
-            "--gpu-memory-utilization": self.gpu_memory_utilization,
             "--num-gpu-blocks-override": self.blocks_override,
             "--kv-cache-memory-bytes": self.kv_memory_bytes,
-            "--enable-prefix-caching": self.prefix_caching,
             "--enable-chunked-prefill": self.chunked_prefill,
-            "--max-model-len": self.max_model_len,
-            "--max-num-seqs": self.max_num_seqs,
-            "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--tensor-parallel-size": self.tensor_parallel,
-            "--long-prefill-token-threshold": command.count("--long-prefill-token-threshold"),
-            "--max-cpu-loras": command.count("--max-cpu-loras"),
             "replicas": self.stated.replicas,
-        }.get(flag)
+        }
+        row = VLLM.get(flag)
+        if flag in own or row is None or row.sets is False:
+            return own.get(flag)
+        on_page = getattr(self, row.setup, None)
+        return row.read(self.stated.command) if on_page is None else on_page
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import ceil
 
 from msgspec import Struct
@@ -195,19 +196,12 @@ _REASONS = {
 }
 
 
-class Launch(Struct, frozen=True):
-    """A launch that starts, with the longest context with which it does.
-
-    `configurations` is the number of contexts that start, including this one; they differ in
-    nothing else.
-    """
-
-    setup: Setup
-    memory: Memory
-    configurations: int
+Started = tuple[Memory, int]
+"""A launch with the longest context with which it starts, and the number of shorter contexts and
+this one that start; they differ in nothing else."""
 
 
-def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
+def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Started]:
     """Yields every launch of the space that starts; the others are counted in the tally.
 
     Raises:
@@ -257,7 +251,7 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
     return False
 
 
-def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
+def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Started]:
     started = False
     for spread in space.spreads:
         for launch in _lengths(setup, spread, space.max_model_lens, tally):
@@ -277,7 +271,7 @@ def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
 
 def _lengths(
     setup: Setup, spread: Parallel, lengths: Sequence[int], tally: Tally
-) -> Iterator[Launch]:
+) -> Iterator[Started]:
     gpu, every, pipeline = setup.gpu, len(lengths), spread.pipeline
     unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
     if gpu is not None and spread.gpus > 1 and unlinked:
@@ -303,7 +297,7 @@ def _lengths(
             yield launch
 
 
-def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Launch | None:
+def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Started | None:
     try:
         answer = memory(setup)
     except SizingError as error:
@@ -323,7 +317,7 @@ def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Launch | None:
         # block is missing.
         if blocks > needed:
             fitting = setup if not short else replace(setup, max_model_len=length)
-            return Launch(fitting, answer, len(lengths) - short)
+            return replace(answer, setup=fitting), len(lengths) - short
         _reject_length(answer, length, needed / max(blocks, 1), tally)
     return None
 
@@ -390,11 +384,12 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     tried, tally = space(question, choices), Tally()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
     launched = meeting = 0
-    for launch in launches(question.setup, tried, tally):
+    for launch, configurations in launches(question.setup, tried, tally):
         launched += 1
-        candidate = _candidate(question, tried, launch, choices.most_gpus, tally)
+        reject = partial(tally.reject, setup=launch.setup, configurations=configurations)
+        candidate = _candidate(question, tried, launch, choices.most_gpus, reject)
         if candidate is not None:
-            meeting += launch.configurations
+            meeting += configurations
             setup = candidate.setup
             same = candidate.gpu.id, setup.parallel, setup.scheme.id, setup.kv_cache_dtype
             rank = _rank(question, candidate)
@@ -430,7 +425,11 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
 
 
 def _candidate(
-    question: Question, tried: Space, launch: Launch, most_gpus: int | None, tally: Tally
+    question: Question,
+    tried: Space,
+    launch: Memory,
+    most_gpus: int | None,
+    reject: Callable[..., None],
 ) -> Candidate | None:
     """The launch with its replicas at the highest load within the targets; None if it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
@@ -438,7 +437,7 @@ def _candidate(
     targets = safe_targets(question.targets, setup)
     limit_at_targets = _capacity(question, tried, setup, limit, targets)
     if not limit_at_targets.concurrency:
-        _reject_latency(targets, launch, limit_at_targets, tally)
+        _reject_latency(targets, limit_at_targets, reject)
         return None
     speed = limit_at_targets.performance
     engines = setup.parallel.data
@@ -446,18 +445,18 @@ def _candidate(
     fleet = fleet_of(question, served_per_s)
     replicas = 1 if fleet is None else fleet.deployed_instances
     if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
-        tally.reject(
+        reject(
             Reason.GPUS,
-            setup,
-            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed",
-            configurations=launch.configurations,
+            detail=lambda: (
+                f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed"
+            ),
             needed_ratio=replicas * gpus_per_replica / most_gpus,
         )
         return None
     price = question.usd_per_gpu_hour
     if price is None:
         price = gpu_of(setup).usd_per_hour
-    layout = launch.memory.layout
+    layout = launch.layout
     shared = peak_utilization(question, served_per_s * replicas)
     tokens = speed.decode_tokens_per_s * engines * SECONDS_PER_HOUR * shared.ratio
     return Candidate(
@@ -472,17 +471,17 @@ def _candidate(
         itl_s=speed.itl_s,
         kv_usage_ratio=limit_at_targets.concurrency / held,
         binding=binding if limit_at_targets.binding == RUNNING_LIMIT else limit_at_targets.binding,
-        starts_for_certain=layout.blocks(launch.memory.available_bytes.low)
+        starts_for_certain=layout.blocks(launch.available_bytes.low)
         >= layout.request_blocks(setup.longest_tokens),
     )
 
 
-def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
+def _limit(tried: Space, answer: Memory) -> tuple[float, int, str]:
     """Requests that the KV cache holds, requests that may run, and which of the two is the limit.
 
     For requests of full length, or of the stated context's length.
     """
-    answer, setup = launch.memory, launch.setup
+    setup = answer.setup
     tokens = max(tried.request_tokens, setup.context)
     held = answer.concurrency.expected
     if int(tokens) != setup.context:
@@ -507,17 +506,15 @@ def _capacity(
     return capacity(costs, load, targets, tried.efficiency)
 
 
-def _reject_latency(targets: Targets, launch: Launch, reached: Capacity, tally: Tally) -> None:
+def _reject_latency(targets: Targets, reached: Capacity, reject: Callable[..., None]) -> None:
     speed = reached.performance
     missed_s, target_s = next(
         (latency_s, target_s)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
         if name == reached.binding
     )
-    tally.reject(
+    reject(
         Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
-        launch.setup,
-        lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
-        configurations=launch.configurations,
+        detail=lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
         needed_ratio=missed_s / target_s,
     )

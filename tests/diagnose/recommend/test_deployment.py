@@ -43,6 +43,23 @@ def test_the_command_line_fills_what_the_page_lacks() -> None:
     assert (server.max_num_seqs, server.tensor_parallel, server.usd_per_hour) == (64, 4, 8.0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "flag", "value"),
+    [
+        ("--max-loras 4", "--max-loras", 4),
+        ("--block-size 32", "--block-size", 32),
+        ("--max-num-seqs 64", "--max-num-seqs", 64),
+        ("--async-scheduling", "--async-scheduling", ""),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype", None),
+        ("", "--max-loras", None),
+        ("", "--of-no-vllm", None),
+    ],
+)
+def test_every_flag_of_the_command_line_is_in_force(flags: str, flag: str, value: object) -> None:
+    launch = parse_launch(f"vllm serve m {flags}", origin="f")
+    assert (deployment({}, Stated(launch=launch)).in_force(flag) or None) == (value or None)
+
+
 def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
     launch = parse_launch("vllm serve m", origin="f")
     stated = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
