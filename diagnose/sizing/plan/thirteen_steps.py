@@ -418,7 +418,14 @@ def _prefill_pool(pool: Pool, sent_s: float) -> Pool:
     """The servers that compute prompts: each answers with one token. To send the KV cache of a P99
     prompt takes `sent_s` of the TTFT target."""
     left_s = max((pool.profile.slo.ttft_p99_s or 0.0) - sent_s, 1e-3)
-    profile = dataclasses.replace(pool.profile, slo=Slo(ttft_p99_s=left_s), speculation=None)
+    session = pool.profile.session
+    if session is not None:
+        # The KV cache of an answer stays with the decode server: the next call computes its tokens.
+        added = session.added_tokens + round(pool.lengths.mean_output_tokens)
+        session = dataclasses.replace(session, added_tokens=added)
+    profile = dataclasses.replace(
+        pool.profile, slo=Slo(ttft_p99_s=left_s), speculation=None, session=session
+    )
     lengths = dataclasses.replace(
         pool.lengths,
         output_p50_tokens=1,

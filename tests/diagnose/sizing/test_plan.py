@@ -497,6 +497,18 @@ def test_two_pools_are_told_where_the_network_between_them_is_unknown() -> None:
     assert any("set hosting.network" in note for note in fleet_plan.step(9).notes)
 
 
+def test_a_prefill_pool_computes_the_sessions_answers_again() -> None:
+    """It holds the prompt of a call, not its answer: the next call computes that too."""
+    session = "[session]\ncalls = 4\nadded_tokens = 500\nhit_ratio = 1.0\n"
+    fleet_plan = long_prompts(session + '[hosting]\nnetwork = "infiniband-ndr"\n')
+    assert fleet_plan.tiers == ("prefill", "decode")
+    computed = fleet_plan.step(8, "prefill").output["computed_input_tokens"]
+    first, later = 10_000, 500 + 200
+    assert computed == pytest.approx((first + 3 * later) / 4, rel=0.001)
+    together = long_prompts(session).step(8).output["computed_input_tokens"]
+    assert together == pytest.approx((first + 3 * 500) / 4, rel=0.001)
+
+
 def test_short_prompts_and_measured_replicas_are_not_parted() -> None:
     network = '[hosting]\nnetwork = "infiniband-ndr"\n'
     assert long_prompts(network, times=0.4).tiers == ()
