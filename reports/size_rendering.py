@@ -608,7 +608,7 @@ def _speed(answer: Size) -> list[str]:
         return [*at_peak, *_usable(answer)]
     return [
         *at_peak,
-        f"Predicted, not measured, for one engine at {figure(concurrency)} "
+        f"Predicted, not measured, for one engine at {figure(round(concurrency, 1))} "
         f"request{'' if concurrency == 1 else 's'} in flight: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "
@@ -648,7 +648,7 @@ def _waves(answer: Size, concurrency: float) -> list[str]:
     if waves is None:
         return []
     return [
-        f"A benchmark that starts {figure(concurrency)} at once (--max-concurrency): TTFT "
+        f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): TTFT "
         f"{duration(waves.ttft_s)}, TPOT {duration(waves.itl_s)}, "
         f"{number(waves.output_tokens_per_s)} output tokens/s"
     ]
