@@ -53,6 +53,9 @@ SERIES_EXPECTED = 300
 MARGIN_S = 0.5
 """Seconds by which the first range is longer: Prometheus 3 leaves out a range's first moment."""
 
+EARLY_RATIO = 0.25
+"""A scrape may come early by this share of its interval."""
+
 INSTANCE = TARGET_LABELS.index("instance")
 
 Judge = Callable[[], list[Verdict]]
@@ -68,6 +71,8 @@ class FleetEngines:
         self._pages = ScrapedPages()
         self._monitors: dict[Target, TargetMonitor] = {}
         self._adding = threading.Lock()
+        self._spans_s: dict[Target, float] = {}
+        """The seconds that were last read of each target."""
 
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""
@@ -99,6 +104,7 @@ class FleetEngines:
         for member in (*members, *stopped):
             by_target.setdefault(target_of(member.labels), []).append(member)
         self._pages.keep(by_target)
+        self._spans_s = {target: self._spans_s.get(target, 0.0) for target in by_target}
         self._monitors = {
             target: self._monitors.get(target) or self._monitor(of)
             for target, of in by_target.items()
@@ -228,8 +234,10 @@ class FleetEngines:
         groups: dict[tuple[Target, float], list[Target]] = {}
         for target in by_target:
             passed_s = at_s - self._pages.read_until_s(target)
-            span_s = unread_s(passed_s, self._pages.interval_s(target), interval_s)
+            gap_s, before_s = self._pages.interval_s(target), self._spans_s.get(target, 0.0)
+            span_s = unread_s(passed_s, gap_s, interval_s, before_s)
             if span_s:
+                self._spans_s[target] = span_s
                 groups.setdefault((target[:INSTANCE], span_s), []).append(target)
         for (_, span_s), targets in groups.items():
             samples_each = SERIES_EXPECTED * max(1.0, span_s / interval_s)
@@ -238,17 +246,23 @@ class FleetEngines:
                 yield targets[first : first + most], span_s
 
 
-def unread_s(passed_s: float, gap_s: float, interval_s: float) -> float:
+def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) -> float:
     """The seconds to read of a target, in half scrape intervals; 0 before its next scrape is due.
 
     The range begins after the last page, so no sample is read twice, and has the next scrape even
-    if that came half an interval early. `passed_s`: seconds since the last page. `gap_s`: seconds
-    between the last two. `interval_s`: the fleet's scrape interval.
+    if that came a quarter of an interval early. `passed_s`: seconds since the last page. `gap_s`:
+    seconds between the last two. `interval_s`: the fleet's scrape interval. `before_s`: the range
+    read before, which is kept if it can be: an answer is read as a whole while it has the same
+    targets.
     """
     if passed_s >= HISTORY_S:
         return HISTORY_S + MARGIN_S
     own_s = interval_s / max(1, round(interval_s / gap_s))
-    return passed_s // (own_s / 2) * (own_s / 2) if passed_s >= own_s else 0.0
+    if passed_s < own_s:
+        return 0.0
+    if passed_s - own_s * (1 - EARLY_RATIO) <= before_s < passed_s:
+        return before_s
+    return passed_s // (own_s / 2) * (own_s / 2)
 
 
 def _query(scope: QueryScope, names: str, targets: Sequence[Target], span_s: float) -> str:
