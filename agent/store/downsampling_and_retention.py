@@ -28,7 +28,6 @@ from kneewatch.agent.store.database import (
     SCRAPES,
     SEQUENCE_BITS,
     SIGNALS,
-    WAL_LIMIT_BYTES,
     find_file_damage,
     rows_of,
 )
@@ -338,9 +337,9 @@ FREE_RATIO = 0.1
 """Maximum share of free pages in the file. New rows use free pages again."""
 
 VACUUM_PAGES = 500
-SIDE_BYTES = WAL_LIMIT_BYTES + 2 * BATCH_BYTES
-"""The part of the limit on the files' size that is for the write-ahead log and for a batch that is
-written before data is deleted."""
+WAL_MAX_BYTES, BATCHES_BYTES = 32 * 1024 * 1024, 2 * BATCH_BYTES
+"""The parts of the limit on the files' size that are for the write-ahead log, and for what is
+written before data is deleted; together at most half of the limit."""
 
 JUMP_S = 30 * DAY_S
 
@@ -369,7 +368,11 @@ class Maintenance:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retention, self._clock, self._monotonic = retention, clock, monotonic
-        self._max_bytes = max(retention.max_bytes - SIDE_BYTES, retention.max_bytes // 2)
+        side_bytes = min(WAL_MAX_BYTES + BATCHES_BYTES, retention.max_bytes // 2)
+        self._max_bytes = retention.max_bytes - side_bytes
+        self.wal_max_bytes = max(side_bytes - BATCHES_BYTES, side_bytes // 2)
+        """Size of the WAL at which writing stops. It is written over once no reader needs it: a
+        reader that keeps its snapshot would let it grow without limit."""
         self._full_until_s = -math.inf
         self._evaluation = Evaluation()
         self._since_s = monotonic()

@@ -117,9 +117,6 @@ MOVE_ASIDE_INTERVAL_S = 600.0
 such files."""
 
 OLDEST_INTERVAL_S = 30.0
-WAL_MAX_BYTES = 32 * 1024 * 1024
-"""Size of the WAL at which writing stops. It is written over once no reader needs it: a reader that
-keeps its snapshot would let it grow without limit."""
 
 
 class StoreFile:
@@ -152,9 +149,10 @@ class StoreFile:
             sqlite3.Error, OSError: the write failed; it can be retried.
         """
         connection = self._current()
-        if wal_bytes(self._path) > WAL_MAX_BYTES:
+        most_bytes = self._maintenance.wal_max_bytes
+        if wal_bytes(self._path) > most_bytes:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if wal_bytes(self._path) > WAL_MAX_BYTES:
+            if wal_bytes(self._path) > most_bytes:
                 raise StoreError(f"{self._path}-wal is full: another program reads for too long")
         with transaction(connection):
             for cycle in cycles:
