@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import SHOWN, Launch, Version, oldest_version
+from kneewatch.diagnose.deployment.vllm_flags import SHOWN, VLLM, Launch, Version, oldest_version
 from kneewatch.diagnose.sizing.launch_notes import hardware_notes
 from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
@@ -55,12 +55,12 @@ LAUNCH_FACTS = frozenset(
 LABELS = {
     "block_size": "block_size",
     KV_BLOCKS: "num_gpu_blocks",
-    "num_gpu_blocks_override": "num_gpu_blocks_override",
     KV_TOKENS: KV_SIZE_LABEL,
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "kv_cache_dtype": "cache_dtype",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "enable_prefix_caching": "enable_prefix_caching",
+    **{
+        flag.parameter: flag.label
+        for flag in VLLM.values()
+        if flag.label and flag.sets is not False
+    },
 }
 """For each fact, the label of cache_config_info that contains it."""
 

@@ -17,7 +17,7 @@ from kneewatch.agent.size_options import FLAGS as OF_SIZE
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.server_facts import launch_values
+from kneewatch.diagnose.deployment.server_facts import launch_values, merge
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, VLLM, Flag, Launch, parse_launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan import workload_profile
@@ -106,3 +106,12 @@ def test_facts_are_those_of_rows_that_are_shown() -> None:
 def test_a_row_with_an_unknown_column_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown"):
         convert({"name": "--x", "helps": "?"}, Flag)
+
+
+def test_a_flag_with_a_label_is_a_fact_of_the_page() -> None:
+    stated = {flag.parameter: flag.label for flag in VLLM.values() if flag.label}
+    config = dict.fromkeys(stated.values(), "7")
+    facts, _ = merge(Stated(), [], config=config, model_names=(), settings_s=0.0, page_s=0.0)
+    on_page = {fact.name for fact in facts.facts if fact.source == "page"}
+    assert {"kv_offloading_size", "kv_cache_dtype", "num_gpu_blocks_override"} <= on_page
+    assert on_page == stated.keys() - {"no_enable_prefix_caching"}
