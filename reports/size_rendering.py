@@ -648,8 +648,8 @@ def _waves(answer: Size, concurrency: float) -> list[str]:
     if waves is None:
         return []
     return [
-        f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): TTFT "
-        f"{duration(waves.ttft_s)}, TPOT {duration(waves.itl_s)}, "
+        f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): "
+        f"TTFT {duration(waves.ttft_s)}, TPOT {duration(waves.itl_s)}, "
         f"{number(waves.output_tokens_per_s)} output tokens/s"
     ]
 

@@ -40,8 +40,11 @@ WHY = re.compile(r"First (\d+), now (\d+): [^.]* (rose|fell) from")
 MORE = re.compile(r" \(and (\d+) more\)")
 """A sentence about the first piece of evidence, and how many there are besides."""
 
-QUIET = re.compile(r"(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?")
-"""A value of quiet times, which the document does not have."""
+QUIET = re.compile(
+    r"are above [\d.]+ tokens|chance explains at most [\d.]+%"
+    r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?"
+)
+"""A value of quiet times or a bound of a bucket, which the document does not have."""
 
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
 
@@ -56,8 +59,17 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-NUMBER = re.compile(r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)\s*(%|ms\b|s\b|min\b|h\b|GiB)?")
-SCALES = {"%": 100.0, "ms": 1e3, "min": 1 / 60, "h": 1 / 3600, "GiB": 1 / 2**30}
+NUMBER = re.compile(
+    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)\s*(%|percentage points|ms\b|s\b|min\b|h\b|GiB)?"
+)
+SCALES = {
+    "%": 100.0,
+    "percentage points": 100.0,
+    "ms": 1e3,
+    "min": 1 / 60,
+    "h": 1 / 3600,
+    "GiB": 1 / 2**30,
+}
 NOT_MEASURED = (SAFETY_DEFAULT, 0.5)
 """The safety factor, and the length of a gap that counts as a stall."""
 
@@ -220,7 +232,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
                 figures = [*figures_with_inverses(now, of_parts)]
                 yield from unexplained(alone, figures)
                 for part in parts:
-                    if part.signal not in LISTS:
+                    if part.signal not in LISTS and not part.signal.startswith("gpu_"):
                         yield from unexplained(QUIET.sub("", part.text), figures)
         yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
 
@@ -243,7 +255,7 @@ def is_too_full(advice: Recommendation) -> bool:
 
 
 LISTS = {"process_start", "lora_turns"}
-"""Evidence that lists what other processes and adapters did."""
+"""Evidence that lists what other processes and adapters did. That of GPUs names clocks and GPUs."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
