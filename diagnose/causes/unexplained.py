@@ -35,6 +35,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     PREFILLS_REACH,
     STALL_SHARE,
     TTFT_DRIFT,
+    VERY_LATE_FROM,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
@@ -71,7 +72,7 @@ HAS_ROOM = (
 something else than capacity."""
 
 NO_CROWD = (
-    (EQUAL_PROMPTS | (TTFT_DRIFT >= 2 * FAR * Signal(COMPUTED)))
+    (EQUAL_PROMPTS | (TTFT_DRIFT >= VERY_LATE_FROM * Signal(COMPUTED)))
     & (ITL_DRIFT <= UNMOVED)
     & ((Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING) | HAS_ROOM)
 )
@@ -132,7 +133,8 @@ def _ruled_out(facts: Facts) -> str:
 
 
 STOPS_RECUR = (Signal(STOPPED) > 0.0).assume(unknown=False)
-STOP_LATE_S = 10.0
+_STOPS_RECUR = STOPS_RECUR.python()
+STOP_LATE_S = 15.0
 """Once the next stop is overdue by so much, they may have ended: a note until that is sure."""
 
 CRAWLS_FROM_S = 0.5
@@ -301,6 +303,9 @@ UNEXPLAINED_LATENCY = cause(
 LEAVES_S = 40.0
 """So long after the window, the scrapes that bound it and the account's samples are gone, too."""
 
+LOAD_MOVED = frozenset({"workload_drift", "runaway_generation"})
+"""A load that changed explains latency though it is only a note; other notes do not."""
+
 LATENCIES = ("itl_stall_time_ratio", "itl_mean_s", "ttft_mean_s")
 STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
@@ -326,7 +331,7 @@ class Explained:
             cause.seen_s or facts.now_s
             for cause in causes
             if cause.id != ours
-            and cause.severity >= Severity.WARNING
+            and (cause.severity >= Severity.WARNING or cause.id in LOAD_MOVED)
             and not {TTFT, ITL}.isdisjoint(records[cause.id].moves)
             and records[cause.id].is_unusual(facts)
         ]
@@ -336,4 +341,5 @@ class Explained:
         over_s = facts.now_s - self._last_s
         stays = all(each >= STAYS * left for each, left in zip(now, self._left, strict=False))
         allowed = over_s > facts.window_s + LEAVES_S or (stays and over_s > facts.window_s / 2)
+        allowed = allowed or _STOPS_RECUR(facts)  # what another cause leaves does not stop
         return [cause for cause in causes if cause.id != ours or allowed]

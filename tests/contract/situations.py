@@ -248,6 +248,9 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:stops": CALM.but(
         stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=60.0
     ),
+    "unexplained_latency:stops that are a little overdue": CALM.but(
+        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-10.0
+    ),
     "unexplained_latency:stops that are overdue": CALM.but(
         stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-20.0
     ),
