@@ -247,7 +247,7 @@ class FleetEngines:
 
 
 def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) -> float:
-    """The seconds to read of a target, in half scrape intervals; 0 before its next scrape is due.
+    """The seconds to read of a target, in half scrape intervals; 0 before its next scrape may come.
 
     The range begins after the last page, so no sample is read twice, and has the next scrape even
     if that came a quarter of an interval early. `passed_s`: seconds since the last page. `gap_s`:
@@ -258,7 +258,7 @@ def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) 
     if passed_s >= HISTORY_S:
         return HISTORY_S + MARGIN_S
     own_s = interval_s / max(1, round(interval_s / gap_s))
-    if passed_s < own_s:
+    if passed_s < own_s * (1 - EARLY_RATIO):
         return 0.0
     if passed_s - own_s * (1 - EARLY_RATIO) <= before_s < passed_s:
         return before_s
