@@ -24,7 +24,15 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
-from kneewatch.rules.formatting import duration, figure, percent, plural, span, stated_duration
+from kneewatch.rules.formatting import (
+    duration,
+    figure,
+    percent,
+    plural,
+    singular,
+    span,
+    stated_duration,
+)
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""
@@ -232,7 +240,9 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
         numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)
         sooner = f", or in {span(DRAIN_S)} with {plural(more, 'more replica')} until then"
     return (
-        f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}.",
+        singular(
+            f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}."
+        ),
         numbers,
     )
 

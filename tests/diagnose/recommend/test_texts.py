@@ -41,7 +41,7 @@ MORE = re.compile(r" \(and (\d+) more\)")
 """A sentence about the first piece of evidence, and how many there are besides."""
 
 QUIET = re.compile(
-    r"are above [\d.]+ tokens|chance explains at most [\d.]+%"
+    r"[\d.]+% in its newest part|are above [\d.]+ tokens|chance explains at most [\d.]+%"
     r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?"
 )
 """A value of quiet times or a bound of a bucket, which the document does not have."""
@@ -60,11 +60,12 @@ def number(text: str) -> float:
 
 
 NUMBER = re.compile(
-    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)\s*(%|percentage points|ms\b|s\b|min\b|h\b|GiB)?"
+    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)\s*(%|percentage points|GB/s|ms\b|s\b|min\b|h\b|GiB)?"
 )
 SCALES = {
     "%": 100.0,
     "percentage points": 100.0,
+    "GB/s": 1e-9,
     "ms": 1e3,
     "min": 1 / 60,
     "h": 1 / 3600,
@@ -231,7 +232,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
             if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
                 figures = [*figures_with_inverses(now, of_parts)]
                 yield from unexplained(alone, figures)
-                for part in parts:
+                for part in parts if cause.id not in ESTIMATED else ():
                     if part.signal not in LISTS and not part.signal.startswith("gpu_"):
                         yield from unexplained(QUIET.sub("", part.text), figures)
         yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
@@ -256,6 +257,9 @@ def is_too_full(advice: Recommendation) -> bool:
 
 LISTS = {"process_start", "lora_turns"}
 """Evidence that lists what other processes and adapters did. That of GPUs names clocks and GPUs."""
+
+ESTIMATED = {"kv_held"}
+"""Their evidence has an estimate that is no signal: what the requests in flight account for."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
