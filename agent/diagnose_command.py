@@ -208,7 +208,7 @@ def _watch(
 def _is_stall_undecided(diagnosis: Verdict, settings: Settings) -> bool:
     """Whether an engine made no progress in much of the watch, but may only be slow."""
     stalled_s = diagnosis.values.get(STALL) or 0.0
-    noticed_s = min(STALL_NOTED_S, settings["watch_s"] / 2)
+    noticed_s: float = min(STALL_NOTED_S, settings["watch_s"] / 2)
     return noticed_s <= stalled_s < stalled_from_s(diagnosis.values)
 
 

@@ -589,7 +589,8 @@ def _fewest(answer: Size) -> list[str]:
 
 def _rate_on_fewest(answer: Size) -> list[str]:
     """What the stated rate takes with the fewest GPUs, where the launch itself does not start."""
-    question, spread = answer.question, answer.fewest and answer.fewest.spread
+    question, fewest = answer.question, answer.fewest
+    spread = None if fewest is None else fewest.spread
     if spread is None or answer.memory.holds_one or question.peak_requests_per_s is None:
         return []
     with suppress(SizingError):

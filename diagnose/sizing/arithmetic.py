@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -130,14 +129,15 @@ def names_of(formula: str) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def compiled(formula: str) -> Callable[..., Any]:
+def compiled(formula: str) -> Callable[..., float]:
     """The function of a formula's quantities that computes it."""
     places = {name: f"q{place}" for place, name in enumerate(names_of(formula))}
     code = _QUANTITY.sub(lambda found: places[found[1]], formula)
     code = code.replace(" x ", " * ").replace("^", "**")
     arguments = ", ".join(places.values())
     # Formulas are text of this package, never of a user.
-    return eval(f"lambda {arguments}: {code}", dict(_FUNCTIONS))
+    computes: Callable[..., float] = eval(f"lambda {arguments}: {code}", dict(_FUNCTIONS))
+    return computes
 
 
 def _ceil(value: float | Fraction) -> int:

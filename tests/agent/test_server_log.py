@@ -82,7 +82,7 @@ def test_every_flag_of_the_logged_launch_counts_in_the_advice(main: Main, log_fi
         stated = ("--gpu", "a100-80gb", "--vllm-version", "0.11.0")
         recommendations = told(main, "--log", log_file, *stated)["recommendations"]
         (split,) = [each for each in recommendations if each["id"] == "tensor-parallel"]
-        return split["predicted"]["kv_capacity_tokens"]
+        return float(split["predicted"]["kv_capacity_tokens"])
 
     # 4 GiB of weights in host memory leave room for more KV cache, and adapters take room.
     adapters = "'enable_lora': True, 'max_loras': 8, 'max_lora_rank': 64, "

@@ -214,11 +214,11 @@ def hardware_step(
         elif len(by_gpu) > 1:
             cards = [gpu(name) for name in by_gpu]
             step.sheet.text(_most_step(pool, cards, bottleneck, label))
-    cards = {pool.gpu.id: pool.gpu for pool in pools}.values()
-    step.notes += [f"{card.id}: {card.note}" for card in cards if card.note]
+    gpus = {pool.gpu.id: pool.gpu for pool in pools}.values()
+    step.notes += [f"{card.id}: {card.note}" for card in gpus if card.note]
     step.notes += [
         f"{card.id}: no NVLink: measure tensor parallelism beyond 2 before you rely on it"
-        for card in cards
+        for card in gpus
         if card.nvlink_bytes_per_s is None
     ]
     if all(len(by_gpu) <= 1 for by_gpu in usd_per_year):
