@@ -171,7 +171,7 @@ def do_first_label(cause: Cause, t_s: float) -> str:
     return "if it returns, do first" if is_ending(cause, t_s) else "do first"
 
 
-THEN = "then fix it"
+FIX, THEN = "fix", "then fix it"
 
 
 def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:
@@ -187,23 +187,28 @@ def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:
 
 
 def first_step(diagnosis: Verdict, cause: Cause) -> str:
-    """The first change against a cause, in one line. Without a recommendation: the cause's
-    lever."""
-    best = next(iter(advised(diagnosis, cause)), None)
-    step = cause.lever if best is None else changes_words(best) or best.summary
-    return f"{do_first_label(cause, diagnosis.t_s)}: {step}"
+    """The change that fixes a cause, in one line. Without a recommendation: the cause's lever."""
+    *stop_gaps, (label, words, flags) = first_steps(diagnosis, cause)
+    return f"{FIX if stop_gaps else label}: {flags or words}"
 
 
 def rows(diagnosis: Verdict, cause: Cause) -> list[str]:
-    """What to do against a cause as lines of text: the first recommendation in full. The others
-    follow as alternatives, with their flags only. Without one: the cause's lever."""
+    """What to do against a cause as lines of text: the first steps, then what is expected of the
+    first recommendation, and the others as alternatives, with their flags only."""
+    steps = (
+        f"{label}: {flags}. {words}" if flags else f"{label}: {words}"
+        for label, words, flags in first_steps(diagnosis, cause)
+    )
+    return [*steps, *detail_rows(diagnosis, cause)]
+
+
+def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
+    """What is expected of the first recommendation against a cause, how to check and verify it, and
+    the alternatives; no lines without a recommendation."""
     recommendations, t_s = advised(diagnosis, cause), diagnosis.t_s
-    do_first = do_first_label(cause, t_s)
     if not recommendations:
-        return [f"{do_first}: {cause.lever}"]
-    best = recommendations[0]
-    head = changes_words(best)
-    lines = [f"{do_first}: {head}. {best.summary}" if head else f"advice: {best.summary}"]
+        return []
+    best, lines = recommendations[0], list[str]()
     if numbers := numbers_words(best):
         lines.append(f"{expected_label(best, t_s)}: {numbers}")
     lines += command_rows(best)

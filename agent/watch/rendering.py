@@ -14,7 +14,6 @@ from msgspec import Struct
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
 from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
@@ -441,22 +440,16 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[L
     summary = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
     summary += lasting(cause.since_s or diagnosis.t_s, diagnosis.t_s)
     evidence, against = evidence_lines(cause)
-    recommendations = advice.advised(diagnosis, cause)
-    flags = changes_words(recommendations[0]) if recommendations else ""
-    do_first = advice.do_first_label(cause, diagnosis.t_s)
-    rows = advice.rows(diagnosis, cause)
-    first = recommendations[0].summary if recommendations else cause.lever
+    details = advice.detail_rows(diagnosis, cause)
     lines: list[Line] = [((head, cause.severity.word), (summary, ""))]
     if cells(head) + len(summary) > frame.width:
         lines = [((head, cause.severity.word),), *_fold(frame, summary.strip(), indent=3, more=0)]
     lines += _fold(frame, summary_words(cause, diagnosis.t_s), indent=3, more=0)
-    if flags:
-        lines += _fold(frame, f"{do_first}: {flags}", "strong", indent=3)
-        lines += _fold(frame, first, indent=5, more=0)
-    else:
-        lines += _fold(frame, f"{do_first}: {first}", "strong", indent=3)
-    expected = [row for row in rows[1:] if row.startswith(advice.EXPECTED)]
-    later = [row for row in rows[1:] if row not in expected]
+    for label, words, flags in advice.first_steps(diagnosis, cause):
+        lines += _fold(frame, f"{label}: {flags or words}", "strong", indent=3)
+        lines += _fold(frame, words, indent=5, more=0) if flags else []
+    expected = [row for row in details if row.startswith(advice.EXPECTED)]
+    later = [row for row in details if row not in expected]
     reasons = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
     if cause.explains:
         later.append(f"explains: {', '.join(cause.explains)}")

@@ -49,8 +49,12 @@ ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
 
 def test_the_best_in_full_and_the_others_short() -> None:
     assert text([ADVISED], Style(), footers=False).splitlines()[13:] == [
-        "   do first: --kv-cache-dtype fp8 (now auto). The same memory holds 2.0 times the KV "
-        "blocks in FP8.",
+        "   do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
+        "Add a",
+        "     replica if one starts in minutes. Stop batch jobs and very long prompts first.",
+        "   then fix it: --kv-cache-dtype fp8 (now auto). The same memory holds 2.0 times the KV "
+        "blocks in",
+        "     FP8.",
         "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions 4.8/s -> 0/s",
         "   check before: quality on long contexts",
         "   verify: preemption_per_s goes to 0 within 5 minutes",
@@ -60,7 +64,7 @@ def test_the_best_in_full_and_the_others_short() -> None:
 
 def test_markdown_says_the_same() -> None:
     rendered = markdown([ADVISED])
-    assert "**Do first:** --kv-cache-dtype fp8 (now auto). The same memory" in rendered
+    assert "**Then fix it:** --kv-cache-dtype fp8 (now auto). The same memory" in rendered
     assert "**Verify:** preemption_per_s goes to 0" in rendered
     assert "**Alternatives:** replicas 1 -\\> 3" in rendered
 
@@ -109,8 +113,8 @@ def test_the_price_is_told() -> None:
 
 def test_advice_without_a_change() -> None:
     plain = replace(ADVISED, recommendations=(replace(FP8, changes=(), predicted={}),))
-    lines = rows(plain, ADVISED.causes[0])
-    assert lines[0].startswith("advice: The same memory")
+    _, fix, *_ = rows(plain, ADVISED.causes[0])
+    assert fix.startswith("then fix it: The same memory")
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,11 @@ def test_a_sick_engine() -> None:
         "   + 9 requests queued for capacity [waiting_by_capacity]",
         "   - the cache is large [kv_capacity_tokens]",
         "   explains: queue_saturation",
-        "   do first: Give the KV cache more room: fp8 KV cache, higher --gpu-memory-utilization; "
-        "or admit",
+        "   do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
+        "Add a",
+        "     replica if one starts in minutes. Stop batch jobs and very long prompts first.",
+        "   then fix it: Give the KV cache more room: fp8 KV cache, higher "
+        "--gpu-memory-utilization; or admit",
         "     less: lower --max-num-seqs; or add replicas.",
         "",
         "window 60 s; latency judged against its own baseline (no SLO configured)",
@@ -407,7 +410,7 @@ def test_markdown() -> None:
     row = "| the KV cache is 99% full | `kv_usage_avg_ratio` | 99% | 90% |"
     assert row in rendered.splitlines()
     assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in rendered.splitlines()
-    assert "\n**Do first:** Give the KV cache more room" in rendered
+    assert "\n**Then fix it:** Give the KV cache more room" in rendered
     assert "\nExplains: `queue_saturation`." in rendered
     seen = "- ERRORS: Requests end in an error (finished_error_ratio 3%); warning. Read vLLM's log."
     assert f"\n### Also out of bounds\n\n{seen}" in rendered

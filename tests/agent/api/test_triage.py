@@ -101,7 +101,7 @@ def test_ten_bad_targets_fit_a_models_context() -> None:
     lines = text_answer.splitlines()
     assert all(any(name in line for line in lines) for name in names)
     assert text_answer.count("verify:") == 1, "only the worst is shown in full"
-    assert sum("do first: " in line for line in lines) >= 8
+    assert sum("fix: " in line or "fix it: " in line for line in lines) >= 8
     assert all(len(line) <= WIDTH for line in lines)
     assert "/api/v1/triage/TARGET" in lines[-3], "what to ask next"
     assert "verify:" in alone
@@ -125,7 +125,7 @@ def test_two_long_ones_among_ten_fit_a_models_context() -> None:
         text_answer = client.get(TRIAGE).text
     assert len(text_answer) < 1500 * TOKEN_CHARS
     assert text_answer.count("verify:") == 1
-    assert sum("do first: " in line for line in text_answer.splitlines()) == 2
+    assert sum("fix it: " in line or "fix: " in line for line in text_answer.splitlines()) == 2
     with asking(service_of(state_of("r1", long), state_of("r2", long))) as client:
         assert client.get(TRIAGE).text.count("verify:") == 2, "none follows"
 

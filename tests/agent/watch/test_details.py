@@ -72,13 +72,17 @@ def test_the_first_screen_of_a_cascade() -> None:
     first = next(line for line in lines if line.startswith("1. "))
     assert first.startswith("1. kv_pressure  critical, confidence 0.")
     assert any(
-        re.match(r"   do first: --num-gpu-blocks-override \d+ \(now 160\)", line) for line in lines
+        re.match(r"   then fix it: --num-gpu-blocks-override \d+ \(now 160\)", line)
+        for line in lines
     )
 
 
 def test_what_to_do_comes_before_why() -> None:
     shown = told(QUEUEING)
-    places = [shown.index(word) for word in ("do first: --", "expected: ", "   + ", "verify: ")]
+    places = [
+        shown.index(word)
+        for word in ("do first: ", "then fix it: --", "expected: ", "   + ", "verify: ")
+    ]
     assert places == sorted(places)
 
 
@@ -87,12 +91,12 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     assert f"   Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in told(
         lingering, width=100
     )
-    assert "   if it returns, do first: Give the KV cache more room" in told(lingering)
+    assert "   if it returns, do first: Send less traffic" in told(lingering)
     assert "last detected" not in told(SICK)
 
 
 def test_without_a_recommendation_the_lever() -> None:
-    assert "   do first: Give the KV cache more room" in told(SICK)
+    assert "   then fix it: Give the KV cache more room" in told(SICK)
 
 
 def test_the_page_of_the_cause() -> None:

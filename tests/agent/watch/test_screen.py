@@ -193,7 +193,7 @@ def test_a_single_engine_has_the_whole_screen() -> None:
         lines = lines_of(pilot)
         assert "kv_pressure_cascade (model tiny, engine 0)" in lines[1]
         assert lines[2].startswith("CRITICAL  kv_pressure")
-        assert "(now 160)" in line_with(lines, "do first: --num-gpu-blocks-override ")
+        assert "(now 160)" in line_with(lines, "then fix it: --num-gpu-blocks-override ")
         assert line_with(await pressed(pilot, "j", "j"), "KV ")
         assert not lines_of(pilot)[2].startswith("CRITICAL")
 
