@@ -205,8 +205,8 @@ KV_HELD = cause(
                     KV_HELD_SHARE,
                     HELD_FROM,
                     1.5,
-                    "requests in flight account for at most {owned:%} of the KV cache, and "
-                    "{kv_usage_avg_ratio:%} is in use",
+                    "{held:%} of the KV cache is in use beyond what requests in flight account "
+                    "for, of {kv_usage_avg_ratio:%} in use",
                     when=KV_HELD_SHARE >= HELD_FROM,
                     signal="kv_usage_avg_ratio",
                 ),
@@ -255,7 +255,6 @@ KV_HELD = cause(
                 ),
             ),
             words=(
-                ("owned", KV_USAGE - KV_HELD_SHARE),
                 ("held", KV_HELD_SHARE),
                 ("deferred", DEFERRED_SHARE),
                 EXPIRED_PER_MIN,

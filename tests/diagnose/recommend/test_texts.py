@@ -232,7 +232,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
             if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
                 figures = [*figures_with_inverses(now, of_parts)]
                 yield from unexplained(alone, figures)
-                for part in parts if cause.id not in ESTIMATED else ():
+                for part in parts:
                     if part.signal not in LISTS and not part.signal.startswith("gpu_"):
                         yield from unexplained(QUIET.sub("", part.text), figures)
         yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
@@ -257,9 +257,6 @@ def is_too_full(advice: Recommendation) -> bool:
 
 LISTS = {"process_start", "lora_turns"}
 """Evidence that lists what other processes and adapters did. That of GPUs names clocks and GPUs."""
-
-ESTIMATED = {"kv_held"}
-"""Their evidence has an estimate that is no signal: what the requests in flight account for."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
