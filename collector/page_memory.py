@@ -49,14 +49,17 @@ class PageMemory:
             ExpositionError: of kind too_large, if that is not left.
         """
         with self._lock:
-            taken = self._taken_bytes + sum(list(self._layouts.values()))
-            if before + size > SMALL_BYTES and taken + size > self.limit_bytes:
+            is_small = before + size <= SMALL_BYTES
+            if not is_small and self._total_bytes() + size > self.limit_bytes:
                 raise ExpositionError(
                     f"no memory for a page that takes {(before + size) / MIB:.0f} MiB: all pages "
                     f"may take {self.limit_bytes / MIB:.0f} MiB together",
                     kind="too_large",
                 )
             self._taken_bytes += size
+
+    def _total_bytes(self) -> int:
+        return self._taken_bytes + sum(list(self._layouts.values()))
 
     def give_back(self, size: int) -> None:
         """Give back what was taken."""

@@ -386,8 +386,8 @@ def size_text(
     lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
     changes = _compared(answer, compared) or _levers(answer, better)
     # What to change comes first where it is needed; the launch itself is known to its user.
-    known = (*_speed(answer), *_price(answer), *_fewest(answer), _setup(answer))
-    for line in (*_rate_on_fewest(answer), *changes, *known):
+    of_launch = (*_speed(answer), *_price(answer), *_fewest(answer), _setup(answer))
+    for line in (*_rate_on_fewest(answer), *changes, *of_launch):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
     for place, note in enumerate(_notes(answer), 1):

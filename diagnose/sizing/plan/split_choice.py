@@ -148,8 +148,8 @@ def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
     trials: list[Trial] = []
     short: dict[str, str] = {}
     for quantization in named_schemes:
-        found, short[quantization] = _trials(pool, quantization, kv_cache_dtype)
-        trials += found
+        fitting, short[quantization] = _trials(pool, quantization, kv_cache_dtype)
+        trials += fitting
     held = plural(planned_concurrency(pool), "request")
     if not trials:
         raise SizingError(

@@ -362,19 +362,19 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
 
     Source: guide 6.5.
     """
-    one, plain = choice.sized, Phases((choice,))
-    pool, hosting = one.pool, one.pool.profile.hosting
+    together, plain = choice.sized, Phases((choice,))
+    pool, hosting = together.pool, together.pool.profile.hosting
     if hosting.network is None or not _may_part(pool):
         return plain
     try:
-        sent_s = one.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
+        sent_s = together.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
         sent_s /= LINK_BYTES_PER_S[hosting.network]
         prefill = cheapest(_prefill_pool(pool, sent_s), benchmarks)
         decode = cheapest(_decode_pool(pool, prefill.sized), benchmarks)
     except SizingError:
         return plain
     both = (prefill.sized, decode.sized)
-    fleets = [fleet_of(each) for each in (*both, one)]
+    fleets = [fleet_of(each) for each in (*both, together)]
     target_s, first = pool.profile.slo.ttft_p99_s, prefill.sized.point
     if fleets[0] is None or fleets[1] is None or any(each.unmet for each in both):
         return plain
@@ -387,10 +387,10 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
         return plain
     usd = [
         math.inf if fleet is None else fleet.gpus * each.pool.usd_per_gpu_hour * HOURS_PER_YEAR
-        for each, fleet in zip((*both, one), fleets, strict=True)
+        for each, fleet in zip((*both, together), fleets, strict=True)
     ]
-    apart, alone = usd[0] + usd[1], math.inf if one.unmet else usd[2]
-    why = one.unmet or f"{figure(usd[2])}"
+    apart, alone = usd[0] + usd[1], math.inf if together.unmet else usd[2]
+    why = together.unmet or f"{figure(usd[2])}"
     compared = (
         f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool {why}; the KV "
         f"cache of a P99 prompt takes {seconds(move_s)} over {hosting.network}"
