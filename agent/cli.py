@@ -254,7 +254,8 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.
 
-    COMMAND is a whole `vllm serve ...` line in quotes, or behind `--`.
+    COMMAND is a model and its GPUs, such as `qwen3-32b 8xh200`, or a whole `vllm serve ...` line
+    in quotes or behind `--`.
 
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """

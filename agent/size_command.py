@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -518,15 +519,33 @@ def error_text(error: SizingError) -> str:
 # --- A whole vLLM command line as the question ----------------------------------------------------
 
 
+_COUNTED = re.compile(r"(\d+)\s*x\s*", re.IGNORECASE)
 _NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix", "medusa")
 
 
 def with_words(given: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """The flags with the words behind them: a vLLM command line, quoted or not, or a model's id."""
-    if not words:
-        return given
+    """The flags with the words behind them: a vLLM command line, quoted or not, or a model's id.
+
+    A GPU may follow the model, and its number may be in front of it: `MODEL on 8xh200`.
+    """
     text = words[0] if len(words) == 1 else shlex.join(words)
-    return given | {"launch" if len(text.split()) > 1 else "model": text}
+    model, _, rest = text.partition(" ")
+    rest = rest.strip().removeprefix("on ")
+    if rest and _is_gpu(_COUNTED.sub("", rest)):
+        given = given | {"model": model, "gpu": rest}
+    elif text:
+        given = given | {"launch" if rest else "model": text}
+    counted = _COUNTED.match(given["gpu"] or "")
+    if counted is None or given["gpus"] is not None:
+        return given
+    return given | {"gpus": int(counted[1]), "gpu": _COUNTED.sub("", given["gpu"])}
+
+
+def _is_gpu(name: str) -> bool:
+    try:
+        return bool(named_gpu(name))
+    except SizingError:
+        return False
 
 
 def with_launch(given: dict[str, Any]) -> dict[str, Any]:
@@ -549,7 +568,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     try:
         launch = parse_launch(text, origin="the command line")
     except SettingsError as error:
-        raise SizingError(f"{error}", name="launch") from error
+        raise SizingError(f"{error}, or `MODEL 8xh200`", name="launch") from error
     stated = command_values(launch)
     stated |= _speculation(launch.document("--speculative-config"))
     stated["model"] = launch.model or None

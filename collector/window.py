@@ -176,10 +176,6 @@ class Window:
         """Per-second rate of a counter, summed over its series: sum(rate(metric[range]))."""
         return self.total_rate(self.history.columns.counter_columns(metric, where))
 
-    def part_rate(self, metric: str, part: str) -> float | None:
-        """Per-second rate of a histogram's sum or count."""
-        return self.total_rate(self.history.columns.counter_columns(metric, (), part))
-
     def buckets(self, metric: str) -> Buckets | None:
         """A histogram's bucket rates, summed over its label sets; None without data."""
         try:

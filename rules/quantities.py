@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kneewatch.rules.conditions import Condition, Number, Quantity, Scope, nodes
+from kneewatch.rules.conditions import Condition, Number, Quantity, Scope
 from kneewatch.rules.rule import WINDOW_S
 
 
@@ -149,8 +149,3 @@ class Watched(Condition, Struct, frozen=True):
     def source(self, scope: Scope, *, side: bool = True) -> str:
         least_s = f"{self.windows.source(scope)} * {WINDOW_S!r} * facts.scale"
         return f"((facts.observed_s >= {least_s}) is {side})"
-
-
-def signals_of(root: object) -> tuple[str, ...]:
-    """Keys of the signals that a condition or quantity reads over the window, each once."""
-    return tuple(dict.fromkeys(node.key for node in nodes(root) if isinstance(node, Signal)))

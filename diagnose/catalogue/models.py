@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -125,6 +126,9 @@ _UNCOUNTED = frozenset({"zamba2"})
 # vLLM applies no factor to Gemma's stated length, which has it already.
 _ALREADY_STRETCHED = ("gemma3", "gemma4")
 _LARGEST_FACTOR = 1024.0
+# Words of names that state parameters: all, the active ones, experts.
+_SIZE = re.compile(r"[ae]?\d+(\.\d+)?[bmt]|\d+x\d+b|\d+e")
+_SIZE_ERROR_RATIO = 0.03
 
 
 class Model(Struct, frozen=True):
@@ -212,9 +216,15 @@ def _listed_as(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Up to five ids that are spelled like the name; the organisation counts for nothing."""
+    """Up to five ids that are spelled like the name, of its family where it has one.
+
+    The organisation counts for nothing.
+    """
+    plain = "-".join(_words(name)[0]) or name.lower()
     ids = {key.lower().split("/")[-1]: key for key in _entries()}
-    near = difflib.get_close_matches(name.lower().split("/")[-1], ids, n=5, cutoff=0.5)
+    family = re.split("[^a-z]", plain)[0]
+    alike = {short: key for short, key in ids.items() if family and short.startswith(family)}
+    near = difflib.get_close_matches(plain, alike or ids, n=5, cutoff=0.2 if alike else 0.5)
     return [ids[short] for short in near]
 
 
@@ -250,33 +260,78 @@ def text_only(named: Model) -> Model:
     return replace(named, parameters=kept, multimodal=False, tower=None)
 
 
-def _begun(words: tuple[str, ...]) -> list[str]:
-    """The entries whose words, a size among them, begin these; the longest ones.
+def _size_of(words: tuple[str, ...]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The words that name a release, and those that say how large it is."""
+    sizes = frozenset(word for word in words if _SIZE.fullmatch(word))
+    return tuple(word for word in words if word not in sizes), sizes
 
-    What follows names who made the weights or how. Empty if it names another architecture.
+
+def _sized_alike(words: tuple[str, ...]) -> list[str]:
+    """The entries of this release and size, if the name has no size, or not all parts of it.
+
+    Empty if the release has several sizes that the name may mean.
+    """
+    release, sizes = _size_of(words)
+    alike = [key for key in _entries() if _size_of(_words(key)[0])[0] == release]
+    alike = [key for key in alike if sizes <= _size_of(_words(key)[0])[1] or _weighs(key, sizes)]
+    return alike if len({_words(key)[0] for key in alike}) == 1 else []
+
+
+def _weighs(key: str, sizes: frozenset[str]) -> bool:
+    """Whether an entry without a size has as many parameters as the name states."""
+    counted, stated = _from_entry(key).parameters, "".join(sizes)
+    return (
+        counted is not None
+        and not _size_of(_words(key)[0])[1]
+        and re.fullmatch(r"\d+b", stated) is not None
+        and abs(counted.total / 1e9 / int(stated[:-1]) - 1) < _SIZE_ERROR_RATIO
+    )
+
+
+def _named_in(words: tuple[str, ...]) -> list[str]:
+    """The entries whose words, a size among them, begin or end these; the longest ones.
+
+    The others name who made the weights or how. Empty if they name another architecture.
     """
     different = packaged_tables("diagnose.catalogue", "model_names.toml")["different"]["words"]
     best: dict[int, list[str]] = {}
     for key in _entries():
-        begun = _words(key)[0]
-        rest = words[len(begun) :]
-        sized = any(re.fullmatch(r"\d+(\.\d+)?b", word) for word in begun)
-        if sized and rest and words[: len(begun)] == begun:
-            same = not any(re.fullmatch(different, word) for word in rest)
-            best.setdefault(len(begun), []).extend([key] * same)
-    return best[max(best)] if best else []
+        named = _words(key)[0]
+        if len(named) < len(words) and _size_of(named)[1]:
+            count = len(named)
+            rests = {words[:count]: words[count:], words[-count:]: words[:-count]}
+            rest = rests.get(named, ())
+            same = rest and not any(re.fullmatch(different, word) for word in rest)
+            best.setdefault(count if rest else 0, []).extend([key] if same else [])
+    return best[max(best)] if any(best) else []
+
+
+def _closest(name: str, keys: list[str]) -> str:
+    """Of entries with one architecture, the one with most words of the name.
+
+    Of several, one with the quantization that most have.
+    """
+    said = set(re.split("[-/]", name.lower()))
+    stored = Counter(_from_entry(key).quantization for key in keys)
+    return max(
+        keys,
+        key=lambda key: (
+            len(said.intersection(re.split("[-/]", key.lower()))),
+            stored[_from_entry(key).quantization],
+        ),
+    )
 
 
 def _same_architecture(name: str) -> Model | None:
     """The model of the entry that differs from this name in release and quantization only."""
     architecture, said = _words(name)
     alike = [key for key in _entries() if _words(key)[0] == architecture]
-    alike = alike or _begun(architecture)
+    alike = alike or _sized_alike(architecture) or _named_in(architecture)
     if not alike:
         return None
     # An entry of the same quantization knows which parts are quantized.
     same = [key for key in alike if _words(key)[1] == said]
-    entry = _from_entry((same or alike)[0])
+    entry = _from_entry(_closest(name, same or alike))
     # A maker's quantization of an entry is not that of the model it was made from.
     stated = said or ("bf16" if _words(entry.id)[1] and not same else entry.quantization)
     kept = same or scheme(entry.quantization).stated_as == stated
@@ -288,6 +343,8 @@ def _same_architecture(name: str) -> Model | None:
     for pattern, made in rules["checkpoints"].items():
         quantization = made if re.match(pattern, name.lower()) else quantization
     note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"
+    if said in rules["assumed"] and not re.search(rules["assumed"][said], name.lower()):
+        note = f"{note}; the name has no GGUF type: {said} is assumed, or state --quantization"
     draft = entry.own_draft
     return replace(
         entry,

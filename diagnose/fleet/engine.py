@@ -8,7 +8,6 @@ from msgspec import Struct, field
 
 from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.rule import Finding, Severity, State
 
 
@@ -33,17 +32,6 @@ class Engine(Struct, frozen=True):
     def stage(self) -> int | None:
         """The number of the cascade's stage; None if unknown."""
         return None if self.verdict is None else self.verdict.stage.number
-
-    @property
-    def stage_name(self) -> str:
-        """The stage's name; `unknown` if the stage is unknown."""
-        return "unknown" if self.stage is None else NAMES[self.stage]
-
-    @property
-    def stage_severity(self) -> Severity:
-        """The severity of the stage; ok if the stage is unknown."""
-        severity = None if self.verdict is None else self.verdict.stage.severity
-        return severity or Severity.OK
 
     @property
     def causes(self) -> Sequence[Cause]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, is_format, scheme
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
 from kneewatch.diagnose.sizing.speed.roofline_inputs import busiest_ratio
@@ -21,7 +22,9 @@ _SHARED_UTILIZATION = 0.85
 
 def hardware_notes(setup: Setup) -> Iterator[str]:
     """Warnings about how a launch uses its GPUs: utilization, PCIe, nodes, FP8."""
-    gpu = setup.gpu
+    gpu, stated = setup.gpu, setup.quantization
+    if stated and is_format(stated) and scheme(setup.model.quantization).expert_bits == FULL_BITS:
+        yield f"{stated} names a format and not a scheme: sized as {setup.scheme.id}; state another"
     if setup.utilization > _TIGHT_UTILIZATION:
         yield (
             f"GPU memory utilization {figure(setup.utilization)} leaves "

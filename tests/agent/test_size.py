@@ -450,7 +450,7 @@ def test_a_plan_that_misses_a_requirement_exits_with_1(tmp_path: Path) -> None:
         pytest.param(flags, id=flags[0])
         for flags in (
             ("--concurrency", "4"), ("--max-loras", "4"), ("--mfu", "0.4"), ("--context", "100"),
-            ("--search",), ("--enforce-eager",), ("--safety", "2"), ("--pp", "2"),
+            ("--search",), ("--enforce-eager",), ("--safety", "2"), ("--dcp", "2"),
         )
     ],
 )  # fmt: skip
@@ -502,6 +502,8 @@ def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
     for card in ("h200", "b200"):
         _, answer = document("--plan", str(path), "--model", "Qwen/Qwen3-32B", "--gpu", card)
         assert answer["plan"]["steps"][1]["output"]["gpu"] == card
+    _, answer = document("--plan", str(path), "--pp", "2")
+    assert answer["plan"]["steps"][5]["output"]["pipeline_parallel"] == 2
 
 
 @pytest.mark.parametrize(
@@ -816,7 +818,23 @@ def test_a_command_line_is_taken_unquoted_and_from_docker() -> None:
     assert "Qwen/Qwen3-8B" in done.stdout
     assert "(TP 2, PP 1)" in " ".join(done.stdout.split())
     assert "vLLM 0.27.0" in " ".join(done.stdout.split())
-    assert size("--gpu", "l4", "ls -la").returncode == 2
+    assert "or `MODEL 8xh200`" in size("--gpu", "l4", "ls -la").stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("Qwen3-32B", "8xh200"), ("Qwen3-32B on 8 x H200",), ("Qwen3-32B", "--gpu", "8xh200")]
+)
+def test_a_model_and_its_gpus_are_a_question(words: tuple[str, ...]) -> None:
+    _, answer = document(*words, "--tp", "4")
+    _, spelled = document("--model", "Qwen3-32B", "--gpu", "h200", "--gpus", "8", "--tp", "4")
+
+    assert answer == spelled
+
+
+def test_a_format_that_is_no_scheme_says_what_is_assumed() -> None:
+    assert "gguf names a format and not a scheme: sized as q4_k" in " ".join(
+        size("Qwen3-8B", "h200", "--quantization", "gguf", "--explain").stdout.split()
+    )
 
 
 @pytest.mark.parametrize(

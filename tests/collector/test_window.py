@@ -35,6 +35,11 @@ def value(expr: Expr, window: Window) -> float | None:
     return expr.bind(window.history.columns)(window)
 
 
+def part_rate(window: Window, metric: str, part: str) -> float | None:
+    """Per-second rate of a histogram's sum or count."""
+    return window.total_rate(window.history.columns.counter_columns(metric, (), part))
+
+
 class Scrape(Struct, frozen=True):
     """One scrape of two counters and a histogram; None where the page lacks it."""
 
@@ -115,7 +120,7 @@ def test_a_window_equals_the_rate_of_the_raw_points(
     else:
         assert buckets.bounds == BOUNDS
         assert list(buckets.rates_per_s) == pytest.approx(rates)
-        assert window.part_rate("histogram", "count") == pytest.approx(rates[-1])
+        assert part_rate(window, "histogram", "count") == pytest.approx(rates[-1])
     for at, rate in enumerate(window.rates):
         assert rate is None or rate == window.total_rate((at,)), "all at once as one by one"
     few = Window(handmade.history, now_s=now_s, range_s=range_s, few=True)
@@ -129,7 +134,7 @@ def test_no_rate_is_negative_or_no_number(scrapes: list[Scrape], range_s: float)
     handmade, _ = filled(scrapes)
     window = Window(handmade.history, now_s=handmade.history.times[-1], range_s=range_s)
     buckets = window.buckets("histogram")
-    rates = [window.rate("a"), window.rate("b"), window.part_rate("histogram", "count")]
+    rates = [window.rate("a"), window.rate("b"), part_rate(window, "histogram", "count")]
     rates += buckets.rates_per_s if buckets else ()
     assert all(rate is None or 0 <= rate < INF for rate in rates)
 
@@ -188,7 +193,7 @@ def test_series_of_one_metric_are_summed_or_picked_by_label() -> None:
     assert window.rate("request_success", (("finished_reason", "stop"),)) == 0.0
     assert window.rate("request_success", (("finished_reason", "nonsense"),)) is None
     assert window.rate("nonsense") is None
-    assert window.part_rate("time_to_first_token_seconds", "count") == pytest.approx(3.0)
+    assert part_rate(window, "time_to_first_token_seconds", "count") == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -211,7 +216,7 @@ def test_a_histogram_that_has_just_appeared_is_unknown() -> None:
     handmade.take(10.0, {"a": 2.0}, buckets=(1.0, 2.0, 3.0, 4.0))
     window = Window(handmade.history, now_s=10.0, range_s=60.0)
     assert window.buckets("histogram") is None
-    assert window.part_rate("histogram", "count") is None
+    assert part_rate(window, "histogram", "count") is None
     assert window.buckets("nonsense") is None
 
 
@@ -223,7 +228,7 @@ def test_fewer_than_two_scrapes_give_no_rate(scrapes: int) -> None:
     window = Window(handmade.history, now_s=10.0 * scrapes - 5.0, range_s=10.0)
     assert window.scrapes == scrapes
     assert window.rate("a") is None
-    assert window.part_rate("histogram", "count") is None
+    assert part_rate(window, "histogram", "count") is None
     assert window.buckets("histogram") is None
     assert value(Gauge("g"), window) == (2.0 if scrapes else None)
 

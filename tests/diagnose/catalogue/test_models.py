@@ -103,6 +103,18 @@ def test_unknown_name_lists_the_nearest() -> None:
     assert "Qwen/Qwen3-8B" in caught.value.choices
 
 
+def test_the_nearest_of_an_unknown_release_are_of_its_family() -> None:
+    with pytest.raises(SizingError, match=r"hf download baidu/ERNIE-5\.0 config\.json") as caught:
+        model("baidu/ERNIE-5.0")
+
+    assert {each.partition("-")[0] for each in caught.value.choices} == {"baidu/ERNIE"}
+
+
+def test_a_gguf_name_without_a_type_says_which_is_assumed() -> None:
+    for name, is_said in (("unsloth/Qwen3.6-27B-GGUF", True), ("unsloth/Qwen3-8B-Q4_K_M", False)):
+        assert any("q4_k is assumed" in note for note in model(name).notes) == is_said
+
+
 def test_name_of_two_organisations_is_not_unique() -> None:
     with pytest.raises(SizingError, match="matches several models") as caught:
         model("Ministral-3-14B-Instruct-2512")
@@ -246,6 +258,22 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
         ("inclusionAI/Ring-1T-FP8", "inclusionAI/Ling-1T", "fp8"),
         ("NousResearch/Hermes-4-14B", "Qwen/Qwen3-14B", "bf16"),
         ("cyankiwi/Qwen3-Next-80B-A3B-AWQ-4bit", "Qwen3-Next-80B-A3B", "int4-experts"),
+        # Bits stated in ways that were read as 16, or as 4 where they are 8.
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "Llama-3.3-70B", "int4"),
+        ("someone/Llama-3.1-8B-Instruct-GPTQ-Int8", "meta-llama/Llama-3.1-8B", "int8"),
+        ("moonshotai/Kimi-K2-Base", "moonshotai/Kimi-K2-Instruct", "fp8"),
+        # Without a size, or with a part of it, where only one is meant.
+        ("mistralai/Mistral-Small-4", "mistralai/Mistral-Small-4-119B-2603", "fp8"),
+        ("qwen3:30b", "Qwen/Qwen3-30B-A3B", "bf16"),
+        ("deepseek-v3.1:671b", "deepseek-ai/DeepSeek-V3.1", "fp8"),
+        ("nvidia/Nemotron-3-Super", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B", "bf16"),
+        # Releases of this year, and tunings with their base at the end.
+        ("Qwen/Qwen3.8-Max", "Qwen/Qwen3.8-2.4T-A95B", "bf16"),
+        ("inclusionAI/Ring-2.5-1T", "inclusionAI/Ling-2.5-1T", "bf16"),
+        ("ibm-granite/granite-4.1-30b-FP8", "ibm-granite/granite-4.1-30b", "fp8"),
+        ("allenai/Olmo-3.1-32B-Instruct", "allenai/Olmo-3-32B-Think", "bf16"),
+        ("tiiuae/Falcon-H1R-7B", "tiiuae/Falcon-H1-7B-Instruct", "bf16"),
+        ("dphn/Dolphin3.0-Llama3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "bf16"),
     ],
 )
 def test_a_name_as_people_write_it_is_sized_with_its_architecture(
@@ -258,7 +286,16 @@ def test_a_name_as_people_write_it_is_sized_with_its_architecture(
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen/Qwen3.6-27B-DFlash", "someone/Qwen3-8B-EAGLE3", "Qwen/Qwen3-8B-Embedding"]
+    "name",
+    [
+        "Qwen/Qwen3.6-27B-DFlash",
+        "someone/Qwen3-8B-EAGLE3",
+        "Qwen/Qwen3-8B-Embedding",
+        "llava-hf/llava-llama-3-8b",
+        "someone/DeepSeek-V3-7B",
+        "cerebras/GLM-4.5-Air-REAP-82B-A12B",
+        "Qwen3",
+    ],
 )
 def test_a_model_that_only_begins_like_a_known_one_is_not_guessed(name: str) -> None:
     with pytest.raises(SizingError, match="not in the catalogue"):
