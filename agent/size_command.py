@@ -25,7 +25,7 @@ from kneewatch.agent.stated_deployment import (
 )
 from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds, sized_kinds
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, NETWORKS, Gpu, stated_gpu
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, text_only
 from kneewatch.diagnose.deployment.vllm_flags import (
@@ -35,6 +35,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     command_values,
     commands,
     image_version,
+    parameter_of,
     parse_launch,
 )
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved, achieved, matched
@@ -47,7 +48,13 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, fields_of, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import (
+    LATEST,
+    Setup,
+    bytes_of,
+    fields_of,
+    parse_version,
+)
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
     Draft,
@@ -128,23 +135,16 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
     model, fields = replace(model, notes=(*doubts, *model.notes)), fields_of(given)
-    for flag in FLAGS:
-        if flag.kind == "gib":
-            _gib(flag.parameter, given[flag.parameter])
-    available = _gib("available_kv_gib", given["available_kv_gib"])
     if "kv_cache_memory_bytes" in fields:
-        if available is not None:
+        if "available_kv_bytes" in fields:
             raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
-        available = fields["kv_cache_memory_bytes"]
+        fields["available_kv_bytes"] = fields["kv_cache_memory_bytes"]
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
+    fields["parallel"] = parallel
     return Setup(
         model=model,
         gpu=_gpu(given),
-        parallel=parallel,
         version=parse_version(version) if version else LATEST,
-        overhead=given["overhead"] or "fitted",
-        available_kv_bytes=available,
-        network=given["network"] or NETWORKS[0],
         draft=draft,
         **fields,
     )
@@ -153,8 +153,8 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
 def _gpu(given: dict[str, Any]) -> Gpu | None:
     """The GPU of the catalogue with what is stated of it, or one of these figures alone."""
     named = named_gpu(given["gpu"]) if given["gpu"] else None
-    memory_bytes = _gib("gpu_memory_gib", given["gpu_memory_gib"])
-    bandwidth = given["gpu_bandwidth"]
+    memory_gib, bandwidth = given["gpu_memory_gib"], given["gpu_bandwidth"]
+    memory_bytes = None if memory_gib is None else bytes_of("gpu_memory_gib", memory_gib)
     if bandwidth is not None and not 1 <= bandwidth <= 1_000_000:
         raise SizingError(f"{bandwidth:g} GB/s is out of range", name="gpu_bandwidth")
     if memory_bytes is None and bandwidth is None:
@@ -197,14 +197,6 @@ def _target(name: str, stated_s: float | None, most_s: float) -> float | None:
             name=name,
         )
     return stated_s
-
-
-def _gib(name: str, stated: float | None) -> float | None:
-    if stated is None:
-        return None
-    if not 0 <= stated <= 1 << 20:  # a pebibyte, more than any GPU has
-        raise SizingError(f"{stated:g} GiB is out of range", name=name)
-    return stated * GIB
 
 
 def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
@@ -403,7 +395,7 @@ def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterat
         changed = dict(given)
         for stated in name.split("+"):
             key, is_flag, value = stated.strip().rpartition("=")
-            parameter = key.removeprefix("--").replace("-", "_") if is_flag else "gpu"
+            parameter = parameter_of(key) if is_flag else "gpu"
             flag = next((flag for flag in FLAGS if flag.parameter == parameter), None)
             try:
                 kind = click.types.convert_type(None if flag is None else KINDS[flag.kind])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -113,6 +114,9 @@ class Reported(Struct, frozen=True):
 
 NOT_REPORTED = Reported()
 UNKNOWN_LAUNCH = Launch(complete=False)
+_SPLIT = {
+    row.setup.removeprefix("parallel."): row for row in FLAGS if row.setup.startswith("parallel.")
+}
 
 
 class Stated(StatedServer, frozen=True, kw_only=True):
@@ -143,13 +147,9 @@ class Stated(StatedServer, frozen=True, kw_only=True):
     @property
     def parallel(self) -> Parallel:
         """How the server is split over GPUs; 1 for sizes that are not stated."""
-        command = self.command
-        return Parallel(
-            self.degree or 1,
-            command.count("--pipeline-parallel-size") or 1,
-            command.count("--data-parallel-size") or 1,
-            "--enable-expert-parallel" in command.flags,
-        )
+        read: dict[str, Any] = {name: row.read(self.command) for name, row in _SPLIT.items()}
+        read["tensor"] = self.degree
+        return Parallel(**{name: value for name, value in read.items() if value})
 
     @property
     def engines(self) -> int:
@@ -335,8 +335,8 @@ def _with_sizing(plain: Deployment) -> Deployment:
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain
-    given = {name: value for name, value in command_values(stated.command).items() if value}
-    fields = fields_of(given, strict=False)
+    fields = fields_of(command_values(stated.command), strict=False)
+    fields["parallel"] = stated.parallel
     # The page has the size of the cache.
     fields.pop("kv_cache_memory_bytes", None)
     if "adapters" in fields and fields["adapters"].rank not in RANKS:
@@ -350,7 +350,6 @@ def _with_sizing(plain: Deployment) -> Deployment:
     setup = Setup(
         model=stated.model,
         gpu=stated.gpu,
-        parallel=stated.parallel,
         version=plain.version or LATEST,
         **fields,
     )

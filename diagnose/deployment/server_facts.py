@@ -11,7 +11,14 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import SHOWN, VLLM, Launch, Version, oldest_version
+from kneewatch.diagnose.deployment.vllm_flags import (
+    SHOWN,
+    VLLM,
+    Launch,
+    Version,
+    oldest_version,
+    parameter_of,
+)
 from kneewatch.diagnose.sizing.launch_notes import hardware_notes
 from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
@@ -47,7 +54,7 @@ TEXT_MAX_CHARS = 300
 LAUNCH_FACTS = frozenset(
     {
         *(VERSION, MODEL_PATH, TENSOR_PARALLEL, MAX_MODEL_LEN),
-        *(flag.removeprefix("--").replace("-", "_") for flag in SHOWN - {"--port"}),
+        *(parameter_of(flag) for flag in SHOWN - {"--port"}),
     }
 )
 """Facts that only another launch changes."""
@@ -296,7 +303,7 @@ def launch_values(launch: Launch) -> dict[str, Value]:
     """
     values: dict[str, Value] = {}
     for flag in launch.flags:
-        name = flag.removeprefix("--").replace("-", "_")
+        name = parameter_of(flag)
         text = launch.text(flag)
         if flag not in SHOWN or text is None:
             continue

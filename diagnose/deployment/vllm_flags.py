@@ -349,6 +349,11 @@ def _parsed(words: list[str]) -> Launch:
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------
 
 
+def parameter_of(flag: str) -> str:
+    """A flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
 class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of flags.toml: a flag of vLLM, of `size`, or of both. `launch` is vLLM's name.
 
@@ -379,7 +384,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def parameter(self) -> str:
         """The flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
-        return self.name.removeprefix("--").replace("-", "_")
+        return parameter_of(self.name)
 
     @property
     def names_file(self) -> bool:

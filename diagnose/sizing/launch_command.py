@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kneewatch.collector.engines.engine_kind import EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.deployment.vllm_flags import printed_words
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, set_values
 
 # No method of 0.32 (vllm/model_executor/layers/quantization/__init__.py).
 _BITSANDBYTES_UNTIL = (0, 32, 0)
@@ -19,11 +20,7 @@ _BITSANDBYTES_UNTIL = (0, 32, 0)
 def sized_command(setup: Setup) -> str:
     """The command of a sized launch; a shell comment says where it needs another checkpoint."""
     others = dict(setup.other_flags)
-    values = {
-        flag: value
-        for flag, value in flag_values(setup).items()
-        if value is not None and flag not in others
-    }
+    values = {flag: value for flag, value in flag_values(setup).items() if flag not in others}
     if setup.slack is None:
         flags = [_words(flag, value) for flag, value in values.items()]
         command = " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
@@ -39,10 +36,7 @@ def _own_command(kind: EngineKind, model: str, values: Mapping[str, str | float 
     """The command of an engine that is not vLLM, in its flags."""
     flags: list[str] = []
     for flag, value in values.items():
-        if value is False:
-            spelled, value = kind.flags.get(f"--no-{flag[2:]}", ""), True
-        else:
-            spelled = kind.flags.get(flag, "")
+        spelled = kind.flags.get(flag, "")
         value = kind.values.get(f"{value}", value) if isinstance(value, str) else value
         flags += [_words(spelled, value)] if spelled else []
     return " ".join([f"python -m {kind.launchers[0]} --model-path", shlex.quote(model), *flags])
@@ -58,48 +52,44 @@ def _quantized_at_load(setup: Setup) -> str | None:
     return chosen if is_full and loads else None
 
 
-def flag_values(setup: Setup) -> Mapping[str, str | float | bool | None]:
-    """The value of each flag; None for what is not set."""
-    parallel, adapters, draft = setup.parallel, setup.adapters, setup.draft
-    sizes, limits = setup.cudagraph_capture_sizes, setup.limit_mm_per_prompt
-    ranks = setup.decode_context_parallel
-    drafted = None
+def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
+    """The values of the flags that the launch sets; True for a switch."""
+    values: dict[str, str | float | bool] = {}
+    for flag, value in set_values(setup):
+        if flag.setup == "adapters.slots":
+            values["--enable-lora"] = True
+        if flag.setup == "quantization":
+            if method := _quantized_at_load(setup):
+                values[flag.launch] = method
+        elif flag.kind == "sizes":
+            # Versions that lack the flag of its own have this one.
+            values["--compilation-config"] = json.dumps({flag.setup: value})
+        elif flag.launch:
+            values[flag.launch] = _WRITTEN.get(flag.kind, _as_it_is)(value)
+    draft = setup.draft
     if draft is not None:
         own = draft.model == setup.model.own_draft
-        drafted = json.dumps(
+        values["--speculative-config"] = json.dumps(
             ({"method": "mtp"} if own else {"model": draft.model.id})
             | {"num_speculative_tokens": draft.tokens}
         )
-    return {
-        "--tensor-parallel-size": parallel.tensor if parallel.tensor > 1 else None,
-        "--pipeline-parallel-size": parallel.pipeline if parallel.pipeline > 1 else None,
-        "--data-parallel-size": parallel.data if parallel.data > 1 else None,
-        "--decode-context-parallel-size": ranks if ranks > 1 else None,
-        "--enable-expert-parallel": parallel.experts or None,
-        "--quantization": _quantized_at_load(setup),
-        "--kv-cache-dtype": None if setup.kv_cache_dtype == "auto" else setup.kv_cache_dtype,
-        "--gpu-memory-utilization": setup.gpu_memory_utilization,
-        "--kv-cache-memory-bytes": setup.kv_cache_memory_bytes and int(setup.kv_cache_memory_bytes),
-        "--max-model-len": setup.max_model_len,
-        "--max-num-seqs": setup.max_num_seqs,
-        "--max-num-batched-tokens": setup.max_num_batched_tokens,
-        "--block-size": setup.block_tokens,
-        "--enable-prefix-caching": setup.prefix_caching,
-        "--disable-hybrid-kv-cache-manager": not setup.hybrid_pool or None,
-        "--enforce-eager": setup.enforce_eager or None,
-        "--compilation-config": json.dumps({"cudagraph_capture_sizes": sizes}) if sizes else None,
-        "--speculative-config": drafted,
-        "--language-model-only": setup.language_model_only or None,
-        "--limit-mm-per-prompt": json.dumps(dict(limits)) if limits else None,
-        "--cpu-offload-gb": setup.cpu_offload_bytes / GIB or None,
-        "--kv-offloading-size": setup.kv_offloading_bytes / GIB or None,
-        "--enable-lora": None if adapters is None else True,
-        "--max-loras": None if adapters is None else adapters.slots,
-        "--max-lora-rank": None if adapters is None else adapters.rank,
-    }
+    return values
+
+
+def _as_it_is(value: Any) -> Any:  # noqa: ANN401 - a flag's value
+    return value
+
+
+_WRITTEN: Mapping[str, Callable[[Any], str | float | bool]] = {
+    "switch": lambda _: True,
+    "gib": lambda value: value / GIB,
+    "bytes": int,
+    "limits": lambda value: json.dumps(dict(value)),
+}
+"""The value of a flag in a command, from that of its field, by the kind of the flag."""
 
 
 def _words(flag: str, value: str | float | bool) -> str:
     if isinstance(value, bool):
-        return flag if value else f"--no-{flag[2:]}"
+        return flag
     return f"{flag} {shlex.quote(f'{value:g}' if isinstance(value, float) else str(value))}"

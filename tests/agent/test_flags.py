@@ -20,6 +20,7 @@ from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import launch_values, merge
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, VLLM, Flag, Launch, parse_launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
 from kneewatch.diagnose.sizing.plan import workload_profile
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -51,7 +52,9 @@ def test_a_row_of_size_is_in_help_http_and_the_launch(flag: Flag) -> None:
         given = with_launch(UNSET | {"launch": f"vllm serve m {flag.launch} {VALUES[flag.kind]}"})
         assert given[flag.parameter] == READ[flag.kind]
     if flag.setup:
-        assert flag.setup in {field.name for field in fields_of(Setup)}
+        place, _, name = flag.setup.rpartition(".")
+        record = {"": Setup, "parallel": Parallel, "adapters": Adapters}[place]
+        assert name in {field.name for field in fields_of(record)}
     if flag.profile:
         table, _, key = flag.profile.partition(".")
         record: Any = get_type_hints(workload_profile.WorkloadProfile)[table]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import fields as struct_fields
 
 from kneewatch.collector.engines.engine_kind import (
     VLLM,
@@ -20,7 +22,13 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
-from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Flag, Version, number_of
+from kneewatch.diagnose.deployment.vllm_flags import (
+    FLAGS,
+    Flag,
+    Version,
+    number_of,
+    parameter_of,
+)
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -127,7 +135,7 @@ def _defaults(version: Version, memory_bytes: int, *, ampere: bool) -> Defaults:
 OVERHEADS = ("fitted", "guide")
 # More than any count of tokens, requests or GPUs will be for a while.
 _LARGEST_COUNT = 1 << 40
-_LARGEST_BLOCK = 1 << 16
+_MOST_OF = {"block_tokens": 1 << 16}
 
 
 class Setup(Struct, frozen=True):
@@ -280,7 +288,7 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
     others: list[tuple[str, str]] = []
     for flag in FLAGS:
         value = values.get(flag.parameter)
-        if value is None or (flag.kind == "switch" and not value):
+        if value is None or (not value and (flag.kind == "switch" or not strict)):
             continue
         if not flag.setup:
             others += [(flag.launch, flag.text(value))] if flag.may_change and flag.help else []
@@ -290,16 +298,49 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
         except SizingError:
             if strict:
                 raise
-    slots, rank = values.get("max_loras"), values.get("max_lora_rank")
+    slots, rank = (fields.pop(f"adapters.{name}", None) for name in ("slots", "rank"))
     if slots is not None:
         fields["adapters"] = Adapters(slots, DEFAULT_RANK if rank is None else rank)
     elif rank is not None and strict:
         raise SizingError("set the number of adapters for --max-lora-rank", name="max_loras")
-    return fields | {"other_flags": tuple(others)}
+    split = {name: fields.pop(name) for name in [*fields] if name.startswith("parallel.")}
+    parallel = Parallel(**{name.partition(".")[2]: value for name, value in split.items()})
+    return fields | {"parallel": parallel, "other_flags": tuple(others)}
+
+
+_UNSET = {
+    f"{place}{field.name}": field.default
+    for place, record in (("", Setup), ("parallel.", Parallel))
+    for field in struct_fields(record)
+}
+
+
+def set_values(setup: Setup) -> Iterator[tuple[Flag, Any]]:
+    """The rows of flags.toml that the launch sets, each with the value of its field."""
+    for flag in FLAGS:
+        place, _, name = flag.setup.rpartition(".")
+        record = getattr(setup, place) if place else setup
+        value = getattr(record, name, None)
+        is_set = value is not None and value != _UNSET.get(flag.setup)
+        if is_set and (flag.kind != "switch" or value == flag.sets):
+            yield flag, value
 
 
 _LIMIT = re.compile(r'(\w+)"?\s*[=:]\s*(?:\{[^}]*?"count":\s*)?(\d{1,6})')
 _MOST_CAPTURED = 1 << 20
+# A pebibyte, more than any GPU has.
+_MOST_GIB = 1 << 20
+
+
+def bytes_of(name: str, stated_gib: float) -> float:
+    """Bytes of a number of GiB.
+
+    Raises:
+        SizingError: it is out of range; the error has the flag's `name`.
+    """
+    if not 0 <= stated_gib <= _MOST_GIB:
+        raise SizingError(f"{stated_gib:g} GiB is out of range", name=name)
+    return stated_gib * GIB
 
 
 def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
@@ -309,7 +350,7 @@ def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
             raise SizingError(f"set this or {flag.name}", name=flag.name.removeprefix("--no-"))
         return flag.sets
     if flag.kind == "gib":
-        return value * GIB
+        return bytes_of(flag.parameter, value)
     if flag.kind == "bytes":
         amount_bytes = number_of(value)
         if not amount_bytes:
@@ -386,21 +427,20 @@ def _check_engine(setup: Setup) -> None:
             raise SizingError(f"not sized for {setup.kind.title}", name=name)
 
 
+# The fields that are counts, each with its input's name; adapters are checked with their model.
+_COUNTS = {
+    flag.setup: (flag.input or parameter_of(flag.alias or flag.name), attrgetter(flag.setup))
+    for flag in FLAGS
+    if flag.kind == "count" and flag.setup and not flag.setup.startswith("adapters.")
+}
+
+
 def _check_counts(setup: Setup) -> None:
-    for name, value in (
-        ("max_model_len", setup.max_model_len),
-        ("max_num_seqs", setup.max_num_seqs),
-        ("max_num_batched_tokens", setup.max_num_batched_tokens),
-        ("context", setup.context_tokens),
-        ("block_size", setup.block_tokens),
-        ("tensor_parallel", setup.parallel.tensor),
-        ("pipeline_parallel", setup.parallel.pipeline),
-        ("dcp", setup.decode_context_parallel),
-    ):
+    for field, (name, value_of) in _COUNTS.items():
+        value = value_of(setup)
         if value is not None:
             positive(name, value)
-            most = _LARGEST_BLOCK if name == "block_size" else _LARGEST_COUNT
-            within(name, value, low=1, high=most)
+            within(name, value, low=1, high=_MOST_OF.get(field, _LARGEST_COUNT))
     if setup.weights_bytes is not None:
         positive("weights_gib", setup.weights_bytes)
 

@@ -71,34 +71,36 @@ def test_a_sized_launch() -> None:
     )
 
 
+WHOLE = replace(
+    LLAMA,
+    parallel=Parallel(tensor=2, pipeline=2, data=2, experts=True),
+    decode_context_parallel=2,
+    quantization="fp8",
+    kv_cache_dtype="fp8",
+    gpu_memory_utilization=0.85,
+    kv_cache_memory_bytes=8 * GIB,
+    language_model_only=True,
+    max_model_len=8192,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    block_tokens=32,
+    prefix_caching=False,
+    hybrid_pool=False,
+    enforce_eager=True,
+    cudagraph_capture_sizes=(1, 2, 4),
+    limit_mm_per_prompt=(("image", 2),),
+    cpu_offload_bytes=4.5 * GIB,
+    kv_offloading_bytes=16 * GIB,
+    adapters=Adapters(8, 16),
+    draft=Draft(LLAMA.model, 4),
+)
+
+
 def test_vllm_takes_every_flag_that_a_size_can_set() -> None:
-    whole = replace(
-        LLAMA,
-        parallel=Parallel(tensor=2, pipeline=2, data=2, experts=True),
-        decode_context_parallel=2,
-        quantization="fp8",
-        kv_cache_dtype="fp8",
-        gpu_memory_utilization=0.85,
-        kv_cache_memory_bytes=8 * GIB,
-        language_model_only=True,
-        max_model_len=8192,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-        block_tokens=32,
-        prefix_caching=False,
-        hybrid_pool=False,
-        enforce_eager=True,
-        cudagraph_capture_sizes=(1, 2, 4),
-        limit_mm_per_prompt=(("image", 2),),
-        cpu_offload_bytes=4.5 * GIB,
-        kv_offloading_bytes=16 * GIB,
-        adapters=Adapters(8, 16),
-        draft=Draft(LLAMA.model, 4),
-    )
-    line = sized_command(whole)
+    line = sized_command(WHOLE)
     assert refused(line) == []
     assert line.count(" --") == 25
-    assert refused(sized_command(replace(whole, prefix_caching=True))) == []
+    assert refused(sized_command(replace(WHOLE, prefix_caching=True))) == []
 
 
 def test_a_flag_of_size_that_is_vllms_is_in_the_command() -> None:
@@ -111,7 +113,7 @@ def test_a_flag_of_size_that_is_vllms_is_in_the_command() -> None:
     words = line.removeprefix("run: ").split()
     sets = {flag.launch for flag in FLAGS if flag.launch} - {"--no-enable-prefix-caching"}
     sets -= {"--cudagraph-capture-sizes"}  # in --compilation-config, which every version has
-    assert sets <= set(flag_values(LLAMA))
+    assert sets <= set(flag_values(WHOLE)) | {"--enable-prefix-caching"}
     assert {"--language-model-only", "--no-enable-prefix-caching", "8589934592"} <= set(words)
 
 
