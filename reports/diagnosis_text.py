@@ -33,6 +33,7 @@ from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.rules.formatting import (
     WIDTH,
+    as_sentence,
     clock,
     date,
     duration,
@@ -307,6 +308,11 @@ def symptom_lines(diagnosis: Verdict) -> list[tuple[str, str]]:
     return [(each, f"{SYMPTOMS[each].words} ({action})") for each, action in actions.items()]
 
 
+def symptoms_shown(diagnosis: Verdict) -> list[str]:
+    """The words of the symptoms that show and that this version knows."""
+    return [SYMPTOMS[each].words for each in symptom_actions(diagnosis)]
+
+
 def latency_basis(diagnosis: Verdict) -> str:
     """A text on what latencies were judged against: SLO targets, the engine's baseline, or nothing
     yet."""
@@ -488,7 +494,7 @@ def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
     if not footers:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
-    lines += ["", f"{basis[:1].upper()}{basis[1:]}."]
+    lines += ["", as_sentence(basis)]
     if words := server_words(diagnosis.server):
         lines += ["", f"Server: {escaped(words)}."]
     if unknown := gaps(diagnosis):

@@ -177,6 +177,20 @@ def wrapped(line: str, *, width: int = WIDTH, indent: int = 0, more: int = 2) ->
     )
 
 
+def as_sentence(text: str) -> str:
+    """The text as a sentence. Its first letter becomes a capital, unless the first word is a flag
+    or a name such as vLLM (it contains a sign or a capital). An empty text stays empty."""
+    text = text.strip()
+    first = text.split(" ", 1)[0].rstrip(",:?!.")
+    begun = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text. What follows in a recommendation is its derivation."""
+    return as_sentence(text.partition(". ")[0])
+
+
 def cut(line: str, width: int = WIDTH) -> str:
     """A line cut to `width` characters, with an ellipsis where text was removed."""
     line = printable(line)

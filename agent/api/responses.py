@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kneewatch.collector.spelling import did_you_mean
-from kneewatch.reports.triage.view_model import sentence
+from kneewatch.rules.formatting import as_sentence
 
 PROBLEM_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
@@ -187,7 +187,7 @@ def refused(problem: Problem, scope: Scope) -> Response:
     html = page.refusal(
         status=problem.status.value,
         title=problem.status.phrase,
-        words=sentence(problem.brief),
+        words=as_sentence(problem.brief),
         names=problem.target_names[:NAMES_SHOWN],
         more=max(0, len(problem.target_names) - NAMES_SHOWN),
         up=ROOT * (scope.get("raw_path", b"/").count(b"/") - 1),

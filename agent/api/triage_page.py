@@ -25,8 +25,8 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
     cited,
-    sentence,
 )
+from kneewatch.rules.formatting import as_sentence
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.moment import FleetMoment
@@ -103,7 +103,7 @@ class Views:
         request = replace(request, target=request.target or only)
         if engines is None:
             notices.append(NO_HISTORY)
-        notices += map(sentence, self._history.notices(request.now_s))
+        notices += map(as_sentence, self._history.notices(request.now_s))
         past = _Past(self._history, engines or [], request)
         targets = (
             self._then(request, past, of_fleet)
@@ -111,7 +111,7 @@ class Views:
             else self._now(request, past)
         )
         if fleet is not None:
-            notices += [sentence(fleet.verdict.lost)] if fleet.verdict.lost else []
+            notices += [as_sentence(fleet.verdict.lost)] if fleet.verdict.lost else []
             targets = [fleet.shown(target) for target in targets]
         intervals = [state.interval_s for state in self._service.states()]
         return TriageView(

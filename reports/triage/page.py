@@ -25,7 +25,7 @@ from kneewatch.reports.diagnosis_text import (
     server_words,
     stage_words,
     summary_words,
-    symptom_lines,
+    symptoms_shown,
 )
 from kneewatch.reports.recommendation_text import (
     advised,
@@ -57,7 +57,7 @@ from kneewatch.reports.triage.view_model import (
     standings,
     tally,
 )
-from kneewatch.rules.formatting import date, moment, printable, span
+from kneewatch.rules.formatting import date, first_sentence, moment, printable, span
 from kneewatch.rules.library import rule_of
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
@@ -225,9 +225,10 @@ def unbroken(text: str) -> Markup:
 FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
-        besides, changed_words, command, cost, date, doubt, expected_label, gaps, interval_name,
-        keyed, latency_basis, local_stamp, moment, moved, query, raised_words, replaced, rule_of,
-        server_words, span, stage_words, stop_gap_steps, summary_words, symptom_lines, tick_label,
+        besides, changed_words, command, cost, date, doubt, expected_label, first_sentence,
+        gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
+        raised_words, replaced, rule_of,
+        server_words, span, stage_words, stop_gap_steps, summary_words, symptoms_shown, tick_label,
         unbroken,
     )
 } | {"change_title": title}  # fmt: skip

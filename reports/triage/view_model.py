@@ -21,7 +21,7 @@ from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
-from kneewatch.rules.formatting import span
+from kneewatch.rules.formatting import as_sentence, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
 
@@ -215,7 +215,7 @@ class Standing(Struct, frozen=True):
         """The main problem in a sentence."""
         diagnosis = self.diagnosis
         if diagnosis is None:
-            return sentence(self.target.error) or "This target has not been scraped yet."
+            return as_sentence(self.target.error) or "This target has not been scraped yet."
         if self.late and self.health == "unknown":
             return f"No data for {span(self.age_s or 0.0)}; it was {diagnosis.health} then."
         if diagnosis.causes:
@@ -223,20 +223,13 @@ class Standing(Struct, frozen=True):
         return _without_cause(diagnosis)
 
 
-def sentence(words: str) -> str:
-    """The words as a sentence, with a capital and a full stop. Empty words stay empty."""
-    words = words.strip()
-    end = "" if not words or words.endswith((".", "!", "?")) else "."
-    return words[:1].upper() + words[1:] + end
-
-
 def _without_cause(diagnosis: Verdict) -> str:
     """The headline for a diagnosis that has no cause."""
     if not diagnosis.was_read:
-        return sentence(diagnosis.stage_unknown)
+        return as_sentence(diagnosis.stage_unknown)
     if diagnosis.health == "unknown":
         reason = (gaps(diagnosis) or ["wait for the next scrapes"])[0]
-        return f"Not enough data to judge. {sentence(reason)}"
+        return f"Not enough data to judge. {as_sentence(reason)}"
     clearing = list[Finding]()
     for state in ("critical", "warning", "info"):
         for finding in notable(diagnosis, state):
@@ -244,7 +237,7 @@ def _without_cause(diagnosis: Verdict) -> str:
                 return f"{rule_of(finding).summary}."
             clearing.append(finding)
     if diagnosis.stage.number is None:
-        return f"The KV cascade's stage is unknown: {sentence(diagnosis.stage_unknown)}"
+        return f"The KV cascade's stage is unknown: {as_sentence(diagnosis.stage_unknown)}"
     if diagnosis.stage.severity:
         return f"The KV cascade is at stage {diagnosis.stage.number} ({diagnosis.stage.name})."
     if clearing:

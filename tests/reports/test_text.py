@@ -172,6 +172,9 @@ def test_a_page_that_cannot_be_read_says_why_once() -> None:
 def test_a_target_that_was_never_read_has_no_engine() -> None:
     rendered = text([changed(UNREADABLE, model="", engine="")], PLAIN)
     assert rendered.startswith("CRITICAL  target_down  http://gpu-7:8000, last tried at ")
+    assert "connection refused" in rendered
+    assert "do first: " in rendered, "what to do, though nothing was ever measured"
+    assert "None" not in rendered
 
 
 def test_a_forecast() -> None:

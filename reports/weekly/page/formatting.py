@@ -15,7 +15,7 @@ from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.recommendation_text import NUMBERS
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
-from kneewatch.rules.formatting import duration, number, percent, plural, span
+from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span
 
 UNKNOWN = "unknown"
 GIB = 1024.0**3
@@ -227,14 +227,6 @@ def flag(change: FlagChange) -> str:
     if change.flag.startswith("--"):
         return f"{change.flag} {change.after} (now {change.before})"
     return f"{change.flag} {change.before} → {change.after}"
-
-
-def as_sentence(text: str) -> str:
-    """The text as a sentence. Its first letter becomes a capital, unless the first word is a flag
-    or a name such as vLLM (it contains a sign or a capital)."""
-    first = text.split(" ", 1)[0]
-    begun = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
-    return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
 def has_number(text: str) -> bool:

@@ -25,7 +25,6 @@ from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
 from kneewatch.reports.weekly.page.summary import (
     changed,
-    first_sentence,
     first_steps,
     headline,
     title,
@@ -40,7 +39,9 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
 )
 from kneewatch.rules.formatting import (
+    as_sentence,
     duration,
+    first_sentence,
     number,
     percent,
     plural,
@@ -225,15 +226,16 @@ def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
 FILTERS: dict[str, Any] = {
     "signal": quantity,
     "signal_name": formatting.signal_name,
-    "first_sentence": first_sentence,
     **{
         function.__name__: function
-        for function in (duration, number, percent, span, stated_duration)
+        for function in (
+            as_sentence, duration, first_sentence, number, percent, span, stated_duration,
+        )
     },
     **{
         function.__name__: function
         for function in (
-            formatting.arrow, formatting.as_sentence, formatting.bare, formatting.change,
+            formatting.arrow, formatting.bare, formatting.change,
             formatting.flag, formatting.has_number, formatting.health, formatting.outcome,
             formatting.points, formatting.request_count, formatting.saved, formatting.sentence,
             formatting.share, formatting.size_name, formatting.size_state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -14,14 +14,13 @@ from kneewatch.reports.weekly.page.formatting import (
     HEALTH,
     Calendar,
     arrow,
-    as_sentence,
     flag,
     health,
     sentence,
 )
 from kneewatch.reports.weekly.report import Action, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import TierMoney
-from kneewatch.rules.formatting import number, plural, wrapped
+from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, wrapped
 
 STEPS_MOST, CHANGES_MOST = 3, 8
 ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns the GPUs"
@@ -47,7 +46,8 @@ def headline(report: WeeklyReport) -> tuple[str, str]:
 class Step(Struct, frozen=True):
     """An action for people: what to do and why, whose work it is, what it saves and what it takes.
 
-    `text` is one sentence. `saving` is money or requests; empty if neither is known.
+    `text` is the change, or the advice if it changes no setting. `saving` is money or requests;
+    empty if neither is known.
     """
 
     tier: str
@@ -93,15 +93,25 @@ def _step(
         owner, effort = CAPACITY, "a change of replicas"
     else:
         owner, effort = ON_CALL, "an unknown time"
+    why = [first_sentence(action.text)] if action.changes else []
     return Step(
         tier.id,
-        first_sentence(action.text),
-        action.why,
+        _changed(action.changes) or first_sentence(action.text),
+        " ".join((*why, as_sentence(action.why))),
         action.changes,
         owner,
         _saving(action, tier, money, report),
         effort,
     )
+
+
+def _changed(changes: Sequence[FlagChange]) -> str:
+    """The changes as an order, such as "Set --kv-cache-dtype fp8 (now auto)." Empty without one."""
+    resized = {change.flag: change for change in changes}.get(REPLICAS)
+    if resized is not None and len(changes) == 1:
+        return f"Run {plural(int(resized.after), 'replica')} instead of {resized.before}."
+    words = ", ".join(map(flag, changes))
+    return as_sentence(words if words.startswith("drop ") or not words else f"set {words}")
 
 
 def _restarted(action: Action, tier: Tier, report: WeeklyReport) -> str:
@@ -122,11 +132,6 @@ def _saving(action: Action, tier: Tier, money: TierMoney, report: WeeklyReport) 
         if each.tier == tier.id and action.incident in ("", each.id)
     )
     return f"{number(round(harmed))} requests preempted, late or lost" if harmed >= 1 else ""
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a text. What follows in a recommendation is its derivation."""
-    return as_sentence(text.partition(". ")[0])
 
 
 def changed(report: WeeklyReport) -> tuple[tuple[str, Trend], ...]:
@@ -153,9 +158,7 @@ def _lines(report: WeeklyReport) -> Iterator[str]:
     yield ""
     yield "Do first:" if steps else "Nothing to do."
     for place, step in enumerate(steps, 1):
-        yield f"{place}. {step.tier}: {step.text} {as_sentence(step.why)}"
-        for change in step.changes:
-            yield f"   {flag(change)}"
+        yield f"{place}. {step.tier}: {step.text} {step.why}"
         saving = f"; {step.saving}" if step.saving else ""
         yield f"   by {step.owner}; takes {step.effort}{saving}"
     changes = changed(report)

@@ -512,3 +512,20 @@ def test_evidence_that_compares_engines_of_a_fleet_has_no_value_of_its_signal() 
     assert value_words(compared, verdict, same=False, is_fleet=True) == ""
     turns = Evidence("lora_turns", 12.0, None, "least number of turns in a slot")
     assert value_words(turns, verdict, same=False, is_fleet=False) == "12"
+
+
+def test_what_to_do_first_is_read_once() -> None:
+    html = render(views.cascade())
+    assert html.count("Stop batch jobs and very long prompts first.") == 1
+    assert "Speed predicted" in html
+    assert "Speed predicted" not in tree(html).one(css="first").text, "the article derives it"
+    many = render(views.many_engines())
+    assert many.count("Stop batch jobs and very long prompts first.") == 1
+
+
+def test_a_target_that_was_never_scraped_offers_no_time() -> None:
+    unseen = TargetView("vllm-new", "http://vllm-new:8000/metrics", {}, (), 5.0, None)
+    root = page(views.view(unseen))
+    assert root.one("h1").text == "This target has not been scraped yet."
+    assert not list(root.every("input")), "there is no past to choose"
+    assert list(page(views.cascade()).every("input"))

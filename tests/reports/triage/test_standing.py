@@ -10,10 +10,10 @@ from kneewatch.reports.triage.view_model import (
     RANKS,
     EngineView,
     Standing,
-    sentence,
     standings,
     tally,
 )
+from kneewatch.rules.formatting import as_sentence
 from kneewatch.rules.rule import Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
@@ -80,7 +80,7 @@ def test_headlines() -> None:
     ("words", "expected"), [("", ""), (" ab ", "Ab."), ("ab?", "Ab?"), ("Ab.", "Ab."), ("é", "É.")]
 )
 def test_sentence(words: str, expected: str) -> None:
-    assert sentence(words) == expected
+    assert as_sentence(words) == expected
 
 
 def test_a_state_that_is_over_is_no_headline() -> None:

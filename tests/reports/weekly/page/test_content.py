@@ -44,10 +44,13 @@ def test_the_verdict_is_the_first_actions_and_a_line_per_tier(fleet: Node) -> No
     assert [cell.text for cell in calm.children][1] == "Healthy No incident, every target kept."
     first, second = verdict.one("table", css="steps").one("tbody").children
     what, whose, takes, at_stake = (cell.text for cell in first.children)
-    assert what.startswith("1. Store the KV cache in fp8. --kv-cache-dtype fp8 (now auto)")
-    assert first.one("strong").text == "1. Store the KV cache in fp8.", "no derivation in bold"
+    assert what.startswith(
+        "1. Set --kv-cache-dtype fp8 (now auto). llama-3.1-70b on H100: Store the"
+    )
+    assert first.one("strong").text == "1. Set --kv-cache-dtype fp8 (now auto).", "what to do"
     assert (whose, takes) == ("who runs the engines", "A restart of 4 engines.")
     assert at_stake == "saves 8,760 USD a month"
+    assert second.one("strong").text == "2. Run 1 replica instead of 2."
     assert second.children[1].text == "who owns the GPUs"
 
 
