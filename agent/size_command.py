@@ -27,7 +27,7 @@ from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds, si
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model, text_only
+from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     VLLM,
     WITHOUT_EFFECT,
@@ -53,6 +53,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     bytes_of,
     fields_of,
+    launch_of,
     parse_version,
 )
 from kneewatch.diagnose.sizing.memory.weights import (
@@ -124,8 +125,6 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
     if given["model"] is None:
         raise SizingError("required: a catalogue id or the path of a config.json", name="model")
     model = find(given["model"])
-    if given["language_model_only"]:
-        model = text_only(model)
     doubts = given.get("ignored", ())
     try:
         draft = _draft(given, model, find)
@@ -135,19 +134,12 @@ def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mode
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
     model, fields = replace(model, notes=(*doubts, *model.notes)), fields_of(given)
-    if "kv_cache_memory_bytes" in fields:
-        if "available_kv_bytes" in fields:
-            raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
-        fields["available_kv_bytes"] = fields["kv_cache_memory_bytes"]
+    if {"kv_cache_memory_bytes", "available_kv_bytes"} <= fields.keys():
+        raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
-    fields["parallel"] = parallel
-    return Setup(
-        model=model,
-        gpu=_gpu(given),
-        version=parse_version(version) if version else LATEST,
-        draft=draft,
-        **fields,
-    )
+    fields |= {"parallel": parallel, "draft": draft}
+    fields["version"] = parse_version(version) if version else LATEST
+    return launch_of(model, _gpu(given), fields)
 
 
 def _gpu(given: dict[str, Any]) -> Gpu | None:
@@ -226,7 +218,7 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
         SizingError: such a flag is set; the error has the flag's name.
     """
     for flag in FLAGS:
-        is_ignored = not flag.profile and flag.parameter != "plan"
+        is_ignored = not flag.profile_key and flag.parameter != "plan"
         if is_ignored and given[flag.parameter] != flag.default:
             decided = (
                 "is decided by the plan" if flag.kind == "switch" else "is read from the profile"
@@ -243,8 +235,8 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
     stated: dict[str, dict[str, object]] = {}
     for flag in FLAGS:
         value = given[flag.parameter]
-        if flag.profile and value != flag.default:
-            table, _, key = flag.profile.partition(".")
+        if flag.profile_key and value != flag.default:
+            table, _, key = flag.profile_key.partition(".")
             value = [named_gpu(value).id] if flag.parameter == "gpu" else value
             stated.setdefault(table, {})[key] = value
     return stated

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model, text_only
+from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     FLAGS,
@@ -33,6 +33,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     defaults,
     fields_of,
+    launch_of,
 )
 from kneewatch.diagnose.sizing.memory.weights import RANKS, Parallel
 from kneewatch.rules.facts import Targets
@@ -347,14 +348,7 @@ def _with_sizing(plain: Deployment) -> Deployment:
         for flag in FLAGS
         if flag.setup and (value := getattr(plain, flag.setup, None)) is not None
     }
-    setup = Setup(
-        model=stated.model,
-        gpu=stated.gpu,
-        version=plain.version or LATEST,
-        **fields,
-    )
-    if setup.language_model_only:
-        setup = replace(setup, model=text_only(setup.model))
+    setup = launch_of(stated.model, stated.gpu, fields | {"version": plain.version or LATEST})
     try:
         setup = _as_reported(setup, stated.reported, kv_is_fixed=plain.kv_memory_bytes is not None)
         layout = kv_layout_of(setup)

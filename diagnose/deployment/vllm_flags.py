@@ -387,6 +387,15 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return parameter_of(self.name)
 
     @property
+    def profile_key(self) -> str:
+        """The table and key of a workload profile that have the flag's value; empty if none has.
+
+        A flag of the launch has a key of its own name, but adapters have a table of theirs.
+        """
+        in_launch = self.launch and self.setup and not self.setup.startswith("adapters.")
+        return self.profile or (f"deployment.{self.parameter}" if in_launch else "")
+
+    @property
     def names_file(self) -> bool:
         """Whether the flag's value is, or contains, a file name."""
         return self.kind in ("file", "pair")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from msgspec import convert
@@ -18,10 +17,19 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import launch_values, merge
-from kneewatch.diagnose.deployment.vllm_flags import FLAGS, VLLM, Flag, Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import (
+    FLAGS,
+    VLLM,
+    Flag,
+    Launch,
+    command_values,
+    parse_launch,
+)
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
-from kneewatch.diagnose.sizing.plan import workload_profile
+from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
+from tests.diagnose.workloads import SMALLEST
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 TEXTS = {"text": "float32", "bytes": "8G", "sizes": "1 2 4", "limits": "image=2"}
@@ -55,10 +63,35 @@ def test_a_row_of_size_is_in_help_http_and_the_launch(flag: Flag) -> None:
         place, _, name = flag.setup.rpartition(".")
         record = {"": Setup, "parallel": Parallel, "adapters": Adapters}[place]
         assert name in {field.name for field in fields_of(record)}
-    if flag.profile:
-        table, _, key = flag.profile.partition(".")
-        record: Any = get_type_hints(workload_profile.WorkloadProfile)[table]
-        assert key in {field.name for field in fields(record)}
+
+
+IN_PROFILE = READ | {"seconds": 0.5}
+
+
+@pytest.mark.parametrize("flag", [flag for flag in OF_SIZE if flag.profile_key])
+def test_a_row_of_the_launch_has_a_key_in_a_profile(flag: Flag) -> None:
+    value = ["h200"] if flag.name == "--gpu" else IN_PROFILE[flag.kind]
+    table, _, key = flag.profile_key.partition(".")
+    record: Any = getattr(read_profile(SMALLEST, stated={table: {key: value}}), table)
+    read = getattr(record, key, None) or record.flags[key]
+    assert read == (tuple(value) if isinstance(value, list) else value)
+
+
+ON_THE_PLAN = {
+    "gpu_memory_utilization": ("0.8", 0.8),
+    "max_num_batched_tokens": ("4096", 4096),
+    "enforce_eager": ("true", True),
+    "block_size": ("32", 32),
+    "kv_cache_memory_bytes": ('"20G"', 20 * 2**30),
+}
+
+
+@pytest.mark.parametrize("key", ON_THE_PLAN)
+def test_a_plan_takes_every_flag_of_the_launch(key: str) -> None:
+    text, value = ON_THE_PLAN[key]
+    fleet = plan(read_profile(f"{SMALLEST}{key} = {text}\n"))
+    launch = parse_launch(str(fleet.step(13).output["launch"]), origin="test")
+    assert command_values(launch)[key] in (value, f"{value}")
 
 
 SIZED = (

@@ -191,6 +191,8 @@ def _budget(replica: Serving) -> tuple[Part, Serving]:
         output={"max_num_batched_tokens": taken},
         to_measure=["ITL P99 at this budget while long prompts arrive"],
     )
+    if "max_num_batched_tokens" in replica.pool.deployment.flags:
+        part.decision = f"chunked prefill with {own:,} tokens, as set"
     if taken != own:
         part.decision = f"--max-num-batched-tokens {taken} (default {own})"
     for tokens, usable in tried:

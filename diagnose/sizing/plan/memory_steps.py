@@ -12,7 +12,6 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.overhead import FRAMEWORK_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
@@ -27,7 +26,6 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
     Value,
-    longest_request_tokens,
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
@@ -60,14 +58,10 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     Source: guide 2.1 to 2.6.
     """
     profile, concurrency = pool.profile, planned_concurrency(pool)
-    longest = longest_request_tokens(pool)
-    setup = Setup(
-        model=pool.model,
-        gpu=pool.gpu,
+    setup = replace(
+        pool.launch,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        max_model_len=longest,
-        context_tokens=min(pool.tail_tokens, longest),
         overhead="guide",
     )
     adapters = profile.lora.max_simultaneous_adapters if profile.lora else 0

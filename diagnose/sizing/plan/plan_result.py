@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import BenchmarkPoint
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
@@ -24,7 +24,7 @@ from kneewatch.diagnose.lengths import Part as DriftPart
 from kneewatch.diagnose.lengths import Point as DriftPoint
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, fields_of, launch_of
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     Deployment,
     Lengths,
@@ -132,6 +132,21 @@ class Pool(Struct, frozen=True, kw_only=True):
     share_ratio: float
     peak_requests_per_s: float
     phase: str = ""
+
+    @property
+    def launch(self) -> Setup:
+        """One replica's launch with what the profile states of it, for requests of P95 length.
+
+        Raises:
+            SizingError: a flag cannot be read, or the lengths do not fit the model.
+        """
+        longest = longest_request_tokens(self)
+        fields = {
+            "max_model_len": longest,
+            "context_tokens": min(self.tail_tokens, longest),
+            "network": self.profile.hosting.network or NETWORKS[0],
+        }
+        return launch_of(self.model, self.gpu, fields_of(self.deployment.flags) | fields)
 
     @property
     def tail_tokens(self) -> int:

@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
-from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
@@ -20,12 +19,7 @@ from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights_per_gpu
-from kneewatch.diagnose.sizing.plan.plan_result import (
-    Part,
-    PlanStep,
-    Pool,
-    longest_request_tokens,
-)
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_line
@@ -46,9 +40,6 @@ def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
     """The launch of one replica. Adapters and draft weights count as weights."""
-    plain = weights_per_gpu(
-        pool.model, scheme(quantization), parallel, vendor=pool.gpu.vendor
-    ).total_bytes
     lora, drafted = pool.profile.lora, pool.profile.speculation
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
     adapters = None
@@ -56,19 +47,16 @@ def launch(
         # vLLM splits adapter buffers of a known rank over the GPUs by a rule of their own.
         adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
     extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
-    longest = longest_request_tokens(pool)
-    return Setup(
-        model=pool.model,
-        gpu=pool.gpu,
+    setup = replace(
+        pool.launch,
         parallel=parallel,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        max_model_len=longest,
-        context_tokens=min(pool.tail_tokens, longest),
-        weights_bytes=plain + extra_bytes / parallel.gpus,
         adapters=adapters,
-        network=pool.profile.hosting.network or NETWORKS[0],
     )
+    plain = weights_per_gpu(setup.model, scheme(quantization), parallel, vendor=pool.gpu.vendor)
+    loaded_bytes = max(plain.total_bytes - setup.cpu_offload_bytes, 0.0)
+    return replace(setup, weights_bytes=loaded_bytes + extra_bytes / parallel.gpus)
 
 
 class Serving(Struct, frozen=True, kw_only=True):
@@ -205,13 +193,15 @@ def usable_per_s(replica: Serving) -> float:
 def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
     """The replica with the best token budget, and each budget tried with its requests/s.
 
-    The best budget serves the most within the ITL target. Without an ITL target, vLLM's own budget
-    is kept. A smaller chunk delays decoding less, but prefills more slowly and changes the memory.
+    The best budget serves the most within the ITL target. Without an ITL target, or with a stated
+    budget, the launch's own is kept. A smaller chunk delays decoding less, but prefills more slowly
+    and changes the memory.
 
     Source: guide 6.4.
     """
     own, most = replica.setup.batched_tokens, usable_per_s(replica)
-    if replica.pool.profile.slo.itl_p99_s is None or replica.limit < 1:
+    is_stated = "max_num_batched_tokens" in replica.pool.deployment.flags
+    if replica.pool.profile.slo.itl_p99_s is None or replica.limit < 1 or is_stated:
         return replica, []
     tried, chosen = [(own, most)], replica
     for tokens in BUDGETS_TOKENS:

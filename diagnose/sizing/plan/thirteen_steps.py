@@ -180,7 +180,9 @@ def _launch(sized: Sized) -> Setup:
     best = None if sized.pool.phase == "prefill" else sized.point
     return replace(
         setup,
-        max_num_seqs=None if best is None else math.ceil(best.concurrency / setup.parallel.data),
+        max_num_seqs=setup.max_num_seqs
+        if best is None
+        else math.ceil(best.concurrency / setup.parallel.data),
         max_num_batched_tokens=setup.batched_tokens,
         adapters=Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank or DEFAULT_RANK)
         if lora is not None

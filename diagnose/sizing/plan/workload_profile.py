@@ -6,13 +6,15 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from itertools import pairwise
+from types import UnionType
 from typing import Annotated, Any, ClassVar, cast
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.documents import (
     STRICT,
     Count,
@@ -148,7 +150,10 @@ class Slo(Targets):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The stated parts of the launch; None for what the plan decides or does not need."""
+    """The stated parts of the launch; None for what the plan decides or does not need.
+
+    `flags` are the other flags of vLLM that the table states, by their parameters.
+    """
 
     model: Text
     gpus: Texts
@@ -168,6 +173,7 @@ class Deployment:
     baseline_benchmark: Text | None = None
     final_benchmark: Text | None = None
     benchmark_gpu_ratio: Ratio | None = None
+    flags: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +320,9 @@ def read_profile(
     document = toml_document(text, origin)
     for place, values in (stated or {}).items():
         document[place] = _over(document.get(place, {}), values)
+    launch, tiers = document.get("deployment"), document.get("tiers")
+    for place, table in [("deployment", launch), *_numbered(tiers)]:
+        _gather_flags(table, f"{origin}: {place}")
     _complete_tiers(document)
     profile = read(WorkloadProfile, document, origin=origin)
     problems = [
@@ -325,6 +334,45 @@ def read_profile(
     if problems:
         raise SettingsError(*(f"{origin}: {problem}" for problem in problems))
     return profile
+
+
+def _numbered(tiers: object) -> list[tuple[str, object]]:
+    listed = cast("list[object]", tiers) if isinstance(tiers, list) else []
+    return [(f"tiers[{number}]", tier) for number, tier in enumerate(listed, start=1)]
+
+
+_FLAGS = {
+    flag.parameter: flag
+    for flag in FLAGS
+    if flag.profile_key == f"deployment.{flag.parameter}"
+    and flag.parameter not in {field.name for field in fields(Deployment)}
+}
+_KINDS: Mapping[str, tuple[type | UnionType, str]] = {
+    "count": (int, "a whole number"),
+    "number": (int | float, "a number"),
+    "gib": (int | float, "a number of GiB"),
+    "switch": (bool, "true or false"),
+}
+
+
+def _gather_flags(table: object, place: str) -> None:
+    """Put the flags of vLLM in a table under the key `flags`.
+
+    Raises:
+        SettingsError: a value is of another kind than the flag's.
+    """
+    if not isinstance(table, dict):
+        return
+    keys = cast("dict[str, object]", table)
+    if "flags" in keys:
+        raise SettingsError(f"{place}.flags: state flags of vLLM as keys of the table itself")
+    flags = {name: keys.pop(name) for name in _FLAGS.keys() & keys.keys()}
+    for name, value in flags.items():
+        kind, words = _KINDS.get(_FLAGS[name].kind, (str, "a string"))
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise SettingsError(f"{place}.{name} is {value!r}; it must be {words}")
+    if flags:
+        keys["flags"] = flags
 
 
 def _over(table: object, values: Mapping[str, object]) -> object:

@@ -106,6 +106,10 @@ def test_the_packaged_example_is_a_profile() -> None:
         pytest.param(
             changed("= 120", "= inf"), "is inf; it must be a number above 0$", id="infinite"
         ),
+        pytest.param(
+            f"{SMALLEST}max_num_seqs = true", "deployment.max_num_seqs is True", id="flag"
+        ),
+        pytest.param(f"{SMALLEST}flags = {{ x = 1 }}", "keys of the table itself", id="flags"),
         pytest.param(changed('["h100-sxm"]', "[]"), "a non-empty list of strings", id="empty list"),
         pytest.param(
             SMALLEST + "[slo]\nttft_p99_s = 2000\n", "and at most 600", id="milliseconds?"
@@ -245,8 +249,10 @@ def test_every_key_is_documented_and_in_its_own_table() -> None:
     text = DOCS.read_text("utf-8")
     hints = get_type_hints(WorkloadProfile)
     shared = {field.name for field in fields(Deployment)}
+    inner = {"flags"}
     tables = {
         name: {field.name for field in fields(get_args(hint)[0] if get_args(hint) else hint)}
+        - inner
         for name, hint in hints.items()
         if name not in ("__pydantic_config__", "name", "tiers")
     }
