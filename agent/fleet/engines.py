@@ -56,8 +56,6 @@ MARGIN_S = 0.5
 EARLY_RATIO = 0.25
 """A scrape may come early by this share of its interval."""
 
-INSTANCE = TARGET_LABELS.index("instance")
-
 Judge = Callable[[], list[Verdict]]
 """Judges a page that was read."""
 
@@ -227,19 +225,16 @@ class FleetEngines:
     def _groups(
         self, by_target: Mapping[Target, Sequence[Member]], at_s: float, interval_s: float
     ) -> Iterator[tuple[Sequence[Target], float]]:
-        """Yields groups of targets to read in one query, and the seconds to read.
-
-        The targets of a group have one scrape configuration, so that few matchers select them.
-        """
-        groups: dict[tuple[Target, float], list[Target]] = {}
+        """Yields groups of targets to read in one query, and the seconds to read."""
+        groups: dict[float, list[Target]] = {}
         for target in by_target:
             passed_s = at_s - self._pages.read_until_s(target)
             gap_s, before_s = self._pages.interval_s(target), self._spans_s.get(target, 0.0)
             span_s = unread_s(passed_s, gap_s, interval_s, before_s)
             if span_s:
                 self._spans_s[target] = span_s
-                groups.setdefault((target[:INSTANCE], span_s), []).append(target)
-        for (_, span_s), targets in groups.items():
+                groups.setdefault(span_s, []).append(target)
+        for span_s, targets in groups.items():
             samples_each = SERIES_EXPECTED * max(1.0, span_s / interval_s)
             most = max(1, int(SAMPLES_AT_ONCE / samples_each))
             for first in range(0, len(targets), most):
@@ -266,15 +261,15 @@ def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) 
 
 
 def _query(scope: QueryScope, names: str, targets: Sequence[Target], span_s: float) -> str:
-    """A query for the samples of targets that differ only by their instance."""
-    alike = [
-        f'{label}="{quoted(value)}"'
-        for label, value in zip(TARGET_LABELS[:INSTANCE], targets[0][:INSTANCE], strict=True)
-        if value
-    ]
-    instances = any_of("instance", [target[INSTANCE] for target in targets])
-    matchers = ",".join((f'__name__=~"{quoted(names)}"', *alike, instances))
-    return f"{scope.series('', matchers)}[{duration(span_s)}]"
+    """A query for the samples of targets. Their instances, and the labels on which all of them
+    agree, select them: a matcher for each pod as well would make it too long for some servers."""
+    matchers = [f'__name__=~"{quoted(names)}"']
+    for label, *values in zip(TARGET_LABELS, *targets, strict=True):
+        if label == "instance":
+            matchers.append(any_of(label, sorted(set(values))))
+        elif values[0] and len(set(values)) == 1:
+            matchers.append(f'{label}="{quoted(values[0])}"')
+    return f"{scope.series('', ','.join(matchers))}[{duration(span_s)}]"
 
 
 def engine_of(monitor: TargetMonitor, member: Member) -> EngineMonitor | None:

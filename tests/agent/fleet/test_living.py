@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.agent.fleet.engines import FleetEngines
+from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import names_of, states_of
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.fleet.inventory import LabelMap
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
-from tests.agent.fleet.prometheus_fleet import watched
-from tests.collector.oracle import Prometheus, running
+from tests.agent.fleet.prometheus_fleet import QUICK, watched
+from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.living_faults import outcomes
 from tests.living_fleet import (
     FAULTS,
@@ -22,7 +27,7 @@ from tests.living_fleet import (
     operated,
     with_faults,
 )
-from tests.living_player import Player
+from tests.living_player import PROFILE, Player
 from tests.programs import require
 
 CYCLE_S = 60.0
@@ -102,6 +107,24 @@ def summaries(fleet_diagnosis: FleetVerdict) -> list[tuple[str, str]]:
 
 def noted(fleet_diagnosis: FleetVerdict, text: str) -> list[str]:
     return [note for note in fleet_diagnosis.notes if text in note]
+
+
+def test_queries_do_not_grow_with_the_pods(server: Prometheus) -> None:
+    fleet = living(15)
+    for namespace, replicas in (("few", 2), ("many", 12)):
+        fleet.pool("Deployment", namespace, replicas)
+    fleet.load(server, from_s=0.0, to_s=20.0 * MIN_S)
+    asked: list[int] = []
+    with PrometheusSource(f"http://{LOOPBACK}:{server.port}", QUICK) as source:
+        for name in ("few", "many"):
+            engines = FleetEngines(PROFILE)
+            config = FleetConfig(f'namespace="{name}"', LabelMap(), 60.0, profile=PROFILE)
+            for t_s in (19.75 * MIN_S, 20.0 * MIN_S):  # the first cycle reads the past
+                at = replace(config, at_s=fleet.epoch_s + t_s)
+                now = observe(source, at, engines)
+            asked.append(now.load.queries)
+            assert {verdict.t_s for verdict in now.verdicts.values()} == {now.t_s}
+    assert asked[0] == asked[1]
 
 
 def test_a_replica_that_stops_answering_is_a_note_for_a_minute(server: Prometheus) -> None:
