@@ -6,8 +6,8 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import cast
 
@@ -209,7 +209,8 @@ def model(name: str) -> Model:
     )
 
 
-def _listed_as(name: str) -> list[str]:
+@lru_cache(maxsize=256)
+def _listed_as(name: str) -> Sequence[str]:
     lowered = name.lower()
     exact = [key for key in _entries() if key.lower() == lowered]
     return exact or [key for key in _entries() if key.lower().split("/")[-1] == lowered]
