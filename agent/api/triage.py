@@ -32,7 +32,7 @@ from kneewatch.agent.api.responses import (
     no_such_target,
 )
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_rendering import HINT, Moment, RenderCache, body, head, past
+from kneewatch.agent.api.triage_rendering import HINT, Newest, RenderCache, body, head, past
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.diagnose.doc_links import OWN_DOCS, linked
 from kneewatch.diagnose.verdict import Verdict, documented
@@ -106,7 +106,7 @@ class Triage:
             notices.append(FLEET_NOTICE)
         return _response(request, now, pending, rendered, notices)
 
-    def _present(self, request: TriageRequest) -> tuple[Moment, dict[str, str]]:
+    def _present(self, request: TriageRequest) -> tuple[Newest, dict[str, str]]:
         """The newest states of the targets, and for each target without a state the reason."""
         service, specs = self._service, self._service.targets()
         self._cache.only(specs)
@@ -115,15 +115,15 @@ class Triage:
             states = service.states()
             names = {state.name for state in states if state.diagnoses}
             pending = {name: configured[name] for name in sorted(configured.keys() - names)}
-            return Moment.of(states, request.now_s), pending
+            return Newest.of(states, request.now_s), pending
         state = service.state(request.target)
         if state is None and request.target not in configured:
             raise no_such_target(list(configured))
         states = [] if state is None else [state]
         if state is not None and state.diagnoses:
-            return Moment.of(states, request.now_s), {}
+            return Newest.of(states, request.now_s), {}
         awaited = configured.get(request.target, "no longer watched")
-        return Moment.of(states, request.now_s), {request.target: awaited}
+        return Newest.of(states, request.now_s), {request.target: awaited}
 
     def _then(self, request: TriageRequest) -> Response:
         engines = self._history.engines(request.target or None)
@@ -150,7 +150,7 @@ class Triage:
 
 def _response(
     request: TriageRequest,
-    now: Moment,
+    now: Newest,
     pending: Mapping[str, str],
     rendered: bytes,
     notices: Sequence[str],

@@ -196,18 +196,18 @@ def _interval(row: EngineInterval, t_s: float) -> str:
 CACHE_MAX = 4096
 
 
-class Moment(Struct, frozen=True, eq=False):
-    """The states of targets at a moment. `late` are the names of targets without a recent cycle."""
+class Newest(Struct, frozen=True, eq=False):
+    """The newest states of targets. `late` are the names of targets without a recent cycle."""
 
     states: tuple[TargetState, ...]
     late: frozenset[str]
 
     @classmethod
-    def of(cls, states: Sequence[TargetState], now_s: float) -> Moment:
+    def of(cls, states: Sequence[TargetState], now_s: float) -> Newest:
         """The current states of the targets."""
         return cls(tuple(states), frozenset(state.name for state in states if late(state, now_s)))
 
-    def same(self, other: Moment) -> bool:
+    def same(self, other: Newest) -> bool:
         """Whether both moments have the same states and late targets."""
         return (
             len(self.states) == len(other.states)
@@ -231,8 +231,8 @@ class RenderCache(Struct):
     """
 
     docs_url: str = OWN_DOCS
-    _cache: dict[tuple[str, str], tuple[Moment, bytes]] = field(
-        default_factory=dict[tuple[str, str], tuple[Moment, bytes]]
+    _cache: dict[tuple[str, str], tuple[Newest, bytes]] = field(
+        default_factory=dict[tuple[str, str], tuple[Newest, bytes]]
     )
     _documents: dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]] = field(
         default_factory=dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]]
@@ -253,12 +253,12 @@ class RenderCache(Struct):
                 name: rows for name, rows in self._documents.items() if name in names
             }
 
-    def cached(self, form: str, target: str, moment: Moment) -> bytes | None:
+    def cached(self, form: str, target: str, moment: Newest) -> bytes | None:
         """The cached answer for this moment, or None."""
         cached = self._cache.get((form, target))
         return cached[1] if cached is not None and cached[0].same(moment) else None
 
-    def render(self, form: str, target: str, moment: Moment) -> bytes:
+    def render(self, form: str, target: str, moment: Newest) -> bytes:
         """The encoded answer. For JSON it consists of the members `targets` and `watching`."""
         with self._lock:
             answer = self.cached(form, target, moment)
@@ -278,7 +278,7 @@ class RenderCache(Struct):
             self._cache[form, target] = moment, answer
             return answer
 
-    def _json(self, moment: Moment) -> bytes:
+    def _json(self, moment: Newest) -> bytes:
         rendered_by_id: dict[int, bytes] = {}
         diagnoses: list[Verdict] = []
         for state in moment.states:

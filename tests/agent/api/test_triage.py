@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import schemas
-from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache, body
+from kneewatch.agent.api.triage_rendering import CACHE_MAX, Newest, RenderCache, body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.formatting import WIDTH
@@ -339,14 +339,14 @@ def test_names_are_text_wherever_they_are_shown(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text", "markdown"])
 def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
-    present, moment = RenderCache(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    present, moment = RenderCache(), Newest.of([SICK_STATE, WELL_STATE], NOW_S)
     assert present.cached(form, "", moment) is None
     first = present.render(form, "", moment)
-    assert present.cached(form, "", Moment.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
+    assert present.cached(form, "", Newest.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
     for changed in (
-        Moment.of([SICK_STATE, state_of("r1", HEALTHY)], NOW_S),
-        Moment.of([SICK_STATE], NOW_S),
-        Moment.of([SICK_STATE, WELL_STATE], NOW_S + 60),
+        Newest.of([SICK_STATE, state_of("r1", HEALTHY)], NOW_S),
+        Newest.of([SICK_STATE], NOW_S),
+        Newest.of([SICK_STATE, WELL_STATE], NOW_S + 60),
     ):
         assert present.cached(form, "", changed) is None
 
@@ -354,7 +354,7 @@ def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
 def test_answers_about_many_targets_do_not_pile_up() -> None:
     present = RenderCache()
     for number in range(CACHE_MAX + 10):
-        present.render("json", f"r{number}", Moment.of([], NOW_S))
+        present.render("json", f"r{number}", Newest.of([], NOW_S))
     assert len(present._cache) <= CACHE_MAX  # pyright: ignore[reportPrivateUsage]
 
 
@@ -374,7 +374,7 @@ def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
-    present, moment = RenderCache(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    present, moment = RenderCache(), Newest.of([SICK_STATE, WELL_STATE], NOW_S)
     sick, well = (spec_of(state.name, settings_of()) for state in (SICK_STATE, WELL_STATE))
     present.only((sick, well))
     for form in ("json", "text"):
