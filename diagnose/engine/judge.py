@@ -79,7 +79,7 @@ from kneewatch.diagnose.verdict import (
     worst_of,
 )
 from kneewatch.rules.cascade import lacking
-from kneewatch.rules.facts import NO_TARGETS, Moment
+from kneewatch.rules.facts import NO_TARGETS
 from kneewatch.rules.lifecycle import Cascade, RuleBook
 from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
 from kneewatch.rules.wire import to_ms
@@ -390,24 +390,6 @@ class Judge:
         signals["cascade_stage"] = None if missing else float(stage.level)
         signals["cascade_severity"] = None if missing else float(stage.severity or OK)
         signals[KV_UNACCOUNTED] = self._kv_balance.unaccounted(values, signals)
-        moment = Moment(
-            values=signals,
-            targets=profile.targets,
-            config=values.config,
-            recent=values.recent,
-            baseline=learned.baseline,
-            window_s=values.window_s,
-            observed_s=values.observed_s,
-            scale=profile.scale,
-        )
-        streaks_s = self._streaks.update(t_s, values, moment)
-        signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
-        signals[STALL] = streaks_s.get("stalled", 0.0)
-        signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
-        knee = learned.knee.update(t_s, signals)
-        signals[CAPACITY_USED] = capacity_used(signals, knee)
-        notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
-        findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
         gpus = values.gpus
         facts = Facts(
             now_s=t_s,
@@ -417,9 +399,7 @@ class Judge:
             served_s=values.served_s,
             values=signals,
             recent=values.recent,
-            streaks_s=streaks_s,
             missing=values.missing,
-            findings=findings,
             stage=stage,
             baseline=learned.baseline,
             config=values.config,
@@ -429,13 +409,20 @@ class Judge:
             gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
             gpus_lost=gpus.lost,
             adapters=values.adapters,
-            knee=knee,
             split=self._catalogue.split,
             lengths=learned.output_drift(values, signals),
             endless=learned.endless_outputs(values),
             workload=workload,
         )
-        return facts, missing
+        streaks_s = self._streaks.update(t_s, values, facts)
+        signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
+        signals[STALL] = streaks_s.get("stalled", 0.0)
+        signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
+        knee = learned.knee.update(t_s, signals)
+        signals[CAPACITY_USED] = capacity_used(signals, knee)
+        notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
+        findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
+        return replace(facts, streaks_s=streaks_s, findings=findings, knee=knee), missing
 
     def _causes(
         self, facts: Facts, values: Values, crossed: Sequence[Finding]

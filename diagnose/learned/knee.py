@@ -432,6 +432,12 @@ class Prompts(Struct, frozen=True):
         return self.mean_s * (1 + self.varies) / 2
 
 
+def reaches(running: float, least: float, most: float) -> bool:
+    """Whether a batch lies between the smallest and the largest that were measured, or beyond by
+    no more than BEYOND_RATIO."""
+    return least <= running <= BEYOND_RATIO * most
+
+
 class StepTimes(Struct, frozen=True, dict=True):
     """Step times measured on this server, without any data sheet figure.
 
@@ -484,8 +490,8 @@ class StepTimes(Struct, frozen=True, dict=True):
         return ceil(max(self.batches))
 
     def reaches(self, running: float) -> bool:
-        """Whether a batch lies between those measured, or beyond by no more than BEYOND_RATIO."""
-        return self.least_running <= running <= BEYOND_RATIO * self.most_running
+        """Whether the times of a batch follow from those measured."""
+        return reaches(running, self.least_running, self.most_running)
 
     @property
     def since_s(self) -> float:

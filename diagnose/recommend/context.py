@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
-from kneewatch.diagnose.learned.knee import BEYOND_RATIO, CurveLearner
+from kneewatch.diagnose.learned.knee import CurveLearner, reaches
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.rules.formatting import percent, plural, span
@@ -247,7 +247,7 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     if own_steps is not None:
         running = min(context.demand.requests, predicted["max_concurrency"])
         least, most = own_steps["least_running"], own_steps["most_running"]
-        if not least <= running <= BEYOND_RATIO * most:
+        if not reaches(running, least, most):
             side, edge = ("beyond", most) if running > most else ("below", least)
             return f"not measured {side} {plural(round(edge), 'request')} at once"
     stated, server = context.server.stated, context.server
