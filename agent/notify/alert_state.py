@@ -17,9 +17,7 @@ from msgspec.structs import replace
 from kneewatch.agent.notify.events import (
     DedupKey,
     Event,
-    EventKind,
     Key,
-    Problem,
     is_resolved,
     problems,
 )
@@ -122,10 +120,10 @@ class AlertState:
                 active.gone_s, active.gone_scrapes = None, 0
         return events
 
-    def _continued(self, present: Mapping[Key, Problem]) -> dict[Key, Problem]:
+    def _continued(self, present: Mapping[Key, Event]) -> dict[Key, Event]:
         """The problems. One that goes on under the name of its twin keeps the name that was
         sent."""
-        continued: dict[Key, Problem] = {}
+        continued: dict[Key, Event] = {}
         for key, problem in present.items():
             before = key._replace(id=TWINS.get(key.id, key.id))
             twin = self._active.get(before)
@@ -221,7 +219,7 @@ class AlertState:
             self._keep(Key(*(str(row[name]) for name in Key._fields)), active)
         self.is_changed = False
 
-    def _update_present(self, problem: Problem, t_s: float) -> Event | None:
+    def _update_present(self, problem: Event, t_s: float) -> Event | None:
         key, active = problem.key, self._active.get(problem.key)
         if active is None and len(self._by_target.get(key.target, ())) >= ACTIVE_MAX:
             return None
@@ -238,7 +236,7 @@ class AlertState:
             if _develops(active, key, t_s):
                 return None
             active.is_announced = True
-            return _event("began", problem, active)
+            return replace(problem, since_s=active.since_s, serial=active.serial)
         if problem.is_ending:
             return None
         before = active.severity
@@ -247,16 +245,16 @@ class AlertState:
         if worse and active.notified_s is not None and 0 <= t_s - active.notified_s < DEVELOPS_S:
             return None
         active.stage = max(problem.stage, active.stage)
+        problem = replace(problem, since_s=active.since_s, serial=active.serial)
         if worse:
             active.severity = max(problem.severity, before)
             self.is_changed = True
-        if worse:
-            return _event("worse", problem, active, before=before)
+            return replace(problem, kind="worse", before=before)
         repeat_s = self._receiver.repeat_s
         last_s = max(active.since_s, active.notified_s or 0.0, active.repeated_s or 0.0)
         if repeat_s is not None and active.is_sent and t_s - last_s >= repeat_s:
             active.repeated_s = t_s
-            return _event("still", problem, active)
+            return replace(problem, kind="still")
         return None
 
     def _update_absent(self, key: Key, t_s: float) -> Event | None:
@@ -326,23 +324,6 @@ def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:
     """Whether a problem is new and its severity may still rise, as a queue grows."""
     is_new = 0 <= t_s - active.since_s < DEVELOPS_S
     return is_new and active.severity < Severity.CRITICAL and key.id in WAITS_FOR
-
-
-def _event(
-    kind: EventKind, problem: Problem, active: ActiveProblem, *, before: Severity | None = None
-) -> Event:
-    return Event(
-        kind,
-        problem.key,
-        problem.severity,
-        problem.stage,
-        active.since_s,
-        problem.diagnosis.t_s,
-        before=before,
-        diagnosis=problem.diagnosis,
-        cause=problem.cause,
-        serial=active.serial,
-    )
 
 
 # --- The state file -------------------------------------------------------------------------------

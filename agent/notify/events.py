@@ -47,16 +47,30 @@ class Key(NamedTuple):
     id: str
 
 
-class Problem(Struct, frozen=True):
-    """A present cause or KV cascade stage of one engine. `stage` is the stage's number, 0 outside
-    the cascade. `cause` is None for a stage without a cause."""
+class Event(Struct, frozen=True):
+    """A cause or KV cascade stage of one engine as of its newest scrape, and what changed: it
+    began, got worse, is still there or ended.
 
+    `stage` is the stage's number, 0 outside the cascade. `cause` is None for a stage without a
+    cause. `diagnosis` and `cause` are None if the problem ended. `before` is the previous severity
+    if the problem got worse. `ended_s` is the time since when the problem is absent. `how` is the
+    way in which it ended; empty if it cleared by itself. `serial` distinguishes problems with equal
+    keys. `left` are the ids of problems that are still active on the same engine or target.
+    """
+
+    kind: EventKind
     key: Key
     severity: Severity
     stage: int
     since_s: float
-    diagnosis: Verdict
-    cause: Cause | None
+    t_s: float
+    diagnosis: Verdict | None = None
+    cause: Cause | None = None
+    before: Severity | None = None
+    ended_s: float | None = None
+    how: str = ""
+    left: tuple[str, ...] = ()
+    serial: int = 0
 
     @property
     def badness(self) -> tuple[Severity, int, float]:
@@ -66,39 +80,16 @@ class Problem(Struct, frozen=True):
     @property
     def is_ending(self) -> bool:
         """Whether the newest scrape no longer shows what gives the problem its severity."""
-        if self.cause is None or not advice.is_ending(self.cause, self.diagnosis.t_s):
+        diagnosis, cause = self.diagnosis, self.cause
+        if diagnosis is None or cause is None or not advice.is_ending(cause, diagnosis.t_s):
             return False
-        return not self.stage or self.diagnosis.stage.severity != self.severity
+        return not self.stage or diagnosis.stage.severity != self.severity
 
 
-class Event(Struct, frozen=True):
-    """A change of a problem that should be notified.
-
-    `diagnosis` and `cause` are the present ones; None if the problem ended. `before` is the
-    previous severity if the problem got worse. `ended_s` is the time since when the problem is
-    absent. `how` is the way in which it ended; empty if it cleared by itself. `serial`
-    distinguishes problems with equal keys. `left` are the ids of problems that are still active on
-    the same engine or target.
-    """
-
-    kind: EventKind
-    key: Key
-    severity: Severity
-    stage: int
-    since_s: float
-    t_s: float
-    before: Severity | None = None
-    diagnosis: Verdict | None = None
-    cause: Cause | None = None
-    ended_s: float | None = None
-    how: str = ""
-    left: tuple[str, ...] = ()
-    serial: int = 0
-
-
-def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
-    """The problems in a target's state, by key. Problems less severe than `floor` are left out."""
-    worst: dict[Key, Problem] = {}
+def problems(state: TargetState, floor: Severity) -> dict[Key, Event]:
+    """The problems in a target's state by key, each as the event that it began. Those less severe
+    than `floor` are left out."""
+    worst: dict[Key, Event] = {}
     is_whole_target = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
         for problem in _of_engine(state.name, diagnosis, is_whole_target=is_whole_target):
@@ -108,26 +99,29 @@ def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
     return worst
 
 
-def _of_engine(target: str, diagnosis: Verdict, *, is_whole_target: bool) -> list[Problem]:
+def _of_engine(target: str, diagnosis: Verdict, *, is_whole_target: bool) -> list[Event]:
     engine = ("", "") if is_whole_target else (diagnosis.model, diagnosis.engine)
-    engine_problems: list[Problem] = []
+    engine_problems: list[Event] = []
     stage, pressure = diagnosis.stage, None
+
+    def add(name: str, severity: Severity, number: int, since_s: float, of: Cause | None) -> None:
+        key = Key(target, *engine, name)
+        began = Event("began", key, severity, number, since_s, diagnosis.t_s, diagnosis, of)
+        engine_problems.append(began)
+
     for cause in diagnosis.causes:
         if cause.id == KV_PRESSURE:
             pressure = cause
             continue
         since_s = diagnosis.t_s if cause.since_s is None else cause.since_s
-        key = Key(target, *engine, cause.id)
-        engine_problems.append(Problem(key, cause.severity, 0, since_s, diagnosis, cause))
+        add(cause.id, cause.severity, 0, since_s, cause)
     if pressure is not None or stage.number:
         severity = max(
             stage.severity or Severity.OK, pressure.severity if pressure else Severity.OK
         )
         starts_s = [stage.since_s, pressure.since_s if pressure else None]
         since_s = min(diagnosis.t_s if start_s is None else start_s for start_s in starts_s)
-        number = stage.level
-        key = Key(target, *engine, KV_PRESSURE)
-        engine_problems.append(Problem(key, severity, number, since_s, diagnosis, pressure))
+        add(KV_PRESSURE, severity, stage.level, since_s, pressure)
     return engine_problems
 
 

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import StateFile, state_path
 from kneewatch.agent.notify.channel import Channel, NotifierStats, ReceiverThread, RetryPolicy
 from kneewatch.agent.notify.delivery import SendError, post
-from kneewatch.agent.notify.events import Event, Key, Problem, problems
+from kneewatch.agent.notify.events import Event, Key, problems
 from kneewatch.agent.notify.forward import DiagnosedAlert
 from kneewatch.agent.notify.message import HEADLINE_MAX, escape_plain, text
 from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, Web, receivers
@@ -104,7 +106,7 @@ class AlertmanagerChannel(ReceiverThread):
         super().__init__(receiver, state_file, clock)
         self._retry, self._repeat_s = retry, repeat_s
         self._labels: dict[str, Labels] = {}
-        self._newest: dict[Key, Problem] = {}
+        self._newest: dict[Key, Event] = {}
         self._unsent: dict[Key, Event | None] = {}
         self._resolved: dict[tuple[Key, Severity], tuple[dict[str, Any], Event | None]] = {}
         self._sent = self._failed = self._dropped = self._failures = 0
@@ -266,10 +268,9 @@ class AlertmanagerChannel(ReceiverThread):
         problem, labels = self._newest.get(key), self._labels.get(key.target)
         if active is None or problem is None or labels is None:
             return None
-        event = Event(
-            "began", key, active.severity, active.stage, active.since_s, problem.diagnosis.t_s,
-            diagnosis=problem.diagnosis, cause=problem.cause,
-        )  # fmt: skip
+        event = replace(
+            problem, severity=active.severity, stage=active.stage, since_s=active.since_s
+        )
         return alert(event, labels, severity=active.severity, base=self.receiver.triage_url)
 
 
