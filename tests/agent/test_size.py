@@ -450,7 +450,7 @@ def test_a_plan_that_misses_a_requirement_exits_with_1(tmp_path: Path) -> None:
         pytest.param(flags, id=flags[0])
         for flags in (
             ("--concurrency", "4"), ("--max-loras", "4"), ("--mfu", "0.4"), ("--context", "100"),
-            ("--search",), ("--enforce-eager",), ("--safety", "2"), ("--dcp", "2"),
+            ("--search",), ("--safety", "2"),
         )
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     Pool,
     Value,
 )
-from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
+from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, planned_concurrency, serving
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
 from kneewatch.rules.formatting import plural
 
@@ -40,11 +40,6 @@ class Floor(Struct, frozen=True):
 
     gpus: int
     part: Part
-
-
-def planned_concurrency(pool: Pool) -> int:
-    """Requests that one replica must hold: the stated number, otherwise 1."""
-    return pool.deployment.concurrency or 1
 
 
 def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor:

@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_line
-from kneewatch.rules.formatting import figure
+from kneewatch.rules.formatting import figure, plural
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
 """Token budgets to try besides vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
@@ -216,20 +216,30 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
     return chosen, tried
 
 
-def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
-    """Whether vLLM starts and holds this many requests of P95 length.
-
-    False if the heads cannot be split.
+def refusal(pool: Pool, setup: Setup) -> str:
+    """Why the launch is no replica: vLLM refuses its split, or the KV cache holds fewer requests of
+    P95 length than planned; empty if it is.
 
     Raises:
         SizingError: another input is invalid.
     """
+    concurrency = planned_concurrency(pool)
     try:
-        return memory(setup).fits(math.ceil(concurrency / setup.parallel.data))
+        held = memory(setup).fits(math.ceil(concurrency / setup.parallel.data))
     except SizingError as error:
-        if error.name != "tensor_parallel":
+        if error.name not in ("tensor_parallel", "dcp"):
             raise
-        return False
+        return str(error)
+    return (
+        ""
+        if held
+        else f"the KV cache would not hold {plural(concurrency, 'request')} of P95 length"
+    )
+
+
+def planned_concurrency(pool: Pool) -> int:
+    """Requests that one replica must hold: the stated number, otherwise 1."""
+    return pool.deployment.concurrency or 1
 
 
 # --- Steps 7 and 10: the load of one replica, measured or predicted (guide 8.3) ------------------

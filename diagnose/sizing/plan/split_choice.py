@@ -26,7 +26,6 @@ from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     Floor,
     four_bit_quantization,
-    planned_concurrency,
     quantizations,
     stored_prefixes,
 )
@@ -36,9 +35,10 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
     best_point,
-    fits,
     launch,
+    planned_concurrency,
     point,
+    refusal,
     serving,
 )
 from kneewatch.diagnose.sizing.speed.performance import (
@@ -146,24 +146,21 @@ def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
     """
     named_schemes = tuple(quantizations(pool))
     trials: list[Trial] = []
-    short: dict[str, str] = {}
+    short: dict[str, list[str]] = {}
     for quantization in named_schemes:
         fitting, short[quantization] = _trials(pool, quantization, kv_cache_dtype)
         trials += fitting
-    held = plural(planned_concurrency(pool), "request")
     if not trials:
+        held = plural(planned_concurrency(pool), "request")
         raise SizingError(
             f"{pool.model.id} does not fit on {pool.gpu.id} with {held} of "
             f"{pool.tail_tokens:,} tokens: "
-            f"{short[named_schemes[0]]} rejected: the KV cache would not hold {held} of P95 length",
+            f"{'; '.join(short[named_schemes[0]])}",
             name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
         )
     chosen = min(trials, key=_rank)
     own = chosen.setup.scheme.id
-    refused: list[str] = []
-    if short[own]:
-        refused.append(f"{short[own]} rejected: the KV cache would not hold {held} of P95 length")
-    refused += [
+    refused = short[own] + [
         _reason(named(trial.setup.parallel), trial, named(chosen.setup.parallel), chosen)
         for trial in trials
         if trial is not chosen and trial.setup.scheme.id == own
@@ -182,20 +179,19 @@ def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
     )
 
 
-def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Trial], str]:
-    """Every split with this precision that fits; the names of those that do not."""
+def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Trial], list[str]]:
+    """Every split with this precision that fits, and why others do not."""
     trials: list[Trial] = []
-    concurrency = planned_concurrency(pool)
-    short: list[str] = []
+    short: dict[str, list[str]] = {}
     for parallel in splits(pool):
         if trials and parallel.pipeline in _OTHER_STAGES and not pool.deployment.pipeline_parallel:
             break
         setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
-        if fits(pool, setup, concurrency=concurrency):
-            trials.append(_trial(pool, setup))
+        if reason := refusal(pool, setup):
+            short.setdefault(reason, []).append(named(parallel))
         else:
-            short.append(named(parallel))
-    return trials, ", ".join(short)
+            trials.append(_trial(pool, setup))
+    return trials, [f"{', '.join(names)} rejected: {reason}" for reason, names in short.items()]
 
 
 def four_bit_gpus(pool: Pool, chosen: Split, *, kv_cache_dtype: str) -> Part:

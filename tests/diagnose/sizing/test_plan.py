@@ -959,3 +959,16 @@ def test_weights_in_4_bits_are_told_and_not_taken() -> None:
     assert (five["quantization"], five["four_bit_gpus"]) == ("fp8", fewer)
     assert f"nvfp4 weights are predicted to take {fewer} GPUs" in plan_lines(fleet_plan)[0]
     assert "four_bit_gpus" not in planned(stated).step(5).output
+
+
+def test_splits_that_vllm_refuses_say_so() -> None:
+    """Decode context parallelism 2 needs two ranks with the same latent vectors."""
+    text = profile_text(
+        deployment='model = "deepseek-ai/DeepSeek-V3"\ngpus = ["b200"]\ndcp = 2\n'
+        'pipeline_parallel = 8\nquantization = "fp8"',
+    )
+    fleet = planned(text)
+    assert "--decode-context-parallel-size 2" in str(fleet.step(13).output["launch"])
+    refused = [note for note in fleet.step(6).notes if "vLLM refuses decode context" in note]
+    assert len(refused) == 1
+    assert refused[0].startswith("TP 1 x PP 8")
