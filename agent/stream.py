@@ -74,7 +74,7 @@ def _new_comparison(scale: float) -> Compare:
 
 def _new_router(name: str, profile: Profile) -> JudgeRouter:
     # Imported here: most targets are engines, and this import is slow.
-    from kneewatch.diagnose.fleet.router_page import RouterPages
+    from kneewatch.diagnose.fleet.routers import RouterPages
 
     return RouterPages(name, profile).judged
 

@@ -30,6 +30,7 @@ from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
+from kneewatch.collector.signals.routers import router_queries
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
@@ -45,7 +46,7 @@ from kneewatch.diagnose.fleet.inventory import (
     label_map,
     shape_of,
 )
-from kneewatch.diagnose.fleet.routers import router_queries, routers_of
+from kneewatch.diagnose.fleet.routers import routers_of
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuReading, GpuState, XidSeen
 from kneewatch.rules.facts import range_s

@@ -58,11 +58,12 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
 
 class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A canonical metric that vLLM does not have."""
+    """A canonical metric that vLLM does not have. `labels`: those of an engine that it keeps."""
 
     kind: Literal["gauge", "counter"]
     unit: str
     help: str
+    labels: tuple[str, ...] = ()
 
 
 class SizeClass(Struct, frozen=True, forbid_unknown_fields=True):

@@ -75,7 +75,7 @@ def canonical_metric(name: str, kind: EngineKind) -> Metric:
     if metric is not None:
         return metric
     quantity = kind.quantities[name]
-    return Metric(name, quantity.kind, quantity.unit, (name,))
+    return Metric(name, quantity.kind, quantity.unit, (name,), labels=quantity.labels)
 
 
 def completed(page: Page, computed: Sequence[Computed]) -> Page:

@@ -198,6 +198,16 @@ def _resolved(layout: Layout) -> Binding:
     return Binding(names.prefix, tuple(own_pools(bound)), names.process_start, page.computed)
 
 
+def bound_as(layout: Layout, kind: EngineKind) -> Binding:
+    """A page of a program that is no engine, as a single one with the metrics of `kind`."""
+    page = translate(layout, kind, "")
+    series: dict[str, list[PageSeries]] = {}
+    for each in page.names.identified:
+        series.setdefault(each.sample.metric.name, []).append(each)
+    bound = _bind(EngineKey(kind.title, ""), series, frozenset(), frozenset(), kind)
+    return Binding("", (bound,), page.names.process_start, page.computed)
+
+
 ANY_LATENCY = "time_to_first_token_seconds_count"
 """A sample of each of vLLM's pages, and of no router's."""
 
@@ -310,52 +320,42 @@ STACK_ROUTER = ("vllm:current_qps", "vllm:healthy_pods_total")
 """Metrics of the production-stack router. It also has some of vLLM's, of each server behind it."""
 
 
-class OtherProgram(Struct, frozen=True):
-    """A program whose page users give by mistake, with a hint at the address to give instead.
-
-    `names` are the prefixes of its metrics.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    hint: str = ANOTHER_ENGINE
-
-
-OTHER_PROGRAMS = (
-    OtherProgram("SGLang", ("sglang:", "sglang_")),
-    OtherProgram("TensorRT-LLM (trtllm-serve)", ("trtllm_", "trtllm:")),
-    OtherProgram("LMDeploy", ("lmdeploy:", "lmdeploy_")),
-    OtherProgram("llama.cpp", ("llamacpp:", "llamacpp_")),
-    OtherProgram("Text Generation Inference (TGI)", ("tgi_",)),
-    OtherProgram("Triton with TensorRT-LLM", ("nv_trt_llm_",)),
-    OtherProgram("Triton", ("nv_inference_",)),
-    OtherProgram("vLLM's production-stack router", STACK_ROUTER, BEHIND_ROUTER),
-    OtherProgram("vllm-router", ("vllm_router_",), BEHIND_ROUTER),
-    OtherProgram("sglang-router (smg)", ("smg_", "sgl_router_"), BEHIND_ROUTER),
-    OtherProgram("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
-    OtherProgram("Envoy, a proxy", ("envoy_",), BEHIND_ROUTER),
-    OtherProgram(
+OTHER_PROGRAMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("SGLang", ("sglang:", "sglang_"), ANOTHER_ENGINE),
+    ("TensorRT-LLM (trtllm-serve)", ("trtllm_", "trtllm:"), ANOTHER_ENGINE),
+    ("LMDeploy", ("lmdeploy:", "lmdeploy_"), ANOTHER_ENGINE),
+    ("llama.cpp", ("llamacpp:", "llamacpp_"), ANOTHER_ENGINE),
+    ("Text Generation Inference (TGI)", ("tgi_",), ANOTHER_ENGINE),
+    ("Triton with TensorRT-LLM", ("nv_trt_llm_",), ANOTHER_ENGINE),
+    ("Triton", ("nv_inference_",), ANOTHER_ENGINE),
+    ("vLLM's production-stack router", STACK_ROUTER, BEHIND_ROUTER),
+    ("vllm-router", ("vllm_router_",), BEHIND_ROUTER),
+    ("sglang-router (smg)", ("smg_", "sgl_router_"), BEHIND_ROUTER),
+    ("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
+    ("Envoy, a proxy", ("envoy_",), BEHIND_ROUTER),
+    (
         "the llm-d endpoint picker (EPP), a router",
         ("llm_d_epp_", "inference_extension_", "inference_pool_"),
         BEHIND_ROUTER,
     ),
-    OtherProgram(
+    (
         "a Dynamo front end",
         ("dynamo_",),
         "give the address of a worker: its system port (DYN_SYSTEM_PORT) has its engine's metrics",
     ),
-    OtherProgram(
+    (
         "Ray Serve",
         ("ray_serve_",),
         "set log_engine_metrics to true in the LLMConfig: Ray then exports vLLM's metrics too",
     ),
-    OtherProgram(
+    (
         "a GPU exporter",
         ("DCGM_FI_",),
         "give it as the GPU source of a vLLM server (--gpu-metrics)",
     ),
 )
-"""Programs in the order of the check: the first whose metric names are on the page is reported.
+"""Programs whose page users give by mistake: title, prefixes of its metrics, and a hint at the
+address to give instead. The first whose metric names are on the page is reported.
 
 Engines come before the routers in front of them.
 """
@@ -367,13 +367,10 @@ def _not_vllm(layout: Layout) -> CollectError:
     It names the program that serves the page, if known, and what to try.
     """
     names = sorted({*(series.name for series in layout.series), *layout.types})
-    for program in OTHER_PROGRAMS:
-        if any(name.startswith(program.names) for name in names):
-            return CollectError(
-                f"no vLLM metrics on this page: it is a page of {program.title}",
-                kind="no_vllm",
-                hint=program.hint,
-            )
+    for title, prefixes, hint in OTHER_PROGRAMS:
+        if any(name.startswith(prefixes) for name in names):
+            message = f"no vLLM metrics on this page: it is a page of {title}"
+            return CollectError(message, kind="no_vllm", hint=hint)
     message, hint = (
         "no vLLM metrics on this page",
         ("check that this is vLLM's own /metrics, and that vLLM runs without --disable-log-stats"),

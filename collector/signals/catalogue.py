@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import eq, ge, gt
 from typing import Any
 
 from kneewatch.collector.scrape_history import Where
@@ -30,9 +31,10 @@ from kneewatch.collector.signals.expr import (
     difference,
     info_names,
     info_number,
-    positive,
+    kept_if,
     product,
     ratio,
+    scaled,
     total,
 )
 from kneewatch.collector.signals.signal import Signal
@@ -96,6 +98,11 @@ OF_EXPRS: Mapping[str, Callable[..., Expr]] = {
     "sum_of": partial(Beside, fold="sum"),
     "sum_of_known": lambda *parts: SumOfKnown(parts),
 }
+COMPARISONS: Mapping[type[ast.cmpop], tuple[str, Callable[[float, float], bool]]] = {
+    ast.Gt: (">", gt),
+    ast.GtE: (">=", ge),
+    ast.Eq: ("==", eq),
+}
 OPERATORS: Mapping[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
     ast.Add: total,
     ast.Sub: difference,
@@ -116,10 +123,12 @@ def expression(text: str, named: Mapping[str, Expr], where: Where = ()) -> Expr:
                 return named[name]
             case ast.BoolOp(ast.Or(), options):
                 return FirstOf(tuple(map(of, options)))
-            case ast.Compare(left, [ast.Gt()], [ast.Constant(0)]):
-                return positive(of(left))
+            case ast.Compare(left, [sign], [ast.Constant(int(bound))]):
+                return kept_if(of(left), *COMPARISONS[type(sign)], bound)
             case ast.BinOp(ast.Constant(1), ast.Sub(), share):
                 return complement(of(share))
+            case ast.BinOp(ast.Constant(int(factor)), ast.Mult(), right):
+                return scaled(of(right), factor)
             case ast.BinOp(left, operator, right):
                 return OPERATORS[type(operator)](of(left), of(right))
             case ast.Call(ast.Name(name), arguments) if name in OF_EXPRS:
@@ -131,11 +140,11 @@ def expression(text: str, named: Mapping[str, Expr], where: Where = ()) -> Expr:
 
     def of_metric(name: str, arguments: list[ast.expr], keywords: list[ast.keyword]) -> Expr:
         options = {str(word.arg): ast.literal_eval(word.value) for word in keywords}
-        suffix = {"suffix": options.pop("suffix")} if "suffix" in options else {}
+        own = {key: options.pop(key) for key in ("suffix", "across") if key in options}
         matchers = (*options.items(), *where)
         only = {"where": matchers} if matchers else {}
         values = (a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in arguments)
-        return OF_METRIC[name](*values, **only, **suffix)
+        return OF_METRIC[name](*values, **only, **own)
 
     return of(ast.parse(f"({text})", mode="eval").body)
 

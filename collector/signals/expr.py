@@ -19,7 +19,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from kneewatch.collector.engines.engine_kind import VLLM, kind_of
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_of
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.scrape_history import Columns, Where
 from kneewatch.collector.window import Window
@@ -60,7 +60,7 @@ class Dialect(Struct, frozen=True):
     - `by`: the labels that distinguish engines.
     - `selector`: label matchers added to every series.
     - `range_s`: the window in seconds.
-    - `prefix`: of the metric names; it says of which kind the engines are.
+    - `prefix`: of the metric names; it says of which kind the engines are, unless `kind` does.
 
     Alternatives for a label's value in a `where` are joined by `|`.
     """
@@ -70,6 +70,12 @@ class Dialect(Struct, frozen=True):
     selector: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     prefix: str = VLLM_PREFIX
+    kind: EngineKind | None = None
+
+    @property
+    def program(self) -> EngineKind:
+        """The kind of the engines."""
+        return kind_of(self.prefix) if self.kind is None else self.kind
 
     def series(self, metric: str, suffix: str = "", where: Where = (), extra: str = "") -> str:
         """A selector: name, suffix and label matchers.
@@ -90,8 +96,7 @@ class Dialect(Struct, frozen=True):
         Raises:
             NoSeriesError: no series of this kind of engine is the metric.
         """
-        kind = kind_of(self.prefix)
-        if kind is not VLLM:
+        if self.program is not VLLM:
             more = [part for part in (self.selector, extra) if part]
             return [
                 self.labelled(name, [*matchers, *more], suffix)
@@ -104,31 +109,31 @@ class Dialect(Struct, frozen=True):
 
     def edges(self, metric: str, wanted: Sequence[float]) -> Sequence[float]:
         """Bucket bounds to count from: those of `wanted`, or the engine's own in their place."""
-        own = kind_of(self.prefix).bounds.get(metric, ())
+        own = self.program.bounds.get(metric, ())
         return [edge for edge in own if edge >= wanted[0]] or wanted
 
     def names_of(self, metric: str) -> list[str]:
         """The names of a gauge's series."""
-        if kind_of(self.prefix) is VLLM:
+        if self.program is VLLM:
             return [self.prefix + metric]
         return [self.prefix + name for name, _ in self._own(metric, {})]
 
     def _own(self, metric: str, where: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
         """The names of an engine's own series that are a metric, with their matchers."""
-        names: dict[str, dict[str, dict[str, None]]] = {}
-        for source in kind_of(self.prefix).all_sources:
+        names: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
+        for source in self.program.all_sources:
             is_plain = not source.over and not source.less and source.scale == 1
             given = {label: source.labels.get(label) for label in where}
             agrees = all(own in (None, *where[label].split("|")) for label, own in given.items())
             if source.metric == metric and is_plain and agrees:
-                values = names.setdefault(source.name, {})
+                values = names.setdefault((source.name, *source.where), {})
                 for label, value in source.where.items():
                     values.setdefault(label, {})[value] = None
                 for label in [label for label, own in given.items() if own is None]:
                     values[label] = dict.fromkeys(where[label].split("|"))
         if not names:
             raise NoSeriesError(metric)
-        for name, values in names.items():
+        for (name, *_), values in names.items():
             yield name, [any_of(label, each) for label, each in values.items()]
 
     def folded(
@@ -141,7 +146,7 @@ class Dialect(Struct, frozen=True):
         apart = " or ".join(
             f'label_replace({part}, "{PART}", "{at}", "", "")' for at, part in enumerate(parts)
         )
-        folds = {s.fold for s in kind_of(self.prefix).all_sources if s.metric == metric}
+        folds = {s.fold for s in self.program.all_sources if s.metric == metric}
         return self.sum(apart, fold="max" if "max" in folds else "sum")
 
     def labelled(self, metric: str, matchers: Sequence[str], suffix: str = "") -> str:
@@ -163,7 +168,7 @@ class Dialect(Struct, frozen=True):
     def sum(self, inner: str, *more: str, fold: str = "sum") -> str:
         """The PromQL `sum by (engine labels and more) (inner)`. Ranks that repeat values count
         once."""
-        kind, by = kind_of(self.prefix), (*self.by, *more)
+        kind, by = self.program, (*self.by, *more)
         if kind.ranks:
             inner = f"max without ({', '.join(kind.ranks)}) ({inner})"
         if kind.engine_label and "engine" in by:
@@ -261,14 +266,16 @@ class Count(OfMetric, frozen=True):
 class OverTime(OfMetric, frozen=True):
     """A gauge aggregated over the window by `fold`: avg, min or max (avg_over_time etc.).
 
-    Several series are aggregated one by one and then summed.
+    Several series are aggregated one by one and then together, by `across`.
     """
 
     fold: str
     where: Where = ()
+    across: str = "sum"
 
     def bind(self, page_columns: Columns) -> Value:
         columns, fold = page_columns.gauge_columns(self.metric, self.where), FOLDS[self.fold]
+        across = FOLDS[self.across]
         if len(columns) == 1:
             (only,) = columns
 
@@ -280,13 +287,16 @@ class OverTime(OfMetric, frozen=True):
 
         def value(window: Window) -> float | None:
             series = [values for at in columns if (values := window.over_time(at))]
-            return sum(map(fold, series)) if series else None
+            return across([fold(values) for values in series]) if series else None
 
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
         words = f"{self.fold}_over_time({{}}[{dialect.range}])"
-        return dialect.folded(words, self.metric, where=self.where)
+        if self.across == "sum":
+            return dialect.folded(words, self.metric, where=self.where)
+        series = dialect.series(self.metric, where=self.where)
+        return dialect.sum(words.format(series), fold=self.across)
 
 
 class BitShare(OfMetric, frozen=True):
@@ -479,14 +489,14 @@ def complement(of: Expr) -> Computed:
     return Computed((of,), partial(sub, 1), "1 - ({0})")
 
 
-def positive(of: Expr) -> Computed:
-    """An expression's value if above zero, else unknown: zero means that the server does not
-    measure."""
-    return Computed((of,), _if_positive, "({0}) > 0")
+def kept_if(of: Expr, sign: str, holds: Callable[[float, float], bool], bound: float) -> Computed:
+    """An expression's value where a comparison holds, else unknown. Above zero: zero often means
+    that the server does not measure."""
 
+    def kept(value: float) -> float | None:
+        return value if holds(value, bound) else None
 
-def _if_positive(value: float) -> float | None:
-    return value if value > 0 else None
+    return Computed((of,), kept, f"({{0}}) {sign} {bound!r}")
 
 
 class FirstOf(Struct, frozen=True):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.signals.catalogue import STALL_EDGES_S, expressions, signals
+from kneewatch.collector.signals.catalogue import STALL_EDGES_S, expression, expressions, signals
 from kneewatch.collector.signals.expr import (
     Expr,
     Rate,
     ShareAtMost,
     complement,
     difference,
-    positive,
     product,
     scaled,
 )
@@ -122,7 +121,7 @@ def configured(
             signals.append(
                 Signal(
                     key,
-                    scaled(positive(Rate(metric)), 1 / peak),
+                    scaled(expression(f"rate({metric}) > 0", {}), 1 / peak),
                     "Achieved share of one GPU's peak, by vLLM's own estimate of the work.",
                     needs="--enable-mfu-metrics",
                     optional=True,

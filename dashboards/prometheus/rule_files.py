@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.signals.expr import bound_matcher
+from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.vllm import within_ttft
 from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
-from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN, ROUTERS
+from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN
 from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, number, recorded
 from kneewatch.rules.rule import BY_WORD, Severity
 
@@ -257,7 +258,7 @@ def _of_routers(plan: Plan, question: str) -> str:
     The production-stack router exports metrics under vLLM's own prefix. It is left out if the
     engines use another prefix.
     """
-    names = [name for router in ROUTERS if (name := getattr(router, question))]
+    names = [name for router in ROUTERS if (name := router.metrics.get(question))]
     own = plan.prefix == VLLM_PREFIX
     names = [name for name in names if own or not name.startswith(VLLM_PREFIX)]
     return names[0] if len(names) == 1 else f'{{__name__=~"{_either(names)}"}}'

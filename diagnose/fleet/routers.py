@@ -7,25 +7,42 @@ its engines are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
 
-from msgspec import Struct, convert, field
+from msgspec import Struct
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.names.vllm_resolver import Binding, bound_as
+from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.scrape_history import History
+from kneewatch.collector.signals.expr import Gauge
+from kneewatch.collector.signals.routers import (
+    NAMED,
+    OF,
+    PICKS_S,
+    PLACE,
+    QUESTIONS,
+    QUEUED_S,
+    ROUTERS,
+    UNREADY_S,
+    Answers,
+    Router,
+    answers_of,
+    router_of,
+)
+from kneewatch.collector.window import Window
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.routing import COMPUTED_MORE, FALLEN_BY, computed_more
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
-from kneewatch.rules.facts import duration
+from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 from kneewatch.rules.formatting import duration as latency
 from kneewatch.rules.formatting import percent, span
-from kneewatch.rules.rule import Severity
-
-UNREADY_S, QUEUED_S, PICKS_S, TTFT_OVER_S = 120.0, 60.0, 300.0, 120.0
+from kneewatch.rules.rule import OK, Severity
 
 QUEUED_MIN = 2.0
 """Requests that a router holds throughout a minute; a single one may be in transit at each
@@ -34,9 +51,17 @@ scrape."""
 REJECTED_MIN = 5.0
 """Requests that a router rejects within five minutes; fewer may come from one client's deadline."""
 
-OWN_S, OWN_MIN = 0.1, 20.0
-"""Mean seconds that a step of the router itself may take, over at least so many within five
-minutes. Users see them in each first token."""
+OWN_S = 0.1
+"""Mean seconds that a step of the router itself may take. Users see them in each first token."""
+
+NO_ENGINES = (
+    f"{NO_STAGE}a router has no KV cache",
+    "engines: a router's page does not show whether its engines have room; give their addresses "
+    "too, or --prometheus",
+)
+
+KEPT_S = 2 * PICKS_S
+"""Seconds of a router's pages that are kept: each of the last minutes has a range of its own."""
 
 TTFT_MORE, TTFT_MORE_S = 2.0, 1.0
 """First tokens wait before the engines if the router measures a mean TTFT of this multiple of the
@@ -59,205 +84,22 @@ from this multiple of the median on.
 """
 
 
-class Router(Struct, frozen=True):
-    """The metric names of a router; empty for metrics that it lacks.
-
-    - `prefixes`: a page with a name that begins with one of them is this router's.
-    - `older_than`: the router that has the same metrics under newer names; it takes precedence.
-    - `ready`: gauge of the endpoints that may be picked.
-    - `queue`: gauge of the requests that the router holds.
-    - `running`: gauge of the requests that it has sent to engines.
-    - `errors`: counter of failed reads of endpoints' metrics.
-    - `picks`: counter of requests sent to an endpoint; already a rate if `rate`.
-    - `endpoint`: the label of `picks`, `health` and `breaker` that names the endpoint.
-    - `health`: gauge of an endpoint's health check: 0 has failed.
-    - `breaker`: gauge of an endpoint's circuit breaker: 0 is closed.
-    - `stale`: gauge of endpoints whose metrics are too old. `saturation`: gauge of the pool, 1.0
-      exactly if the router assumes so for lack of fresh metrics.
-    - `rejected`: counter of requests that no engine got.
-    - `own`: histograms of the router's own work, with the seconds of their unit.
-    - `ttft`: histogram of seconds to the first token, as clients see it.
-    - `reuse`: counters of prompt tokens: all, those cached on the best worker, on the picked one,
-      and those that it reused.
-    - `levers`: what to do first about a fault, by question.
-    """
-
-    title: str
-    prefixes: tuple[str, ...] = ()
-    older_than: str = ""
-    ready: str = ""
-    queue: str = ""
-    running: str = ""
-    errors: str = ""
-    picks: str = ""
-    endpoint: str = "worker"
-    rate: bool = False
-    health: str = ""
-    breaker: str = ""
-    stale: str = ""
-    saturation: str = ""
-    rejected: str = ""
-    own: dict[str, float] = field(default_factory=dict[str, float])
-    ttft: str = ""
-    reuse: tuple[str, ...] = ()
-    levers: dict[str, str] = field(default_factory=dict[str, str])
-
-
-ROUTERS = tuple(
-    convert(row, Router) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
-)
-"""The routers whose metrics are read."""
-
-GAUGES = ("ready", "queue", "errors", "stale", "rejected", "ttft")
-BY_NAME = ("picks", "health", "breaker", "own")
-"""Questions with a value for each endpoint or histogram."""
-
-QUESTIONS = (*GAUGES, *BY_NAME, "reuse")
-NAMED = "router"
-"""Label in query results: the row of ROUTERS that a result belongs to."""
-
-OF = "kneewatch_of"
-"""Label in query results: the metric of a value of `own` and `reuse`."""
-
-PLACE = ("cluster", "namespace")
-
-
-class Asked(Struct, frozen=True):
-    """How a metric answers a question: each of its series over the last seconds, then all series,
-    or those of each endpoint (`apart`). Evaluated on a router's pages, and compiled to PromQL."""
-
-    over: Literal["min", "max", "avg", "increase"]
-    seconds: float
-    fold: Literal["sum", "min", "max"] = "sum"
-    apart: bool = False
-
-    def promql(self, metric: str, apart_by: str) -> str:
-        """The query, by cluster and namespace, and by a label if series are kept apart."""
-        labels = ", ".join((*PLACE, *([apart_by] if self.apart else [])))
-        words = "increase" if self.over == "increase" else f"{self.over}_over_time"
-        query = f"{words}({metric}[{duration(self.seconds)}])"
-        query = f"{query} * {self.seconds:g}" if self.over == "avg" else query
-        return f"{self.fold} by ({labels}) ({query})"
-
-
-ASKED = {
-    "ready": Asked("max", UNREADY_S),
-    "queue": Asked("min", QUEUED_S),
-    "stale": Asked("min", QUEUED_S),
-    "rejected": Asked("increase", PICKS_S),
-    "picks": Asked("increase", PICKS_S, apart=True),
-    "health": Asked("max", QUEUED_S, "max", apart=True),
-    "breaker": Asked("min", QUEUED_S, "min", apart=True),  # not closed in the whole minute
-}
-"""Questions about one metric."""
-
-RATED = Asked("avg", PICKS_S, apart=True)
-"""`picks` of a router whose metric is a rate already."""
-
-PINNED = (Asked("min", QUEUED_S, "min"), Asked("max", QUEUED_S, "max"))
-"""Both are exactly 1 while the router assumes a saturated pool for lack of fresh metrics."""
-
-REUSED = Asked("increase", PICKS_S, apart=True)
-"""A counter of `reuse`, by model."""
-
-
-def router_queries() -> dict[str, str]:
-    """A query for each question about routers; every query covers the metrics of all known
-    routers."""
-    return {
-        f"router_{question}": " or ".join(
-            f'label_replace({query}, "{NAMED}", "{at}", "", "")'
-            for at, router in enumerate(ROUTERS)
-            if (query := router_query(router, question))
-        )
-        for question in QUESTIONS
-    }
-
-
-def router_query(router: Router, question: str) -> str:
-    """The query for one question about one router, by cluster and namespace.
-
-    Empty if the router has no metric for it.
-    """
-    metric = getattr(router, question)
-    if not metric:
-        return ""
-    place = ", ".join(PLACE)
-    if question in ASKED:
-        picks = question == "picks" and router.rate
-        query = (RATED if picks else ASKED[question]).promql(metric, router.endpoint)
-        if question == "breaker":
-            return f"{query} > 0"
-        exactly = [f"({each.promql(router.saturation, '')} == 1)" for each in PINNED]
-        return (
-            f" and on ({place}) ".join([f"({query})", *exactly]) if question == "stale" else query
-        )
-    match question:
-        case "errors":
-            # Errors in each of the last minutes: a pod that starts or ends fails for seconds.
-            steps = f"[{duration(PICKS_S)}:{duration(60.0)}]"
-            return f"min_over_time(sum by ({place}) (increase({metric}[2m])){steps})"
-        case "own":
-            return _each(
-                (name, f"{scale:g} * {_mean(name, PICKS_S, OWN_MIN)}")
-                for name, scale in router.own.items()
-            )
-        case "ttft":
-            return _mean(metric, TTFT_OVER_S, 1.0)
-        case _:
-            return _each((name, REUSED.promql(name, "model")) for name in router.reuse)
-
-
-def parts_of(histogram: str) -> tuple[str, str]:
-    """The series of a histogram's sum and count, with its matchers."""
-    name, brace, matchers = histogram.partition("{")
-    return f"{name}_sum{brace}{matchers}", f"{name}_count{brace}{matchers}"
-
-
-def _mean(histogram: str, over_s: float, least: float) -> str:
-    """A histogram's mean over some seconds, of at least so many observations."""
-    gained = Asked("increase", over_s)
-    total, count = (gained.promql(part, "") for part in parts_of(histogram))
-    return f"({total} / ({count} >= {least:g}))"
-
-
-def _each(queries: Iterable[tuple[str, str]]) -> str:
-    """One query for several metrics; a label of each sample names the metric."""
-    return " or ".join(
-        f'label_replace({query}, "{OF}", "{name.partition("{")[0]}", "", "")'
-        for name, query in queries
-    )
-
-
-Answers = Mapping[str, Sequence[tuple[Labels, float]]]
-"""Query results by question: labels and values."""
-
-NO_VALUES: Mapping[str, float] = {}
-
-
 class RouterState(Struct, frozen=True):
-    """The state of one router; None for metrics that it lacks.
-
-    `watched_s`: how long it was watched. `picks`: requests within five minutes, by endpoint.
-    `health`: 0 for endpoints that fail its health checks. `breaker`: endpoints that it has taken
-    out. `own`: mean seconds of its own steps. `reuse`: prompt tokens within five minutes, by
-    model and counter.
-    """
+    """The state of one router: `values` are the answers to questions. `watched_s`: how long it was
+    watched."""
 
     router: Router
+    values: Answers
     place: tuple[str, ...] = ("", "")
     watched_s: float = PICKS_S
-    ready: float | None = None
-    queue: float | None = None
-    errors: float | None = None
-    stale: float | None = None
-    rejected: float | None = None
-    ttft: float | None = None
-    picks: Mapping[str, float] = NO_VALUES
-    health: Mapping[str, float] = NO_VALUES
-    breaker: Mapping[str, float] = NO_VALUES
-    own: Mapping[str, float] = NO_VALUES
-    reuse: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+    def value(self, question: str) -> float | None:
+        """The answer to a question; None if there is none."""
+        return self.values.get(question, {}).get(("", ""))
+
+    def each(self, question: str) -> Mapping[str, float]:
+        """The answers of each endpoint, or for each of the router's metrics."""
+        return {"".join(key): value for key, value in self.values.get(question, {}).items()}
 
     def over(self, seconds: float) -> str:
         """The time for which a condition was watched, in words."""
@@ -266,47 +108,28 @@ class RouterState(Struct, frozen=True):
     @property
     def workers(self) -> Mapping[str, float]:
         """How often each endpoint was picked, also those that it never picked."""
-        return {**dict.fromkeys((*self.health, *self.breaker), 0.0), **self.picks}
+        named = (*self.each("health"), *self.each("breaker"))
+        return {**dict.fromkeys(named, 0.0), **self.each("picks")}
 
 
-def routers_of(answers: Answers) -> tuple[RouterState, ...]:
-    """The routers that the query results contain, by cluster and namespace."""
-    states: dict[tuple[tuple[str, ...], str], RouterState] = {}
-    for at, router in enumerate(ROUTERS):
-        of_router = {
-            question: [
-                (tuple(labels.get(name, "") for name in PLACE), labels, value)
-                for labels, value in answers.get(f"router_{question}", ())
-                if labels.get(NAMED) == str(at) and value == value
-            ]
-            for question in QUESTIONS
-        }
-        for place in sorted({row[0] for rows in of_router.values() for row in rows}):
-            own = {
-                question: [(labels, value) for there, labels, value in rows if there == place]
-                for question, rows in of_router.items()
-            }
-            answered: dict[str, Any] = {
-                key: rows[0][1] if (rows := own[key]) else None for key in GAUGES
-            }
-            for key in BY_NAME:
-                answered[key] = {
-                    labels.get(OF) or labels.get(router.endpoint, ""): value
-                    for labels, value in own[key]
-                }
-            reuse: dict[str, dict[str, float]] = {}
-            for labels, value in own["reuse"]:
-                reuse.setdefault(labels.get("model", ""), {})[labels[OF]] = value
-            if (place, router.older_than) not in states:
-                states[place, router.title] = RouterState(router, place, reuse=reuse, **answered)
-    return tuple(states.values())
+def routers_of(answers: Mapping[str, Sequence[tuple[Labels, float]]]) -> list[RouterState]:
+    """The routers that the results of `router_queries` contain, by cluster and namespace."""
+    found: dict[tuple[tuple[str, ...], int], dict[str, dict[tuple[str, str], float]]] = {}
+    for key, question in QUESTIONS.items():
+        for labels, value in answers.get(f"router_{key}", ()):
+            values = found.setdefault((_place(labels), int(labels[NAMED])), {})
+            name = labels.get(question.apart, ""), labels.get(OF, "")
+            values.setdefault(key, {}).update({name: value} if value == value else {})
+    states = [RouterState(ROUTERS[at], each, place) for (place, at), each in sorted(found.items())]
+    newer = {(state.place, state.router.title) for state in states}
+    return [state for state in states if (state.place, state.router.older_than) not in newer]
 
 
 def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> list[FleetCause]:
     """A cause for each pool whose router does not use the pool's engines as it could."""
     causes: list[FleetCause] = []
     for state in routers:
-        here = [e for e in engines if _place(e) == state.place] or [
+        here = [e for e in engines if _place(e.member.labels) == state.place] or [
             e for e in engines if _is_among(state.workers, e)
         ]
         for pool in sorted({engine.member.pool for engine in here}):
@@ -317,8 +140,8 @@ def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> 
     return causes
 
 
-def _place(engine: Engine) -> tuple[str, ...]:
-    return tuple(engine.member.labels.get(name, "") for name in PLACE)
+def _place(labels: Labels) -> tuple[str, ...]:
+    return tuple(labels.get(name, "") for name in PLACE)
 
 
 class Behind(Struct, frozen=True):
@@ -338,12 +161,6 @@ def _while_idle(behind: Behind) -> str:
 Fault = tuple[Case, Sequence[Engine]]
 
 
-def fault_of(state: RouterState) -> Cause | None:
-    """The worst fault of a router that its page alone shows."""
-    fault = _fault(state, Behind())
-    return None if fault is None else fault[0].close()
-
-
 def _fault(state: RouterState, behind: Behind) -> Fault | None:
     """The worst fault of a router that affects a pool."""
     examined = (_unready, _taken_out, _holding, _uneven, _blind, _slow, _late, _losing_reuse)
@@ -351,7 +168,7 @@ def _fault(state: RouterState, behind: Behind) -> Fault | None:
 
 
 def _unready(state: RouterState, behind: Behind) -> Fault | None:
-    if state.ready != 0 or any(engine.get("arrival_per_s") for engine in behind.here):
+    if state.value("ready") != 0 or any(engine.get("arrival_per_s") for engine in behind.here):
         return None
     engines = f", while {len(behind.own)} engines can be scraped" if behind.own else ""
     return _case(
@@ -364,10 +181,11 @@ def _unready(state: RouterState, behind: Behind) -> Fault | None:
 
 def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
     """An endpoint that gets nothing although its engine answers scrapes, or may."""
-    failing = [name for name, healthy in state.health.items() if not healthy]
+    breaker = state.each("breaker")
+    failing = [name for name, healthy in state.each("health").items() if not healthy]
     for out, why, question in (
         (failing, "it fails the router's health check", "health"),
-        (state.breaker, "its circuit breaker is open", "breaker"),
+        (breaker, "its circuit breaker is open", "breaker"),
     ):
         engines = [e for e in behind.own if _is_among(out, e) and e.get("waiting") is not None]
         named = [e.member.name for e in engines] if behind.here else sorted(out)
@@ -388,24 +206,25 @@ def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
 def _holding(state: RouterState, behind: Behind) -> Fault | None:
     """Requests that wait or end in the router."""
     title, levers = state.router.title, state.router.levers
+    stale, queue, rejected = map(state.value, ("stale", "queue", "rejected"))
     if not _idle(behind.here):
         return None
-    if state.stale:
+    if stale:
         return _case(
-            behind.own, Severity.WARNING, "router_stale", state.stale, 1.0,
-            f"{title} holds requests back for metrics that are too old: {state.stale:.0f} "
+            behind.own, Severity.WARNING, "router_stale", stale, 1.0,
+            f"{title} holds requests back for metrics that are too old: {stale:.0f} "
             f"endpoints are stale and saturation is exactly 1.0{_while_idle(behind)}",
             levers["stale"],
         )  # fmt: skip
-    if state.queue is not None and state.queue >= QUEUED_MIN:
+    if queue is not None and queue >= QUEUED_MIN:
         return _case(
-            behind.own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
-            f"{title} holds {state.queue:.0f} requests{_while_idle(behind)}", levers["queue"],
+            behind.own, Severity.WARNING, "router_queue", queue, QUEUED_MIN,
+            f"{title} holds {queue:.0f} requests{_while_idle(behind)}", levers["queue"],
         )  # fmt: skip
-    if state.rejected is not None and state.rejected >= REJECTED_MIN:
+    if rejected is not None and rejected >= REJECTED_MIN:
         return _case(
-            behind.own, Severity.WARNING, "router_rejections", state.rejected, REJECTED_MIN,
-            f"{title} rejected {state.rejected:.0f} requests within {state.over(PICKS_S)}"
+            behind.own, Severity.WARNING, "router_rejections", rejected, REJECTED_MIN,
+            f"{title} rejected {rejected:.0f} requests within {state.over(PICKS_S)}"
             f"{_while_idle(behind)}",
             levers["rejected"],
         )  # fmt: skip
@@ -440,10 +259,11 @@ def _uneven(state: RouterState, behind: Behind) -> Fault | None:
 
 
 def _blind(state: RouterState, behind: Behind) -> Fault | None:
-    if not state.errors:
+    errors = state.value("errors")
+    if not errors:
         return None
     return _case(
-        behind.own, Severity.WARNING, "router_errors", state.errors, None,
+        behind.own, Severity.WARNING, "router_errors", errors, None,
         f"{state.router.title} failed to read its endpoints' metrics in each of the last "
         f"{PICKS_S / 60:.0f} minutes: it routes by stale data",
         "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
@@ -452,13 +272,13 @@ def _blind(state: RouterState, behind: Behind) -> Fault | None:
 
 
 def _slow(state: RouterState, behind: Behind) -> Fault | None:
-    name = max(state.own, key=lambda each: state.own[each], default="")
-    if not name or state.own[name] < OWN_S:
+    steps = [(each * state.router.own[name], name) for name, each in state.each("own").items()]
+    mean_s, name = max(steps, default=(0.0, ""))
+    if mean_s < OWN_S:
         return None
     return _case(
-        behind.own, Severity.WARNING, "router_own_s", state.own[name], OWN_S,
-        f"{state.router.title} itself is slow: {name.partition('{')[0]} has a mean of "
-        f"{latency(state.own[name])}",
+        behind.own, Severity.WARNING, "router_own_s", mean_s, OWN_S,
+        f"{state.router.title} itself is slow: {name} has a mean of {latency(mean_s)}",
         state.router.levers["own"],
     )  # fmt: skip
 
@@ -468,16 +288,17 @@ def _late(state: RouterState, behind: Behind) -> Fault | None:
     rows = [(e.get("ttft_mean_s"), e.get("arrival_per_s") or 0.0) for e in behind.here]
     measured = [(ttft_s, rate) for ttft_s, rate in rows if ttft_s is not None]
     total = sum(rate for _, rate in measured)
-    if state.ttft is None or len(measured) < len(rows) or not total:
+    ttft_s = state.value("ttft")
+    if ttft_s is None or len(measured) < len(rows) or not total:
         return None
     engines_s = sum(ttft_s * rate for ttft_s, rate in measured) / total
-    more_s = state.ttft - engines_s
-    if more_s < TTFT_MORE_S or state.ttft < TTFT_MORE * engines_s:
+    more_s = ttft_s - engines_s
+    if more_s < TTFT_MORE_S or ttft_s < TTFT_MORE * engines_s:
         return None
     return _case(
         behind.own, Severity.WARNING, "router_ttft_s", more_s, TTFT_MORE_S,
         f"First tokens wait {latency(more_s)} before the engines: their mean TTFT is "
-        f"{latency(engines_s)}, {state.router.title} measures {latency(state.ttft)}",
+        f"{latency(engines_s)}, {state.router.title} measures {latency(ttft_s)}",
         "Compare the router's queue, its own steps and the network to the engines; scale the "
         "router out if its CPU is busy.",
     )  # fmt: skip
@@ -485,12 +306,14 @@ def _late(state: RouterState, behind: Behind) -> Fault | None:
 
 def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
     """Prompt tokens of a model that a worker had cached and that were computed again."""
-    lost = (_lost_of(model, state, behind) for model in sorted(state.reuse))
+    models = sorted({model for model, _ in state.values.get("reuse", ())})
+    lost = (_lost_of(model, state, behind) for model in models)
     return next((fault for fault in lost if fault is not None), None)
 
 
 def _lost_of(model: str, state: RouterState, behind: Behind) -> Fault | None:
-    tokens = [state.reuse[model].get(name, 0.0) for name in state.router.reuse]
+    reuse = state.values["reuse"]
+    tokens = [reuse.get((model, name), 0.0) for name in state.router.reuse]
     if tokens[0] < REUSE_TOKENS:
         return None
     best, picked, reused = (min(1.0, each / tokens[0]) for each in tokens[1:])
@@ -548,3 +371,50 @@ def _names(endpoint: str, engine: Engine) -> bool:
     return bool(pod and (endpoint == pod or endpoint.startswith(f"{pod}-rank-"))) or bool(
         address and endpoint.partition("://")[2].rstrip("/") == address
     )
+
+
+class RouterPages:
+    """The pages of a router over the last minutes."""
+
+    def __init__(self, name: str, profile: Profile) -> None:
+        self._name, self._scale = name, profile.scale
+        self._history = History(keep_s=KEPT_S)
+        self._tracker = CauseTracker[Cause](scale=profile.scale)
+        self._bound: tuple[Layout, Router, Binding] | None = None
+
+    def judged(self, t_s: float, page: Page) -> Verdict | None:
+        """The verdict on the router after a page; None if it is no router's page."""
+        if self._bound is None or self._bound[0] is not page.layout:
+            router = router_of(page.layout)
+            if router is None:
+                return None
+            self._bound = page.layout, router, bound_as(page.layout, router.kind)
+        _, router, binding = self._bound
+        history = self._history
+        history.append(t_s, binding.completed(page), binding.engines[0], binding.process_start)
+        t_s, watched_s = history.times[-1], history.times[-1] - history.times[0]
+        state = RouterState(
+            router,
+            answers_of(router, history, t_s, self._scale),
+            watched_s=min(watched_s, PICKS_S),
+        )
+        fault = _fault(state, Behind())
+        # What is concluded has held for its time already.
+        concluded = [cause] if fault and (cause := fault[0].close()) else []
+        causes = self._tracker.update(t_s, concluded, developed=[each.id for each in concluded])
+        window = Window(history, now_s=t_s, range_s=QUEUED_S, few=True)
+        values = {
+            name: Gauge(f"router_{metric}").bind(history.columns)(window)
+            for name, metric in (("running", "running"), ("waiting", "queue"))
+        }
+        return Verdict(
+            t_s=t_s,
+            target=self._name,
+            program=router.title,
+            health=max((cause.severity for cause in causes), default=OK).word,
+            causes=causes,
+            values=values,
+            unknown=NO_ENGINES,
+            window_s=state.watched_s,
+            judged_against="nothing: latency is judged at the engines",
+        )

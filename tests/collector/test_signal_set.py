@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import gt
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ from kneewatch.collector.signals.expr import (
     Slope,
     complement,
     difference,
-    positive,
+    kept_if,
     product,
     ratio,
     scaled,
@@ -59,7 +60,7 @@ KINDS: dict[str, Expr] = {
     "difference": difference(Rate("early"), Rate("late")),
     "product": product(Rate("early"), Gauge("level")),
     "sum": total(Rate("early"), scaled(Gauge("level"), 3.0)),
-    "positive": positive(Rate("late")),
+    "positive": kept_if(Rate("late"), ">", gt, 0),
 }
 SIGNALS = tuple(Signal(key, expr, "", "") for key, expr in KINDS.items())
 

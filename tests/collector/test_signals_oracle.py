@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import gt
 from typing import cast
 
 import pytest
@@ -70,7 +71,7 @@ KINDS: dict[str, Expr] = {
     "difference": expr.difference(expr.PartRate(TTFT, "count"), expr.PartRate(DIRECTIONS, "count")),
     "product": expr.product(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
     "sum": expr.total(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
-    "positive": expr.positive(expr.Rate("num_preemptions")),
+    "positive": expr.kept_if(expr.Rate("num_preemptions"), ">", gt, 0),
     "first": expr.FirstOf((expr.Quantile(TTFT, 0.5), expr.Quantile(DIRECTIONS, 0.5))),
     "beside": expr.Beside(expr.Rate("num_preemptions"), expr.Rate("lmcache_num_hit_tokens"), "max"),
     "scaled": expr.scaled(expr.ratio(expr.Rate("num_preemptions"), expr.Gauge(STAGES)), 0.6),

@@ -28,6 +28,7 @@ llm_d_epp_scheduler_e2e_duration_seconds_count 100
 STACK = """vllm:healthy_pods_total{server="http://a:8000"} 1
 vllm:healthy_pods_total{server="http://b:8000"} 1
 vllm:current_qps{server="http://a:8000"} 1
+vllm:current_qps{server="http://b:8000"} 1
 vllm:num_requests_running{server="http://a:8000"} 3
 """
 
@@ -50,7 +51,7 @@ def judged(
     values: Mapping[str, float],
     growing: Mapping[str, float],
     profile: Profile | None = None,
-    scrapes: Sequence[float] = range(0, 301, 30),
+    scrapes: Sequence[float] = range(0, 421, 30),
 ) -> Verdict:
     """The verdict after pages over five minutes. Series of `growing` rise by so much a scrape."""
     monitor, verdict = target_monitor("r", profile or Profile()), None
@@ -117,6 +118,10 @@ def test_reuse_that_workers_do_not_count_is_unknown() -> None:
                      "no ready endpoint", "discovery", id="no worker"),
         pytest.param("vllm-router", {}, {f"vllm_router_policy_decisions_total{W1}": 10}, "info",
                      "picks http://127.0.0.1:18081 100.0x", "scorers", id="one gets all"),
+        pytest.param(STACK, {'vllm:current_qps{server="http://b:8000"}': 9}, {}, "info",
+                     "picks http://b:8000 9.0x", "scorers", id="one gets all, as a rate"),
+        pytest.param(EPP, {}, {"llm_d_epp_datalayer_poll_errors_total": 2}, "warning",
+                     "in each of the last 5 minutes", "TLS", id="its reads of metrics fail"),
         pytest.param("vllm-router", {}, {"vllm_router_retries_exhausted_total": 1}, "warning",
                      "rejected 10 requests within 5 min", "--queue-size", id="retries exhausted"),
         pytest.param(
@@ -169,6 +174,9 @@ def test_a_fault_of_a_router_is_told_from_its_page_with_its_setting(
                      id="both workers are picked"),
         pytest.param("sglang-router", {},
                      {f"smg_worker_cb_outcomes_total{SUCCESS}": 0.1}, id="few picks"),
+        pytest.param("sglang-router", {}, {'smg_http_rate_limit_total{decision="allowed"}': 9},
+                     id="requests are admitted"),
+        pytest.param(EPP, {"llm_d_epp_datalayer_poll_errors_total": 9}, {}, id="old errors"),
     ],
 )  # fmt: skip
 def test_what_is_nearly_a_fault_is_none(

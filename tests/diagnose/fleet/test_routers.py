@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.diagnose.fleet.routers import ROUTERS, RouterState, router_queries, routers_of
+from kneewatch.collector.signals.routers import ROUTERS, router_queries
+from kneewatch.diagnose.fleet.routers import RouterState, routers_of
 from tests.diagnose.fleet.example_fleets import Row, pod, verdict
 from tests.programs import require
 
@@ -25,22 +26,22 @@ def engines(*values: Mapping[str, float]) -> list[Row]:
     return [(pod(f"r{at}"), own) for at, own in enumerate(values)]
 
 
-def router(at: str, **gauges: float) -> tuple[RouterState, ...]:
+def router(at: str, **gauges: float) -> list[RouterState]:
     """A router that shows these gauges."""
     return routers_of(
         {f"router_{key}": [({**PLACE, "router": at}, value)] for key, value in gauges.items()}
     )
 
 
-def picking(at: str, label: str, picks: Mapping[str, float]) -> tuple[RouterState, ...]:
+def picking(at: str, label: str, picks: Mapping[str, float]) -> list[RouterState]:
     """A router that picked endpoints so often in five minutes."""
-    rows = [({**PLACE, "router": at, label: name}, value) for name, value in picks.items()]
+    rows = [({**PLACE, "router": at, "engine": name}, value) for name, value in picks.items()]
     return routers_of({"router_ready": [({**PLACE, "router": at}, 3.0)], "router_picks": rows})
 
 
-def with_breaker(at: str, worker: str) -> tuple[RouterState, ...]:
+def with_breaker(at: str, worker: str) -> list[RouterState]:
     """A router whose breaker for this worker is open."""
-    labels = {**PLACE, "router": at, "worker": worker}
+    labels = {**PLACE, "router": at, "engine": worker}
     return routers_of({"router_breaker": [(labels, 1.0)]})
 
 
@@ -97,7 +98,7 @@ ONE_HOT = engines(BUSY, FREE, FREE)
     ],
 )  # fmt: skip
 def test_a_router_is_blamed_where_engines_could_serve(
-    rows: list[Row], routers: tuple[RouterState, ...], severity: str | None, says: str
+    rows: list[Row], routers: list[RouterState], severity: str | None, says: str
 ) -> None:
     by_id = {each.id: each for each in verdict(*rows, routers=routers).causes}
     cause = by_id.get("router_fault")
@@ -120,8 +121,8 @@ def test_engines_elsewhere_are_the_routers_if_it_names_their_addresses() -> None
 
 def test_an_engine_that_a_router_never_picks_is_compared_too() -> None:
     workers = {f"http://r{at}:8000": 1.0 for at in range(3)}
-    rows = [({**PLACE, "router": RUST, "worker": name}, up) for name, up in workers.items()]
-    picks = ({**PLACE, "router": RUST, "worker": "http://r0:8000"}, 600.0)
+    rows = [({**PLACE, "router": RUST, "engine": name}, up) for name, up in workers.items()]
+    picks = ({**PLACE, "router": RUST, "engine": "http://r0:8000"}, 600.0)
     states = routers_of({"router_health": rows, "router_picks": [picks]})
     (cause,) = verdict(*ONE_HOT, routers=states).causes[:1]
     assert "picks r0 600.0x as often" in cause.summary
@@ -145,7 +146,7 @@ def test_several_routers_of_one_namespace_are_each_judged() -> None:
 def test_of_two_names_of_one_router_the_newer_counts() -> None:
     rows = [({**PLACE, "router": at}, value) for at, value in ((OLD_EPP, 0.0), (EPP, 3.0))]
     (state,) = routers_of({"router_ready": rows})
-    assert (state.router, state.ready) == (ROUTERS[0], 3.0)
+    assert (state.router, state.value("ready")) == (ROUTERS[0], 3.0)
 
 
 def test_the_queries_are_promql(tmp_path: Path) -> None:
@@ -162,6 +163,10 @@ def test_the_queries_are_promql(tmp_path: Path) -> None:
 def test_each_fault_of_a_router_names_its_setting() -> None:
     for row in ROUTERS:
         asked = ("queue", "health", "breaker", "stale", "rejected", "own")
-        named = {question for question in asked if getattr(row, question)}
+        named = {
+            question
+            for question in asked
+            if question in (*row.metrics, *(["own"] if row.own else []))
+        }
         assert row.levers.keys() == named | ({"routing", "eviction"} if row.reuse else set())
-        assert bool(row.stale) == bool(row.saturation)
+        assert ("stale" in row.metrics) == ("saturation" in row.metrics)
