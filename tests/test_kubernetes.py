@@ -140,7 +140,11 @@ def at(path: str, folder: Path) -> str:
 
 
 def check(obj: Mapping[str, Any]) -> None:
-    """Fail for an object that its kind does not allow."""
+    """Fail for an object that its kind does not allow, or that server-side apply cannot merge."""
+    own = [*ours(pod)["ports"]] if (pod := pods([obj]).get("kneewatch")) else []
+    own += obj["spec"]["ports"] if obj["kind"] == "Service" else []
+    # The keys of a list: older API servers put in no default.
+    assert all("protocol" in port for port in own), own
     if obj["apiVersion"] == "monitoring.coreos.com/v1":
         jsonschema.validate(obj["spec"], SPECS[obj["kind"]])
         return
