@@ -49,24 +49,37 @@ class Bounds(Struct, frozen=True):
     `request_s`: seconds from the start of a connection, or from a request's first byte, to the
     request's last byte. `response_s`: seconds from there until the client has read the response.
     `connections`: maximum number at a time. `share`: share of `connections` that one address may
-    have.
+    have. `unread_bytes`: the most that all responses together may have that is not yet read.
     """
 
     request_s: float = 10.0
     response_s: float = 60.0
     connections: int = 512
     share: float = 0.5
+    unread_bytes: int = 32 << 20
 
 
 class ConnectionCounts(Struct):
     """The number of open connections per address. `waiting` are those without a whole request yet,
-    oldest first, with a function that ends each."""
+    oldest first, with a function that ends each; `unread` those that had not read a response."""
 
     bounds: Bounds
     by_address: Counter[str] = field(default_factory=Counter[str])
     waiting: dict[object, Callable[[], None]] = field(
         default_factory=dict[object, "Callable[[], None]"]
     )
+    unread: dict[object, asyncio.Transport] = field(default_factory=dict[object, asyncio.Transport])
+
+    def leave_unread(self, connection: object, transport: asyncio.Transport) -> None:
+        """Note a connection with a response that the client has not read. Ends those with most to
+        read while all together have too much."""
+        self.unread[connection] = transport
+        sizes = {each: to.get_write_buffer_size() for each, to in self.unread.items()}
+        self.unread = {each: to for each, to in self.unread.items() if sizes[each]}
+        while len(self.unread) > 1 and sum(sizes.values()) > self.bounds.unread_bytes:
+            largest = max(self.unread, key=lambda each: sizes[each])
+            sizes.pop(largest)
+            self.unread.pop(largest).abort()
 
     def enter(self, address: str) -> bool:
         """Count a new connection. Returns whether it is within the limits.
@@ -129,6 +142,7 @@ class TimedProtocol(H11Protocol):
         """Remove the connection from the counts."""
         self._counts.leave(self._address)
         self._counts.waiting.pop(self, None)
+        self._counts.unread.pop(self, None)
         self._clear_deadline()
         super().connection_lost(exc)
 
@@ -168,7 +182,9 @@ class TimedProtocol(H11Protocol):
         self._receiving = self._answering = False
         if not self.transport.is_closing():
             self._counts.waiting[self] = self.transport.abort
-        if not self.transport.get_write_buffer_size():
+        if self.transport.get_write_buffer_size():
+            self._counts.leave_unread(self, self.transport)
+        else:
             self._clear_deadline()
         super().on_response_complete()
         if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():

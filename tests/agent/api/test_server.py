@@ -8,13 +8,14 @@ import stat
 import threading
 import time
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.guard import HEADERS_BYTES
@@ -267,27 +268,49 @@ def test_a_client_that_has_said_all_is_answered_and_left() -> None:
         assert until_closed(done).endswith(b"</html>")
 
 
-def test_a_client_that_does_not_read_is_let_go() -> None:
-    """It asks for more than socket buffers hold, and reads nothing."""
+LARGE_BYTES = 20_000_000
 
-    async def endless(scope: object, receive: object, send: object) -> None:
+
+@contextmanager
+def serving_large(bounds: Bounds) -> Generator[tuple[HttpServer, list[None]]]:
+    """A server whose responses are larger than what socket buffers hold, and an item for each."""
+    sent: list[None] = []
+
+    async def large(scope: object, receive: object, send: object) -> None:
         del scope, receive
         await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
-        body = {"type": "http.response.body", "body": b"x" * 20_000_000, "more_body": False}
+        body = {"type": "http.response.body", "body": b"x" * LARGE_BYTES, "more_body": False}
         await send(body)  # type: ignore[operator]
+        sent.append(None)
 
-    server = HttpServer(endless, settings_of(), QUICK)
+    server = HttpServer(large, settings_of(), bounds)
     server.bind()
     server.start()
     try:
-        with connected(server) as deaf:
-            deaf.sendall(GET + b"\r\n")
-            until(lambda: is_served(deaf))
-            until(lambda: not is_served(deaf))
-            received = len(until_closed(deaf))
-        assert received < 20_000_000
+        yield server, sent
     finally:
         assert server.stop(PATIENCE_S)
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    with serving_large(QUICK) as (server, _), connected(server) as deaf:
+        deaf.sendall(GET + b"\r\n")
+        until(lambda: is_served(deaf))
+        until(lambda: not is_served(deaf))
+        assert len(until_closed(deaf)) < LARGE_BYTES
+
+
+def test_responses_that_nobody_reads_are_bounded_together() -> None:
+    bounds = replace(ENDLESS, unread_bytes=3 * LARGE_BYTES)
+    with serving_large(bounds) as (server, sent), ExitStack() as stack:
+        deaf = [stack.enter_context(connected(server)) for _ in range(8)]
+        for connection in deaf:
+            connection.sendall(GET + b"\r\n")
+        until(lambda: len(sent) == len(deaf))
+        until(lambda: sum(map(is_served, deaf)) <= 5)
+        with connected(server) as reading:
+            reading.sendall(GET + b"connection: close\r\n\r\n")
+            assert len(until_closed(reading)) > LARGE_BYTES
 
 
 def test_a_server_that_ends_late_ends_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
