@@ -7,6 +7,7 @@ from tests.scenarios.engine import Knobs
 from tests.scenarios.field_reports import FIELD_REPORTS
 from tests.scenarios.load import Scenario
 from tests.scenarios.operations import OPERATIONS
+from tests.scenarios.production import REPORTS
 from tests.scenarios.threads import SLOW, THREADS
 
 LONG = ("prefill_interference", "prefill_bound", "workload_drift")
@@ -216,4 +217,4 @@ HEALTHY = (
         turns={BEGIN: {"prompt": (2000.0, 20_000.0, 400.0)}},
     ),
 )
-SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS, *FIELD_REPORTS)
+SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS, *FIELD_REPORTS, *REPORTS)
