@@ -159,8 +159,8 @@ class Values(Struct, frozen=True):
 
     - `prefix_counts`: for each scrape of the window, the counters of tokens looked up in the prefix
       cache, of tokens that hit, and of requests; empty unless the cache hits in part.
-    - `answers`: answers by length in the window. `more_answers`: the same in the longest window,
-      filled only if the window has few and many of them end at their limit.
+    - `answers`: answers by length in the window or, if it has few, in the longest window; filled
+      only if many of them end at their limit.
     - `request_counts`: None unless lengths are compared with a stated workload.
     - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
 
@@ -194,7 +194,6 @@ class Values(Struct, frozen=True):
     totals: tuple[float, ...] | None = None
     prefix_counts: Sequence[tuple[float, ...]] = ()
     answers: Histogram | None = None
-    more_answers: Histogram | None = None
     request_counts: RequestCounts | None = None
     adapters: Sequence[AdapterUse] = ()
     gpus: GpuReading = NO_GPUS

@@ -351,7 +351,7 @@ HOST_CONTENTION = cause(
 # --- Slow steps whose reason is not measured ------------------------------------------------------
 
 NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
-OVER_TARGET = ITL_IS_MISSED.assume(unknown=True)
+OVER_TARGET = ITL_IS_MISSED.assume(unknown=True) & WARMED_UP
 FIRST_TOKENS_SUFFER = TTFT_IS_MISSED.assume(unknown=True)
 
 LATER_FROM = 1.2

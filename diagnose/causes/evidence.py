@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.cause import Cause, Evidence
-from kneewatch.diagnose.lengths import Departure, Drift, LiveWorkload
+from kneewatch.diagnose.lengths import Departure, LiveWorkload
 from kneewatch.diagnose.values import AdapterUse, GpuState
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.facts import Moment
@@ -63,8 +63,6 @@ class Facts(Moment, frozen=True):
     - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be the target's.
     - `gpus_lost`: a line for each GPU that does not answer.
     - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
-    - `lengths`: lengths of answers compared with quiet times; None if too few are known. Only
-      filled while many more answers than in quiet times end at their limit.
     - `endless`: answers far longer than the stated workload; only filled while many end at their
       limit.
     - `workload`: the requests of an hour compared with the stated workload. Like `endless`, None if
@@ -83,7 +81,6 @@ class Facts(Moment, frozen=True):
     gpus_guessed: bool = False
     gpus_lost: Sequence[str] = ()
     adapters: Sequence[AdapterUse] = ()
-    lengths: Drift | None = None
     endless: Departure | None = None
     workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None

@@ -10,7 +10,7 @@ from math import copysign
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.account_signals import ANSWERS, MOVED_FOR, PROMPTS
+from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, MOVED_FOR, PROMPTS
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import BATCH, SERVED, WINDOW_S, at_hour
 from kneewatch.diagnose.causes.evidence import Case, Facts
@@ -19,7 +19,6 @@ from kneewatch.diagnose.causes.record import (
     Finds,
     Form,
     Level,
-    Tested,
     cause,
     term,
 )
@@ -180,23 +179,6 @@ RAMBLING = MORE_AT_LIMIT >= LENGTH_POINTS
 CAPPED = AT_LIMIT >= LENGTH_POINTS
 """Many outputs end at their limit, either now or always."""
 
-SHIFT = Computed(
-    lambda facts: facts.lengths.shift_ratio if facts.lengths else None,
-    "the share of outputs that got longer",
-)
-SHIFT_CHANCE = Computed(
-    lambda facts: facts.lengths.chance_ratio if facts.lengths else None,
-    "the share that chance explains",
-)
-UNSHIFTED = Tested(
-    lambda facts: (
-        facts.lengths is not None
-        and not (facts.lengths.real and facts.lengths.shift_ratio > 0)
-        and facts.lengths.shift_ratio < 0.5 * facts.get(MORE_AT_LIMIT.key)
-    ),
-    "the distribution of output lengths is known and has not moved up as far as half of the "
-    "requests that hit their limit",
-)
 BEYOND = Computed(
     lambda facts: facts.endless.shift_ratio if facts.endless else None,
     "the share of outputs far beyond the stated profile",
@@ -205,30 +187,12 @@ BEYOND_CHANCE = Computed(
     lambda facts: facts.endless.chance_ratio if facts.endless else None,
     "the share that chance explains",
 )
-LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
-MORE_REQUESTS = SERVED * BaselineValue("output_tokens_mean") >= 1.3 * BaselineValue(
-    "generation_tokens_per_s"
-)
-"""Requests/s are at least 1.3 times those of quiet times.
-
-Quiet requests/s are quiet tokens/s divided by quiet tokens per request.
-"""
-
+LONGER, MORE_REQUESTS = Signal(ANSWERS), Signal(DEMAND) >= 1.3
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (
     "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "
     "gateway."
 )
-
-
-def _longer(facts: Facts) -> str:
-    shift = facts.lengths
-    if shift is None:
-        return ""
-    return (
-        f"{percent(shift.shift_ratio)} more outputs than in quiet times are above {shift.edge:g} "
-        f"tokens; chance explains at most {percent(shift.chance_ratio)}"
-    )
 
 
 def _stated(facts: Facts) -> str:
@@ -280,7 +244,7 @@ RUNAWAY_GENERATION = cause(
             apart=ALWAYS_SO,
         ),
         Form(
-            gate=MANY_FINISHED & RAMBLING & ~UNSHIFTED,
+            gate=MANY_FINISHED & RAMBLING & (LONGER >= 1.1).assume(unknown=True),
             start=Number(-0.3),
             terms=(
                 term(
@@ -292,27 +256,10 @@ RUNAWAY_GENERATION = cause(
                     signal="finished_length_ratio",
                 ),
                 term(
-                    SHIFT,
-                    SHIFT_CHANCE,
-                    0.6,
-                    _longer,
-                    signal="output_tokens_mean",
-                ),
-                term(
                     LONGER,
                     1.3,
                     1.2,
                     "outputs are {value:.1f}x as long as in quiet times",
-                    when=LONGER >= 1.3,
-                    signal="output_tokens_mean",
-                ),
-                term(
-                    LONGER,
-                    1.3,
-                    -1.0,
-                    "outputs are {value:.1f}x as long as in quiet times",
-                    when=LONGER < 1.3,
-                    below=True,
                     signal="output_tokens_mean",
                 ),
             ),

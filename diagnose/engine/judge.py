@@ -410,7 +410,6 @@ class Judge:
             gpus_lost=gpus.lost,
             adapters=values.adapters,
             split=self._catalogue.split,
-            lengths=learned.output_drift(values, signals),
             endless=learned.endless_outputs(values),
             workload=workload,
         )
@@ -462,7 +461,7 @@ class Judge:
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
-        self.learned.learn(facts, values, concluded, crossed)
+        self.learned.learn(facts, concluded, crossed)
         return [cause.rounded() for cause in causes], missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:

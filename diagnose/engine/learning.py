@@ -11,20 +11,19 @@ from kneewatch.diagnose.learned.acceptance import KeptApart
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
-from kneewatch.diagnose.learned.length_drift import OutputLengths
+from kneewatch.diagnose.learned.length_drift import endless
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
-from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift
+from kneewatch.diagnose.lengths import ANSWERS, Departure
 from kneewatch.diagnose.ranking import moved_families
-from kneewatch.diagnose.values import Signals, Values
+from kneewatch.diagnose.values import Values
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import (
     FAMILIES,
-    LENGTHS,
     QUEUE_MOVES,
     QUIET_WAITING,
     SLOW_MOVES,
@@ -57,10 +56,6 @@ class Learned:
         self.slow_trends = SlowTrends()
         self.account = Account()
         self.kept_apart = KeptApart(self.account, self.baseline, after_s=profile.usual_after_s)
-        self._lengths = OutputLengths(
-            window_s=window_s,
-            stated=self.workload.points.get(ANSWERS, ()),
-        )
         self._forecaster = KvForecaster(window_s=window_s, ahead_s=profile.kv_horizon_s)
         self._slo_forecaster = SloForecaster(
             window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
@@ -78,22 +73,15 @@ class Learned:
         """Set the launch's limit on running requests; None if unknown."""
         self._slo_forecaster.seats = seats
 
-    def output_drift(self, values: Values, signals: Signals) -> Drift | None:
-        """How far output lengths moved from quiet times; None unless more outputs end at their
-        limit."""
-        points = signals.get("finished_length_drift_points") or 0.0
-        return self._lengths.drift(values) if points >= LENGTH_POINTS else None
-
     def endless_outputs(self, values: Values) -> Departure | None:
         """How many outputs far exceed the stated lengths; None unless many outputs end at their
         limit."""
-        at_limit = values.signals.get("finished_length_ratio") or 0.0
-        return self._lengths.endless(values) if at_limit >= LENGTH_POINTS else None
+        answers = values.answers
+        return None if answers is None else endless(self.workload.points.get(ANSWERS, ()), answers)
 
     def learn(
         self,
         facts: Facts,
-        values: Values,
         concluded: Sequence[Cause],
         crossed: Sequence[Finding],
     ) -> None:
@@ -125,8 +113,6 @@ class Learned:
             self.baseline.learn(facts.now_s, facts.values, families)
         if TTFT in families:
             self.account.learn_usual(facts.now_s)
-        if LENGTHS in families:
-            self._lengths.learn(facts.now_s, values.answers)
 
     def state(self, t_s: float) -> bytes | None:
         """What was learned, to be stored; None while it need not be stored again."""

@@ -194,7 +194,6 @@ class EngineReader:
         progress = self._counted[GENERATED] if binding.kind.live_tokens else self._steps
         generated = gained(history, progress)
         is_silent = generated == 0.0
-        answers = _answers(window)
         return Values(
             signals=signals,
             missing=reading.missing,
@@ -218,8 +217,7 @@ class EngineReader:
             preempted=gained(history, self._counted[PREEMPTED]),
             totals=totals,
             prefix_counts=self._prefixes(window, reading.values.get("prefix_hit_ratio")),
-            answers=answers,
-            more_answers=self._more_answers(t_s, answers, reading.values),
+            answers=self._answers(t_s, window, reading.values),
             request_counts=self._request_counts(),
             adapters=adapters_seen(window) if signals.get("waiting_deferred") else (),
             gpus=gpus,
@@ -285,13 +283,16 @@ class EngineReader:
             kept.popleft()
         return tuple(kept)
 
-    def _more_answers(
-        self, t_s: float, answers: Histogram | None, signals: Mapping[str, float | None]
+    def _answers(
+        self, t_s: float, window: Window, signals: Mapping[str, float | None]
     ) -> Histogram | None:
-        if answers is None or answers[inf] >= FEW:
-            return None
+        """Answers by length, of the longest window if this one has few; None unless many ended at
+        their limit."""
         if (signals.get("finished_length_ratio") or 0.0) < LENGTH_POINTS:
             return None
+        answers = _answers(window)
+        if answers is None or answers[inf] >= FEW:
+            return answers
         return _answers(Window(self.history, now_s=t_s, range_s=self._longest_s, few=True))
 
     def _recent(self, window: Window) -> dict[str, float | None]:

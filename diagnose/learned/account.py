@@ -97,6 +97,10 @@ learned together."""
 
 USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
 
+CROWD_FROM = 2.0
+"""From so many times the usual requests/s on, the batch grew because of them. What a sequence costs
+in a batch of a size that was never seen is then unknown: steps may take as many times longer."""
+
 APART = 2.0
 """Limits of the speed that are closer together tell it by themselves."""
 
@@ -153,6 +157,7 @@ class Account:
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
         self._slow: Speed | None = None
+        self._crowd = 1.0
         self._began_s = inf
         self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._usual_s = -inf
@@ -247,7 +252,9 @@ class Account:
             self._add_prefills(work, now_s, values)
             return
         step = work.step
-        limits_s = self._steps.limits(step, self._prefills.token_s)
+        total = self._total(work)
+        self._note_crowd(total)
+        limits_s = self._steps.limits(step, self._prefills.token_s, self._crowd)
         if limits_s is not None:
             self._steps.follow(limits_s[1] / step.took_s)
         recent = self._recent
@@ -267,7 +274,6 @@ class Account:
         quiet = quiet and is_usual
         if quiet:
             self._steps.learn(step, now_s)
-        total = self._total(work)
         prefill = self._prefill_speed(total, quiet, now_s, values.signals.get("itl_p50_s"))
         speed = self._held(speed, prefill)
         for pace in (self._steps, self._prefills):
@@ -304,6 +310,14 @@ class Account:
                 break
             works.popleft()
         return Work(*map(sum, zip(*[astuple(each) for each in works], strict=True)))
+
+    def _note_crowd(self, total: Work) -> None:
+        """Note how many times the usual requests/s are served; 1 if not many times."""
+        now, usual = total.factors[DEMAND], self._usual_value(DEMAND)
+        if now is not None:
+            growth = now / usual if usual else 1.0
+            is_crowd = _beyond_chance(growth, total.first_tokens) >= CROWD_FROM
+            self._crowd = growth if is_crowd else 1.0
 
     def _ratios(self) -> tuple[float, float, int] | None:
         """The least and the most speed of the recent samples, each weighted by its tokens, and
@@ -365,7 +379,7 @@ class Account:
         if prefill is None:
             return None
         took_s = prefill.took_s * self._share_alone(total)
-        limits_s = self._prefills.limits(prefill, self._prefills.token_s)
+        limits_s = self._prefills.limits(prefill, self._prefills.token_s, self._crowd)
         speed = None
         if limits_s is not None:
             most, least = limits_s[1] / took_s, limits_s[0] / took_s

@@ -9,14 +9,12 @@ their bands with a probability below 2 a.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from math import inf, isfinite, log, sqrt
 
 from kneewatch.diagnose.lengths import ALIKE, ENDLESS, FALSE_ALARM, Departure, Drift, Point
-from kneewatch.diagnose.values import Histogram, Values
+from kneewatch.diagnose.values import Histogram
 
 
 def drift(
@@ -99,94 +97,24 @@ def _band(count: float, chance: float) -> float:
     return sqrt(log(2 / chance) / (2 * count))
 
 
-# --- An engine's output lengths against those of quiet times and against stated percentiles -------
-#
-# One window's histogram is kept a window while all is quiet, so that no answer counts twice. Where
-# a minute holds few answers the longest window of the history is tested too.
+# --- An engine's output lengths against stated percentiles ----------------------------------------
 
 
 METRIC = "request_generation_tokens"
-WINDOWS_MAX = 60
-"""Quiet windows that are remembered: an hour at the default window."""
-
-ANSWERS_MIN = 40.0
-"""Fewer quiet answers than this are not a distribution."""
-
 FEW = 150.0
-"""With fewer answers than this the band is too wide, so the longest window is tested as well."""
+"""With fewer answers than this the band is too wide, so the longest window is tested instead."""
 
 OUTPUT_FALSE_ALARM = 1e-3
 """Upper bound on the probability that unchanged, independent answers are reported as changed."""
 
-LOOKS = 2
-"""Number of comparisons; each may cause half of the false alarms.
-
-The window shows a large change at once. The longest window has enough answers for a small change,
-but also includes older answers.
-"""
-
 OUTPUTS_ALIKE = 1.0
-"""Each answer counts as independent. Causes use this only if many more answers end at their
-limit."""
+"""Each answer counts as independent. Causes use this only if many answers end at their limit."""
 
 
-class OutputLengths:
-    """The lengths of one engine's answers.
+def endless(stated: Sequence[Point], answers: Histogram) -> Departure | None:
+    """How far the share of very long answers exceeds the stated share.
 
-    `window_s` is the short window. `stated` are percentiles that a size was computed for; empty if
-    there are none.
+    None if nothing is stated or no request was answered.
     """
-
-    def __init__(self, *, window_s: float, stated: Sequence[Point] = ()) -> None:
-        self._window_s = window_s
-        self._endless = tuple(
-            Point(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]
-        )
-        self._bounds: tuple[float, ...] = ()
-        self._quiet: deque[array[float]] = deque(maxlen=WINDOWS_MAX)
-        self._last_s = float("-inf")
-
-    def learn(self, now_s: float, answers: Histogram | None) -> None:
-        """Add a quiet window; at most one per window's length."""
-        if 0 <= now_s - self._last_s < self._window_s or answers is None:
-            return
-        self._last_s = now_s
-        bounds = tuple(answers)
-        if bounds != self._bounds:
-            self._bounds = bounds
-            self._quiet.clear()
-        self._quiet.append(array("d", answers.values()))
-
-    def drift(self, values: Values) -> Drift | None:
-        """The distance of the window's answers from quiet answers; None if too few are known."""
-        before = [sum(counts) for counts in zip(*self._quiet, strict=True)]
-        if not before or before[-1] < ANSWERS_MIN:
-            return None
-        quiet = dict(zip(self._bounds, before, strict=True))
-        looks = [
-            drift(quiet, now, false_alarm=OUTPUT_FALSE_ALARM / LOOKS, alike=OUTPUTS_ALIKE)
-            for now in _looks(values)
-            if tuple(now) == self._bounds
-        ]
-        return max(filter(None, looks), key=_margin_ratio, default=None)
-
-    def endless(self, values: Values) -> Departure | None:
-        """How far the share of very long answers exceeds the stated share.
-
-        None if nothing is stated or no request was answered.
-        """
-        looks = _looks(values) if self._endless else []
-        if not looks:
-            return None
-        return departure(
-            self._endless, looks[-1], false_alarm=OUTPUT_FALSE_ALARM, alike=OUTPUTS_ALIKE
-        )
-
-
-def _looks(values: Values) -> list[Histogram]:
-    """Answers by upper bound, in the window and, if it has few answers, in the longest window."""
-    return [now for now in (values.answers, values.more_answers) if now is not None]
-
-
-def _margin_ratio(shift: Drift) -> float:
-    return abs(shift.shift_ratio) - shift.chance_ratio
+    far = [Point(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]]
+    return departure(far, answers, false_alarm=OUTPUT_FALSE_ALARM, alike=OUTPUTS_ALIKE)

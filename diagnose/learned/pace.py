@@ -78,11 +78,13 @@ class Reference(Struct):
         self.tokens += share * (step.tokens - self.tokens)
         self.seen_s = now_s
 
-    def limits(self, step: Step, token_s: float | None, noise: float) -> tuple[float, float]:
+    def limits(
+        self, step: Step, token_s: float | None, noise: float, growth: float
+    ) -> tuple[float, float]:
         """The least and the most seconds that a step of this work may take, by this reference.
 
         `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
-        sample.
+        sample. `growth`: how many times the usual requests/s are served.
         """
         own_s = self.took_s
         size, beside = step.size / self.size, step.beside / self.beside
@@ -93,7 +95,10 @@ class Reference(Struct):
             more_tokens = step.prompt_tokens - self.prompt_tokens
             sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
             read_s = READ_RATIO * own_s * (step.beside - self.beside)
-            most_s = min(most_s, own_s + max(0.0, sequences_s) + max(0.0, read_s))
+            most_s = min(
+                most_s,
+                max(own_s + max(0.0, sequences_s) + max(0.0, read_s), own_s * growth),
+            )
             least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
             most_s += token_s * max(0.0, more_tokens)
             least_s += token_s * min(0.0, more_tokens)
@@ -170,13 +175,15 @@ class Pace:
         self.samples, self.since_s = 0, inf
         """Number of samples learned, and the time of the first."""
 
-    def limits(self, step: Step, token_s: float | None = None) -> tuple[float, float] | None:
+    def limits(
+        self, step: Step, token_s: float | None = None, growth: float = 1.0
+    ) -> tuple[float, float] | None:
         """The least and the most seconds that a step of this work may take; None if unknown."""
         if self.samples < self._first_samples:
             return None
         least_s, most_s, noise = 0.0, inf, self._noise
         for reference in self._references.values():
-            low_s, high_s = reference.limits(step, token_s, noise)
+            low_s, high_s = reference.limits(step, token_s, noise, growth)
             if low_s > least_s:
                 least_s = low_s
             if high_s < most_s:

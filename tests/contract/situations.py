@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import LearnedKnee, Range
-from kneewatch.diagnose.lengths import Departure, Drift, Point
+from kneewatch.diagnose.lengths import Departure, Point
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
@@ -850,18 +850,9 @@ OTHERS: Mapping[str, Situation] = {
         CALM.but(finished_length_ratio=0.25), quiet={},
         endless=replace(ENDLESS, shift_ratio=0.21, chance_ratio=0.1),
     ),
-    "runaway_generation:longer": replace(
-        RUNAWAY.but(finished_length_ratio=0.55), lengths=Drift(0.25, 500.0, 0.2)
-    ),
-    "runaway_generation:as many requests": replace(
-        RUNAWAY.but(completed_per_s=4.0),
-        quiet={**RUNAWAY.quiet, "generation_tokens_per_s": 800.0},
-    ),
-    "runaway_generation:more requests": replace(
-        RUNAWAY.but(completed_per_s=6.0),
-        quiet={**RUNAWAY.quiet, "generation_tokens_per_s": 800.0},
-    ),
-    "runaway_generation:shorter": RUNAWAY.but(output_tokens_mean=220.0),
+    "runaway_generation:more requests": RUNAWAY.but(demand_moved_ratio=1.5),
+    "runaway_generation:hardly longer": RUNAWAY.but(answers_moved_ratio=1.2),
+    "runaway_generation: not by answers as long as before": RUNAWAY.but(answers_moved_ratio=1.0),
     "underused:busy GPU": CONCLUSIVE["underused"].but(
         gpu_engine_active_ratio=0.45, running_avg=0.4
     ),

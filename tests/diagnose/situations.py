@@ -13,7 +13,7 @@ from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
-from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, Drift, LiveWorkload, Point
+from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, LiveWorkload, Point
 from kneewatch.diagnose.ranking import conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.diagnose.values import GpuState, XidSeen
@@ -120,7 +120,6 @@ class Situation(Struct, frozen=True):
     gpus_lost: tuple[str, ...] = ()
     split: Comparison | None = None
     endless: Departure | None = None
-    lengths: Drift | None = None
     knee: LearnedKnee | None = None
     curve: CurveLearner | None = None
     workload: LiveWorkload | None = None
@@ -173,7 +172,6 @@ class Situation(Struct, frozen=True):
             gpus_lost=self.gpus_lost,
             split=self.split,
             endless=self.endless,
-            lengths=self.lengths,
             knee=self.knee,
             workload=self.workload,
         )
@@ -320,7 +318,9 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "past_knee": replace(
         CALM.but(ttft_p99_p50_drift_ratio=4.0, running_avg=30.0, ttft_p99_s=1.5), targets=SLOW
     ),
-    "runaway_generation": CALM.but(finished_length_ratio=0.8, output_tokens_mean=400.0),
+    "runaway_generation": CALM.but(
+        finished_length_ratio=0.8, output_tokens_mean=400.0, answers_moved_ratio=4.0
+    ),
     "underused": replace(CALM.but(running_avg=0.1), findings={"IDLE-HOURS": Severity.INFO}),
     "kv_overprovisioned": replace(
         CALM.but(kv_usage_max_ratio=0.2), findings={"KV-UNUSED": Severity.INFO}

@@ -275,6 +275,7 @@ NEAR_MISSES = [
     # workload
     ("runaway_generation", replace(RUNAWAY, quiet={}), "no quiet baseline"),
     ("runaway_generation", RUNAWAY.but(finished_length_ratio=0.49), "19 points more"),
+    ("runaway_generation", RUNAWAY.but(answers_moved_ratio=1.0), "a lower limit, not longer"),
     ("runaway_generation", RUNAWAY.but(completed_per_s=0.1), "six requests in the window"),
     ("underused", CALM.but(running_avg=0.0), "idle now, not for hours"),
     ("kv_overprovisioned", CALM.but(kv_usage_max_ratio=0.05), "unused now, not for hours"),
@@ -870,21 +871,26 @@ def test_a_slow_host_heads_the_targets_that_it_breaks(cause_id: str) -> None:
 
 @pytest.mark.parametrize("queue", ["queue_saturation", "admission_limit"])
 @pytest.mark.parametrize(
-    ("answer_tokens", "quiet_per_s", "heads"),
+    ("answers_ratio", "demand_ratio", "heads"),
     [
-        pytest.param(400.0, 4.0, 1, id="answers twice as long make the queue"),
-        pytest.param(240.0, 4.0, 2, id="answers that are hardly longer"),
-        pytest.param(400.0, 2.0, 2, id="more requests are served as well"),
+        pytest.param(2.0, 1.0, 1, id="answers twice as long make the queue"),
+        pytest.param(1.2, 1.0, 2, id="answers that are hardly longer"),
+        pytest.param(2.0, 2.0, 2, id="more requests are served as well"),
     ],
 )
 def test_answers_that_run_away_head_the_queue_that_they_make(
-    queue: str, answer_tokens: float, quiet_per_s: float, heads: int
+    queue: str, answers_ratio: float, demand_ratio: float, heads: int
 ) -> None:
-    queued = CONCLUSIVE[queue].but(
-        finished_length_ratio=0.9, output_tokens_mean=answer_tokens, completed_per_s=4.0
+    causes = (
+        CONCLUSIVE[queue]
+        .but(
+            finished_length_ratio=0.9,
+            completed_per_s=4.0,
+            answers_moved_ratio=answers_ratio,
+            demand_moved_ratio=demand_ratio,
+        )
+        .causes()
     )
-    quiet = {**queued.quiet, "generation_tokens_per_s": 200.0 * quiet_per_s}
-    causes = replace(queued, quiet=quiet).causes()
     reported = ranked([causes["runaway_generation"], causes[queue]])
     assert len(reported) == heads
     if heads == 1:
