@@ -28,7 +28,7 @@ from kneewatch.diagnose.sizing.search_results import (
     Tally,
     gpu_of,
 )
-from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
+from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import fleet_of, peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs, safe_targets
@@ -458,13 +458,15 @@ def _candidate(
         price = gpu_of(setup).usd_per_hour
     layout = launch.layout
     shared = peak_utilization(question, served_per_s * replicas)
-    tokens = speed.decode_tokens_per_s * engines * SECONDS_PER_HOUR * shared.ratio
+    tokens_per_s = speed.decode_tokens_per_s * engines
     return Candidate(
         setup=setup,
         replicas=replicas,
         gpus=replicas * gpus_per_replica,
         usd_per_hour=replicas * gpus_per_replica * price,
-        usd_per_million_output_tokens=gpus_per_replica * price / tokens * 1e6,
+        usd_per_million_output_tokens=usd_per_million_tokens(
+            gpus_per_replica * price, tokens_per_s, shared.ratio
+        ),
         concurrency=limit_at_targets.concurrency * engines,
         requests_per_s=served_per_s,
         ttft_s=speed.ttft_s,

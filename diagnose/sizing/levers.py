@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.layers import LatentAttention
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
+from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import Size, load_of
 from kneewatch.diagnose.sizing.speed.performance import Performance, performance
 from kneewatch.rules.formatting import duration, figure, plural
@@ -74,7 +74,7 @@ class Lever(Struct, frozen=True):
         """The price at this load; None if the speed or the price is unknown."""
         if self.usd_per_hour is None or not self.output_tokens_per_s:
             return None
-        return self.usd_per_hour / self.output_tokens_per_s / SECONDS_PER_HOUR * 1e6
+        return usd_per_million_tokens(self.usd_per_hour, self.output_tokens_per_s)
 
     @property
     def figures(self) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Degree, Unit
-from kneewatch.diagnose.sizing.arithmetic import Sheet
+from kneewatch.diagnose.sizing.arithmetic import Sheet, compiled
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent
@@ -23,6 +23,16 @@ TRAP_RATIO = 0.40
 """Fleet utilization below which the guide warns of the utilization trap (9.3)."""
 TRAP_TARGET_RATIO = 0.7
 """Utilization that idle GPUs are compared with: the middle of the guide's 60-80% (9.3)."""
+
+
+_TOKEN_COST = "{USD per hour} / ({tokens/s} x {3600} x {utilization}) x 1e6"
+
+
+def usd_per_million_tokens(
+    usd_per_hour: float, tokens_per_s: float, utilization_ratio: float = 1.0
+) -> float:
+    """Dollars per million tokens at this share of a rate (guide 9.2)."""
+    return compiled(_TOKEN_COST)(usd_per_hour, tokens_per_s, SECONDS_PER_HOUR, utilization_ratio)
 
 
 def token_cost(
@@ -50,7 +60,7 @@ def token_cost(
     )
     return sheet.line(
         "Cost per million tokens",
-        "{USD per hour} / ({tokens/s} x {3600} x {utilization}) x 1e6",
+        _TOKEN_COST,
         (hourly, tokens_per_s, SECONDS_PER_HOUR, utilization_ratio),
         result="{} USD",
         source="guide 9.2",

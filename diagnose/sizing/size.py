@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes
+from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
 from kneewatch.diagnose.sizing.launch_notes import launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
@@ -313,8 +313,8 @@ class Size(Struct, frozen=True):
 
     - `performance` (of one engine), `fleet`: None if inputs are missing.
     - `loaded`: the inputs of the prediction.
-    - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted.
-      `usable_step`: the arithmetic of a prediction, with `usable_concurrency` on each engine.
+    - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted; if
+      predicted, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses.
     - `sheet`: the arithmetic of speed, fleet and cost; memory is in `memory_steps`. With the
       overhead model "guide" the fewest GPUs by the sum of the parts come first.
@@ -328,7 +328,6 @@ class Size(Struct, frozen=True):
     intensity: Intensity | None
     usable_requests_per_s: float | None
     usable_source: str
-    usable_step: Step | None
     usable_concurrency: float | None
     missed: tuple[str, ...]
     fleet: FleetSize | None
@@ -397,14 +396,16 @@ def size(question: Question) -> Size:
         performance_lines(sheet, *loaded, speed, question.efficiency)
         sheet.text(*intensity.steps)
         _exchange(sheet, question, loaded[0], speed)
-    usable, source, usable_step, in_flight = _predicted_usable(question, loaded, speed)
+    predicted = Sheet("roofline prediction")
+    usable, source, in_flight = _predicted_usable(predicted, question, loaded, speed)
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
         if not question.is_benchmarked:
             notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
-        usable, source, usable_step, in_flight = stated, "stated", None, None
-    sheet.text(*(() if usable_step is None else (usable_step,)))
+        usable, source, in_flight = stated, "stated", None
+    else:
+        sheet.add(predicted)
     notes += load_notes(question, speed, source=source, starts=answer.holds_one)
     fleet = fleet_of(question, usable, sheet)
     capacity_per_s = None
@@ -423,7 +424,6 @@ def size(question: Question) -> Size:
         intensity=intensity,
         usable_requests_per_s=usable,
         usable_source=source,
-        usable_step=usable_step,
         usable_concurrency=in_flight,
         missed=_missed(question, speed),
         fleet=fleet,
@@ -527,40 +527,40 @@ def _intensity(
 
 
 def _predicted_usable(
-    question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
-) -> tuple[float | None, str, Step | None, float | None]:
-    """Requests/s of one replica within the targets, the source of the figure, the arithmetic, and
-    the requests in flight on each engine.
+    sheet: Sheet,
+    question: Question,
+    loaded: tuple[Costs, Load] | None,
+    speed: Performance | None,
+) -> tuple[float | None, str, float | None]:
+    """Requests/s of one replica within the targets, the source of the figure, and the requests in
+    flight on each engine.
 
     Without targets, requests/s at the stated load.
     """
+    unknown = None, "unknown", None
     if loaded is None or speed is None:
-        return None, "unknown", None, None
-    costs, load = loaded
-    if not question.targets.are_set:
-        # Without a target any concurrency would do: only a stated one says what is usable.
-        if question.concurrency is None:
-            return None, "unknown", None, None
-        return _usable(question, speed, load.concurrency, "at the stated concurrency")
-    most = replace(load, concurrency=max(floor(load.max_running), 1))
-    targets = safe_targets(question.targets, question.setup)
-    best = capacity(costs, most, targets, question.efficiency)
-    if not best.concurrency:
-        return None, "unknown", None, None
-    return _usable(question, best.performance, best.concurrency, "the most within the targets")
-
-
-def _usable(
-    question: Question, speed: Performance, concurrency: float, load: str
-) -> tuple[float, str, Step, float]:
-    sheet = Sheet("roofline prediction")
+        return unknown
+    (costs, load), where = loaded, "at the stated concurrency"
+    # Without a target any concurrency would do: only a stated one says what is usable.
+    concurrency = question.concurrency and load.concurrency
+    if question.targets.are_set:
+        most = replace(load, concurrency=max(floor(load.max_running), 1))
+        targets = safe_targets(question.targets, question.setup)
+        best = capacity(costs, most, targets, question.efficiency)
+        speed, concurrency, where = (
+            best.performance,
+            best.concurrency,
+            "the most within the targets",
+        )
+    if not concurrency:
+        return unknown
     usable_per_s = sheet.line(
         "Usable RPS of one replica",
-        f"{{requests/s of one engine ({load}):at {figure(concurrency)} in flight}} x {{engines}}",
+        f"{{requests/s of one engine ({where}):at {figure(concurrency)} in flight}} x {{engines}}",
         (speed.requests_per_s, question.setup.parallel.data),
         result="{} requests/s",
     )
-    return usable_per_s, "predicted", sheet.steps[0], concurrency
+    return usable_per_s, "predicted", concurrency
 
 
 def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:

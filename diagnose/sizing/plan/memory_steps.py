@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
@@ -13,7 +12,7 @@ from kneewatch.diagnose.sizing.arithmetic import gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.overhead import FRAMEWORK_LOW_RATIO
-from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
+from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory, planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,
@@ -32,17 +31,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
 from kneewatch.rules.formatting import plural
 
 
-class Floor(Struct, frozen=True):
-    """Fewest GPUs for one replica by the guide's sum, with values and arithmetic.
-
-    `gpus` reserves 10% of each GPU for the framework.
-    """
-
-    gpus: int
-    part: Part
-
-
-def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor:
+def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> PlannedMemory:
     """The memory floor with this quantization and KV dtype.
 
     Activations keep the checkpoint's own precision.
@@ -52,7 +41,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
 
     Source: guide 2.1 to 2.6.
     """
-    profile, concurrency = pool.profile, planned_concurrency(pool)
+    profile = pool.profile
     setup = replace(
         pool.launch,
         quantization=quantization,
@@ -60,20 +49,24 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
         overhead="guide",
     )
     adapters = profile.lora.max_simultaneous_adapters if profile.lora else 0
-    needed = planned_memory(
+    return planned_memory(
         setup,
         pool.gpu,
-        concurrency=concurrency,
+        concurrency=planned_concurrency(pool),
         draft_bytes=profile.speculation.draft_weights_bytes if profile.speculation else 0.0,
         adapters_bytes=adapters * _adapter_bytes(pool),
     )
+
+
+def _floor(pool: Pool, needed: PlannedMemory) -> Part:
+    """The part of the plan on the fewest GPUs by the sum of the replica's parts."""
     output: dict[str, Value] = {
         "weights_bytes": needed.weights_bytes,
         "kv_bytes": needed.kv_bytes,
         "kv_bytes_per_request": needed.request_bytes,
         "activation_bytes": needed.activation_bytes,
         "adapter_bytes": needed.adapters_bytes,
-        "concurrency": concurrency,
+        "concurrency": planned_concurrency(pool),
         "min_gpus_low": needed.gpus(FRAMEWORK_LOW_RATIO),
         "min_gpus": needed.gpus(),
         "gpus_with_headroom_low": needed.gpus(headroom_ratio=HEADROOM_LOW_RATIO),
@@ -81,7 +74,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     }
     part = Part(output=output)
     part.sheet.text(*needed.steps)
-    return Floor(needed.gpus(), part)
+    return part
 
 
 def _adapter_bytes(pool: Pool) -> float:
@@ -98,16 +91,16 @@ def _adapter_bytes(pool: Pool) -> float:
     return adapter_bytes(pool.model, adapter, ONE_GPU)
 
 
-def floor_step(pool: Pool, floor: Floor) -> PlanStep:
+def floor_step(pool: Pool, floor: PlannedMemory) -> PlanStep:
     """Step 4: the memory floor before any optimization."""
     step = PlanStep(
         number=4,
         title="Calculate the memory floor",
-        decision=f"at least {plural(floor.gpus, 'GPU')} ({pool.gpu.id}) before optimization",
+        decision=f"at least {plural(floor.gpus(), 'GPU')} ({pool.gpu.id}) before optimization",
         to_measure=["weights and KV cache memory in the first start-up log"],
         tier=pool.name,
     )
-    step.add(floor.part)
+    step.add(_floor(pool, floor))
     if pool.deployment.concurrency is None:
         step.notes.append(
             "no concurrency is set: the floor is for one request; step 7 computes how many fit"
@@ -170,11 +163,12 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
     return "auto", f"{pool.gpu.id} has no FP8 arithmetic"
 
 
-def quantization_step(pool: Pool, chosen: str, before: Floor, after: Floor) -> PlanStep:
+def quantization_step(
+    pool: Pool, chosen: str, before: PlannedMemory, after: PlannedMemory
+) -> PlanStep:
     """Step 5 of the plan: the chosen quantization of the weights, and that of the KV cache.
 
-    `before` and `after` are the fewest GPUs whose memory holds one replica, without and with that
-    quantization.
+    `before` and `after` are the memory floors without and with that quantization.
     """
     why = quantizations(pool)[chosen]
     kv, kv_why = chosen_kv_dtype(pool)
@@ -187,8 +181,8 @@ def quantization_step(pool: Pool, chosen: str, before: Floor, after: Floor) -> P
         notes=["consider 2:4 sparsity only if prefill is still compute-bound after quantization"],
         tier=pool.name,
     )
-    step.add(after.part)
-    step.output["min_gpus_before"] = before.gpus
+    step.add(_floor(pool, after))
+    step.output["min_gpus_before"] = before.gpus()
     if scheme(chosen).id != pool.model.quantization:
         step.to_measure.append(f"answer quality with {chosen} weights on your own requests")
     if gain > 1:

@@ -24,9 +24,9 @@ from kneewatch.diagnose.sizing.replica_count import (
     warm_minimum,
 )
 from kneewatch.diagnose.sizing.serving_cost import (
-    SECONDS_PER_HOUR,
     TRAP_RATIO,
     token_cost,
+    usd_per_million_tokens,
     utilization_trap,
     yearly_cost,
 )
@@ -288,11 +288,13 @@ def cost_step(
         hourly = sum(cost.usd_per_hour for _, cost in costs)
         # In a cascade all requests enter the first tier, and each ends in one answer.
         answering = costs[:1] if profile.routing.method == "cascade" else costs
-        tokens = sum(cost.tokens_per_s for _, cost in answering) * SECONDS_PER_HOUR
+        tokens_per_s = sum(cost.tokens_per_s for _, cost in answering)
         yearly = sum(cost.usd_per_year for _, cost in costs)
         step.output["usd_per_year"] = yearly
         whole = len(priced) == len(sized)
-        step.output["usd_per_million_output_tokens"] = hourly / tokens * 1e6 if whole else None
+        step.output["usd_per_million_output_tokens"] = (
+            usd_per_million_tokens(hourly, tokens_per_s) if whole else None
+        )
         step.notes += _blend(priced)
         step.add(_saved_by_tiers(single, yearly))
     step.decision = _decision(step.output, complete=complete)

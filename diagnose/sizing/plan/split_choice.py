@@ -21,10 +21,10 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     check_tensor_parallel,
     tensor_parallel_choices,
 )
+from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory
 from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
 from kneewatch.diagnose.sizing.plan.memory_steps import (
-    Floor,
     four_bit_quantization,
     quantizations,
     stored_prefixes,
@@ -262,7 +262,9 @@ def named(parallel: Parallel) -> str:
     return f"TP {parallel.tensor}{stages}{' with expert parallelism' if parallel.experts else ''}"
 
 
-def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
+def parallel_step(
+    pool: Pool, split: Split, before: PlannedMemory, after: PlannedMemory
+) -> PlanStep:
     """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
     setup, node = split.setup, pool.profile.hosting.node_gpus
     parallel, replica = setup.parallel, serving(pool, setup)
@@ -303,14 +305,13 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     if nodes > 1:
         step.notes.append(several_nodes(nodes))
         step.to_measure.append(f"bandwidth and latency of {network} between a replica's nodes")
-    if parallel.gpus < after.gpus:
+    floor, published = after.gpus(), before.gpus()
+    if parallel.gpus < floor:
         step.notes.append(
-            f"vLLM's own accounting fits in fewer GPUs than the memory floor of {after.gpus}"
+            f"vLLM's own accounting fits in fewer GPUs than the memory floor of {floor}"
         )
-    if before.gpus > after.gpus:
-        step.notes.append(
-            f"quantization lowered the memory floor from {before.gpus} GPUs to {after.gpus}"
-        )
+    if published > floor:
+        step.notes.append(f"quantization lowered the memory floor from {published} GPUs to {floor}")
     if stages > 1:
         step.to_measure.append(
             "throughput with these pipeline stages: one published pair of runs is behind their "

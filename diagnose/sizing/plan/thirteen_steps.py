@@ -237,7 +237,7 @@ def plan(
         elif by_hardware and dearer:
             routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
     phased = [in_phases(each, texts) for each in chosen]
-    chosen = tuple(each for part in phased for each in part.chosen)
+    chosen = tuple(each for fleets, _ in phased for each in fleets)
     sized = tuple(each.sized for each in chosen)
     pools = tuple(each.pool for each in sized)
     large_gpus = None if fleet is None else fleet.gpus
@@ -257,7 +257,7 @@ def plan(
             hardware_step(pools, [each.usd_per_year for each in chosen]),
             routing_step(profile, large_gpus=large_gpus, advice=routing),
             *(step for replica in sized for step in replica.steps),
-            fleet_step(profile, sized, phases=[each.compared for each in phased if each.compared]),
+            fleet_step(profile, sized, phases=[compared for _, compared in phased if compared]),
             cost_step(profile, sized, single=single),
             validation_step(sized),
         ),
@@ -348,15 +348,9 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
 
 
-class Phases(Struct, frozen=True):
-    """A fleet, or a fleet for each phase; `compared` says which is cheaper, if both are known."""
-
-    chosen: tuple[Choice, ...]
-    compared: str = ""
-
-
-def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
-    """The fleet, or pools for prefill and decode where these cost far less within the targets.
+def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> tuple[tuple[Choice, ...], str]:
+    """The fleet, or pools for prefill and decode where these cost far less within the targets; and
+    what the two cost, if both are known.
 
     Each pool has the GPU and the split that are cheapest for its phase. Pools are compared for
     prompts that are long enough, with a target for each phase and a stated network, and not where
@@ -364,7 +358,7 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
 
     Source: guide 6.5.
     """
-    together, plain = choice.sized, Phases((choice,))
+    together, plain = choice.sized, ((choice,), "")
     pool, hosting = together.pool, together.pool.profile.hosting
     if hosting.network is None or not _may_part(pool):
         return plain
@@ -398,8 +392,8 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> Phases:
         f"cache of a P99 prompt takes {seconds(move_s)} over {hosting.network}"
     )
     if apart >= (1 - SAVING_RATIO) * alone:
-        return Phases((choice,), compared)
-    return Phases((prefill, decode), compared)
+        return (choice,), compared
+    return (prefill, decode), compared
 
 
 def _may_part(pool: Pool) -> bool:
