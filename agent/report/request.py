@@ -13,16 +13,7 @@ from kneewatch.agent.stated_deployment import PROFILE_SETTING, named_profile, st
 from kneewatch.agent.targets import table_specs
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.deployment.deployment import deployment
-from kneewatch.diagnose.sizing.plan.plan_result import (
-    average_requests_per_s,
-    call_lengths,
-    planned_peak_per_s,
-)
-from kneewatch.reports.weekly.observed import (
-    Grid,
-    TierStated,
-    WorkloadStated,
-)
+from kneewatch.reports.weekly.observed import Grid, TierStated
 from kneewatch.rules.rule import WINDOW_S
 
 # --- What a report covers: period, targets, tiers, and what the settings state of them ------------
@@ -102,27 +93,11 @@ def _stated(settings: Settings) -> TierStated:
         price_source=source if price is not None else "",
         benchmark=profile.benchmark,
         stated=deployment_stated,
-        workload=_workload(settings),
+        workload=named_profile(
+            settings,
+            PROFILE_SETTING if settings["report.profile"] is None else "report.profile",
+        ),
         rules=profile.rules(),
-    )
-
-
-def _workload(settings: Settings) -> WorkloadStated | None:
-    """The workload of the setting `report.profile`, else that of `profile`. None if neither
-    is set."""
-    key = PROFILE_SETTING if settings["report.profile"] is None else "report.profile"
-    profile = named_profile(settings, key)
-    if profile is None:
-        return None
-    lengths = call_lengths(profile.lengths, profile.session)
-    return WorkloadStated(
-        input_mean_tokens=lengths.mean_input_tokens,
-        # Of a session only the last call's length is known, not the distribution over all calls.
-        input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
-        output_mean_tokens=lengths.mean_output_tokens,
-        output_p95_tokens=float(lengths.output_p95_tokens),
-        average_requests_per_s=average_requests_per_s(profile),
-        peak_requests_per_s=planned_peak_per_s(profile),
     )
 
 

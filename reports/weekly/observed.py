@@ -17,6 +17,7 @@ from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
+from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.rules.cascade import EVICTS
@@ -344,23 +345,13 @@ class TierTotals(Struct, frozen=True):
     minutes: Sequence[float] = ()
 
 
-class WorkloadStated(Struct, frozen=True):
-    """The workload for which the size was computed. None for values that were not set."""
-
-    input_mean_tokens: float | None = None
-    input_p95_tokens: float | None = None
-    output_mean_tokens: float | None = None
-    output_p95_tokens: float | None = None
-    average_requests_per_s: float | None = None
-    peak_requests_per_s: float | None = None
-
-
 class TierStated(Struct, frozen=True):
     """The settings of a tier. `gpus` is the number of GPUs of one engine.
 
-    `proposed` are the latency targets that all its engines met in quiet hours, where none is set.
-    `safety` is the sizing margin as a factor. `objective_ratio` is the share of requests that must
-    be in time. `rules` have the user's thresholds.
+    `workload` is what the size was computed for. `proposed` are the latency targets that all
+    its engines met in quiet hours, where none is set. `safety` is the sizing margin as a factor.
+    `objective_ratio` is the share of requests that must be in time. `rules` have the user's
+    thresholds.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -370,7 +361,7 @@ class TierStated(Struct, frozen=True):
     price_source: str = ""
     benchmark: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     stated: Stated = NOTHING
-    workload: WorkloadStated | None = None
+    workload: WorkloadProfile | None = None
     rules: tuple[Rule, ...] = RULES
     safety: float = 1.3
     objective_ratio: float = 0.99

@@ -18,7 +18,12 @@ from kneewatch.collector.signals.vllm import (
     QUEUE,
     TTFT,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import ARCHETYPES
+from kneewatch.diagnose.sizing.plan.plan_result import (
+    average_requests_per_s,
+    call_lengths,
+    planned_peak_per_s,
+)
+from kneewatch.diagnose.sizing.plan.workload_profile import ARCHETYPES, WorkloadProfile
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, TierPeriod, in_turn, judged, trend
@@ -31,7 +36,6 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
     TierStated,
     TierTotals,
-    WorkloadStated,
 )
 from kneewatch.reports.weekly.tier_sections import (
     Arrivals,
@@ -328,17 +332,21 @@ def _long(long: bool, limit_tokens: float) -> str:
 
 
 def _drift(
-    stated: WorkloadStated | None, prompt: Lengths, output: Lengths, arrived: Arrivals
+    profile: WorkloadProfile | None, prompt: Lengths, output: Lengths, arrived: Arrivals
 ) -> tuple[Drift, ...]:
-    if stated is None:
+    if profile is None:
         return ()
+    sized = call_lengths(profile.lengths, profile.session)
+    # Of a session only the last call's length is known, not the distribution over all calls.
+    input_p95_tokens = None if profile.session else float(sized.input_p95_tokens)
+    average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
     pairs = (
-        ("mean prompt", "tokens", stated.input_mean_tokens, prompt.mean.value),
-        ("prompt P95", "tokens", stated.input_p95_tokens, prompt.p95.value),
-        ("mean output", "tokens", stated.output_mean_tokens, output.mean.value),
-        ("output P95", "tokens", stated.output_p95_tokens, output.p95.value),
-        ("average requests", "per_s", stated.average_requests_per_s, arrived.mean_per_s.value),
-        ("peak requests", "per_s", stated.peak_requests_per_s, arrived.p99_per_s.value),
+        ("mean prompt", "tokens", sized.mean_input_tokens, prompt.mean.value),
+        ("prompt P95", "tokens", input_p95_tokens, prompt.p95.value),
+        ("mean output", "tokens", sized.mean_output_tokens, output.mean.value),
+        ("output P95", "tokens", float(sized.output_p95_tokens), output.p95.value),
+        ("average requests", "per_s", average, arrived.mean_per_s.value),
+        ("peak requests", "per_s", peak, arrived.p99_per_s.value),
     )
     return tuple(
         _drifted(name, unit, expected, measured)

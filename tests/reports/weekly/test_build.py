@@ -18,6 +18,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape, read_profile
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly import measures as m
@@ -34,7 +35,6 @@ from kneewatch.reports.weekly.observed import (
     Slot,
     Span,
     TierStated,
-    WorkloadStated,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import strips
@@ -45,6 +45,7 @@ from kneewatch.reports.weekly.verdict import watched_share
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import number
 from kneewatch.rules.rule import Severity
+from tests.diagnose.workloads import SMALLEST, lengths_table
 from tests.reports.weekly.observing import (
     BEFORE,
     TO_S,
@@ -627,13 +628,24 @@ def test_a_launch_that_holds_few_requests_has_the_changes_that_size_lists() -> N
 
 
 def test_the_workload_against_the_one_that_was_sized_for() -> None:
-    sized_for = WorkloadStated(input_mean_tokens=400.0, output_mean_tokens=600.0,
-                               peak_requests_per_s=1.9)  # fmt: skip
+    table = lengths_table((300, 700, 900, 400), (500, 900, 1000, 600))
+    sized_for = read_profile(
+        SMALLEST.replace(SMALLEST[: SMALLEST.index("[traffic]")], f"{table}\n").replace(
+            "_per_s = 120", "_per_s = 1.9"
+        )
+    )
     stated = replace(STATED, workload=sized_for)
     (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
     assert {drift.name: drift.state for drift in work.drift} == {
-        "mean prompt": "ok", "mean output": "warning", "peak requests": "ok",
+        "mean prompt": "ok", "prompt P95": "warning", "peak requests": "ok",
+        "mean output": "warning", "output P95": "warning",
     }  # fmt: skip
+    calls = dataclasses.replace(sized_for, session=SessionShape(calls=5, added_tokens=100))
+    stated = replace(STATED, workload=calls)
+    (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
+    expected = {drift.name: drift.stated for drift in work.drift}
+    assert "prompt P95" not in expected, "P95 of all calls is not known"
+    assert expected["mean prompt"] > 1400
     assert work.archetype == "chat"
     (unstated,) = made(observed(tier("t", [engine("a")], stated=STATED))).workloads
     assert "report.profile" in unstated.drift_missing
