@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from msgspec import Struct
@@ -24,8 +23,9 @@ from kneewatch.diagnose.sizing.search_results import (
     BY_TOKENS,
     Candidate,
     Reason,
+    Rejection,
     SearchResult,
-    Tally,
+    by_reason,
     gpu_of,
 )
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
@@ -201,8 +201,8 @@ Started = tuple[Memory, int]
 this one that start; they differ in nothing else."""
 
 
-def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Started]:
-    """Yields every launch of the space that starts; the others are counted in the tally.
+def launches(base: Setup, space: Space) -> Iterator[Started | Rejection]:
+    """Every launch of the space that starts, and why the others do not.
 
     Raises:
         SizingError: an input of `base` is invalid.
@@ -220,21 +220,20 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Started]:
                     kv_cache_dtype=kv_cache_dtype,
                     max_model_len=space.max_model_lens[0],
                 )
-                configurations = len(space.spreads) * len(space.max_model_lens)
-                if _formats_fit(setup, board, tally, configurations):
-                    yield from _spread(setup, space, tally)
+                misfit = _misfit(setup, board)
+                if misfit is None:
+                    yield from _spread(setup, space)
+                else:
+                    configurations = len(space.spreads) * len(space.max_model_lens)
+                    yield replace(misfit, configurations=configurations)
 
 
-def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> bool:
+def _misfit(setup: Setup, gpu: Gpu) -> Rejection | None:
+    """Why neither checkpoint nor GPU has the formats of a launch; None if they do."""
     own, launched = scheme(setup.model.quantization), setup.scheme
     if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
-        tally.reject(
-            Reason.REQUANTIZED,
-            setup,
-            lambda: f"{setup.model.id} is published in {own.id}",
-            configurations=configurations,
-        )
-        return False
+        why = f"{setup.model.id} is published in {own.id}"
+        return Rejection(Reason.REQUANTIZED, setup, lambda: why)
     # A checkpoint's own format may still be unpacked by weight-only kernels, which `memory` knows.
     if setup.quantization is not None and (
         (launched.compute == "fp8" and gpu.fp8_flop_per_s is None)
@@ -244,18 +243,15 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
     elif "fp8" in setup.kv_cache_dtype and gpu.fp8_flop_per_s is None:
         missing = f"{setup.kv_cache_dtype} KV cache"
     else:
-        return True
-    tally.reject(
-        Reason.FORMAT, setup, lambda: f"{gpu.name} has no {missing}", configurations=configurations
-    )
-    return False
+        return None
+    return Rejection(Reason.FORMAT, setup, lambda: f"{gpu.name} has no {missing}")
 
 
-def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Started]:
+def _spread(setup: Setup, space: Space) -> Iterator[Started | Rejection]:
     started = False
     for spread in space.spreads:
-        for launch in _lengths(setup, spread, space.max_model_lens, tally):
-            started = True
+        for launch in _lengths(replace(setup, parallel=spread), space.max_model_lens):
+            started = started or not isinstance(launch, Rejection)
             yield launch
     if started:
         return
@@ -266,50 +262,36 @@ def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Started]:
     )
     for pipeline in space.deeper:
         spread = Parallel(widest, pipeline, space.data_parallels[0], space.expert_parallel)
-        yield from _lengths(setup, spread, space.max_model_lens, tally)
+        yield from _lengths(replace(setup, parallel=spread), space.max_model_lens)
 
 
-def _lengths(
-    setup: Setup, spread: Parallel, lengths: Sequence[int], tally: Tally
-) -> Iterator[Started]:
-    gpu, every, pipeline = setup.gpu, len(lengths), spread.pipeline
+def _lengths(setup: Setup, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
+    gpu, spread, depth = setup.gpu, setup.parallel, setup.model.depth
     unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
     if gpu is not None and spread.gpus > 1 and unlinked:
-        failed = replace(setup, parallel=spread)
-        tally.reject(
-            Reason.NODE,
-            failed,
-            lambda: f"{gpu.name} has no link to other GPUs",
-            configurations=every,
-        )
+        why = f"{gpu.name} has no link to other GPUs"
+        yield Rejection(Reason.NODE, setup, lambda: why, len(lengths))
         return
-    if pipeline > setup.model.depth:
-        failed = replace(setup, parallel=spread)
-        tally.reject(
-            Reason.LAYERS, failed, lambda: f"{setup.model.depth} layers", configurations=every
-        )
+    if spread.pipeline > depth:
+        yield Rejection(Reason.LAYERS, setup, lambda: f"{depth} layers", len(lengths))
         return
     # V0 profiles whole prompts, so there every length has a memory of its own.
-    parts = [lengths] if setup.version >= V1 else [[length] for length in lengths]
-    for part in parts:
-        launch = _start(replace(setup, parallel=spread, max_model_len=part[0]), part, tally)
-        if launch is not None:
-            yield launch
+    for part in [lengths] if setup.version >= V1 else [[length] for length in lengths]:
+        yield from _starts(replace(setup, max_model_len=part[0]), part)
 
 
-def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Started | None:
+def _starts(setup: Setup, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
     try:
         answer = memory(setup)
     except SizingError as error:
-        reason = _REASONS.get(error.name)
+        reason, message = _REASONS.get(error.name), str(error)
         if reason is None:
             raise
-        message = str(error)
-        tally.reject(reason, setup, lambda: message, configurations=len(lengths))
-        return None
+        yield Rejection(reason, setup, lambda: message, len(lengths))
+        return
     if answer.available_bytes.expected <= 0:
-        _reject_weights(answer, len(lengths), tally)
-        return None
+        yield _no_weights(answer, len(lengths))
+        return
     blocks = answer.layout.blocks(answer.available_bytes.expected)
     for short, length in enumerate(lengths):
         needed = answer.layout.request_blocks(length)
@@ -317,37 +299,33 @@ def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Started | None
         # block is missing.
         if blocks > needed:
             fitting = setup if not short else replace(setup, max_model_len=length)
-            return replace(answer, setup=fitting), len(lengths) - short
-        _reject_length(answer, length, needed / max(blocks, 1), tally)
-    return None
+            yield replace(answer, setup=fitting), len(lengths) - short
+            return
+        yield _no_length(answer, length, needed / max(blocks, 1))
 
 
-def _reject_weights(answer: Memory, configurations: int, tally: Tally) -> None:
+def _no_weights(answer: Memory, configurations: int) -> Rejection:
     setup, weights_bytes = answer.setup, answer.weights_bytes or 0.0
     usable = setup.utilization * (setup.gpu.memory_bytes if setup.gpu is not None else 0)
     overhead = answer.overhead.expected_bytes if answer.overhead is not None else 0.0
-    tally.reject(
+    return Rejection(
         Reason.WEIGHTS,
         setup,
         lambda: (
             f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
             f"{figure(overhead / GIB)} GiB of overhead, {figure(usable / GIB)} GiB are usable"
         ),
-        configurations=configurations,
-        needed_ratio=(weights_bytes + overhead) / usable,
+        configurations,
+        (weights_bytes + overhead) / usable,
     )
 
 
-def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tally) -> None:
-    needed = answer.layout.request_bytes(length)
-    tally.reject(
+def _no_length(answer: Memory, length: int, needed_ratio: float) -> Rejection:
+    needed, left = answer.layout.request_bytes(length), answer.available_bytes.expected
+    return Rejection(
         Reason.KV,
         replace(answer.setup, max_model_len=length),
-        lambda: (
-            f"needs {figure(needed / GIB)} GiB per GPU, "
-            f"{figure(answer.available_bytes.expected / GIB)} GiB are left"
-        ),
-        configurations=1,
+        lambda: f"needs {figure(needed / GIB)} GiB per GPU, {figure(left / GIB)} GiB are left",
         needed_ratio=needed_ratio,
     )
 
@@ -381,26 +359,31 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     stated = question.targets
     if stated.itl_p99_s is None:
         question = replace(question, targets=Targets(stated.ttft_p99_s, ASSUMED_ITL_S))
-    tried, tally = space(question, choices), Tally()
+    tried, rejected = space(question, choices), list[Rejection]()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
     launched = meeting = 0
-    for launch, configurations in launches(question.setup, tried, tally):
+    for launch in launches(question.setup, tried):
+        if isinstance(launch, Rejection):
+            rejected.append(launch)
+            continue
+        started, configurations = launch
         launched += 1
-        reject = partial(tally.reject, setup=launch.setup, configurations=configurations)
-        candidate = _candidate(question, tried, launch, choices.most_gpus, reject)
-        if candidate is not None:
-            meeting += configurations
-            setup = candidate.setup
-            same = candidate.gpu.id, setup.parallel, setup.scheme.id, setup.kv_cache_dtype
-            rank = _rank(question, candidate)
-            if same not in chosen or rank < chosen[same][0]:
-                chosen[same] = rank, candidate
+        candidate = _candidate(question, tried, started, choices.most_gpus)
+        if isinstance(candidate, Rejection):
+            rejected.append(replace(candidate, configurations=configurations))
+            continue
+        meeting += configurations
+        setup = candidate.setup
+        same = candidate.gpu.id, setup.parallel, setup.scheme.id, setup.kv_cache_dtype
+        rank = _rank(question, candidate)
+        if same not in chosen or rank < chosen[same][0]:
+            chosen[same] = rank, candidate
     ordered = [candidate for _, candidate in sorted(chosen.values(), key=lambda entry: entry[0])]
     by_gpu: dict[str, Candidate] = {}
     for candidate in ordered:
         if candidate.gpus <= _MOST_TIMES * ordered[0].gpus:
             by_gpu.setdefault(candidate.gpu.id, candidate)
-    rejections = tally.rejections()
+    rejections = by_reason(rejected)
     return SearchResult(
         question=question,
         is_itl_assumed=stated.itl_p99_s is None,
@@ -425,34 +408,24 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
 
 
 def _candidate(
-    question: Question,
-    tried: Space,
-    launch: Memory,
-    most_gpus: int | None,
-    reject: Callable[..., None],
-) -> Candidate | None:
-    """The launch with its replicas at the highest load within the targets; None if it fails."""
+    question: Question, tried: Space, launch: Memory, most_gpus: int | None
+) -> Candidate | Rejection:
+    """The launch with its replicas at the highest load within the targets, or why it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
     targets = safe_targets(question.targets, setup)
     limit_at_targets = _capacity(question, tried, setup, limit, targets)
     if not limit_at_targets.concurrency:
-        _reject_latency(targets, limit_at_targets, reject)
-        return None
+        return _too_slow(setup, targets, limit_at_targets)
     speed = limit_at_targets.performance
     engines = setup.parallel.data
     served_per_s = speed.requests_per_s * engines
     fleet = fleet_of(question, served_per_s)
     replicas = 1 if fleet is None else fleet.deployed_instances
     if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
-        reject(
-            Reason.GPUS,
-            detail=lambda: (
-                f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed"
-            ),
-            needed_ratio=replicas * gpus_per_replica / most_gpus,
-        )
-        return None
+        why = f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed"
+        needed_ratio = replicas * gpus_per_replica / most_gpus
+        return Rejection(Reason.GPUS, setup, lambda: why, needed_ratio=needed_ratio)
     price = question.usd_per_gpu_hour
     if price is None:
         price = gpu_of(setup).usd_per_hour
@@ -508,15 +481,16 @@ def _capacity(
     return capacity(costs, load, targets, tried.efficiency)
 
 
-def _reject_latency(targets: Targets, reached: Capacity, reject: Callable[..., None]) -> None:
+def _too_slow(setup: Setup, targets: Targets, reached: Capacity) -> Rejection:
     speed = reached.performance
     missed_s, target_s = next(
         (latency_s, target_s)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
         if name == reached.binding
     )
-    reject(
+    return Rejection(
         Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
-        detail=lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
+        setup,
+        lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
         needed_ratio=missed_s / target_s,
     )

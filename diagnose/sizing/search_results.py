@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -52,18 +52,17 @@ def name_of(setup: Setup) -> str:
     )
 
 
-class Rejection(Struct):
-    """A reason, and how many configurations are rejected for it.
+class Rejection(Struct, frozen=True):
+    """Configurations that fail for a reason; the launch is the one that is closest to passing.
 
-    `needed_ratio` belongs to the configuration that is closest to passing: what it needs divided by
-    what is available.
+    `needed_ratio`: what it needs divided by what is available.
     """
 
     reason: Reason
-    configurations: int
-    needed_ratio: float
     setup: Setup
     detail: Callable[[], str]
+    configurations: int = 1
+    needed_ratio: float = 1.0
 
     @property
     def example(self) -> str:
@@ -71,36 +70,15 @@ class Rejection(Struct):
         return f"{name_of(self.setup)}: {self.detail()}"
 
 
-class Tally:
-    """Counts rejections during a search; for each reason, keeps the one closest to passing."""
-
-    def __init__(self) -> None:
-        self._by_reason: dict[Reason, Rejection] = {}
-
-    def reject(
-        self,
-        reason: Reason,
-        setup: Setup,
-        detail: Callable[[], str],
-        *,
-        configurations: int,
-        needed_ratio: float = 1.0,
-    ) -> None:
-        """Count configurations that fail for `reason`.
-
-        They need `needed_ratio` times what is available.
-        """
-        nearest = self._by_reason.get(reason)
-        if nearest is None:
-            self._by_reason[reason] = Rejection(reason, configurations, needed_ratio, setup, detail)
-            return
-        nearest.configurations += configurations
-        if needed_ratio < nearest.needed_ratio:
-            nearest.needed_ratio, nearest.setup, nearest.detail = needed_ratio, setup, detail
-
-    def rejections(self) -> tuple[Rejection, ...]:
-        """The reasons that occurred, in the order of the checks."""
-        return tuple(self._by_reason[reason] for reason in Reason if reason in self._by_reason)
+def by_reason(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """The rejections of each reason as one, in the order of the checks."""
+    found: dict[Reason, Rejection] = {}
+    for each in rejections:
+        before = found.get(each.reason, each)
+        count = each.configurations + (0 if before is each else before.configurations)
+        nearest = each if each.needed_ratio < before.needed_ratio else before
+        found[each.reason] = replace(nearest, configurations=count)
+    return tuple(found[reason] for reason in Reason if reason in found)
 
 
 # --- The result: candidates that meet the targets, and reasons for the others ---------------------
