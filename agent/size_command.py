@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -515,21 +516,15 @@ def with_words(given: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     text = words[0] if len(words) == 1 else shlex.join(words)
     model, _, rest = text.partition(" ")
     rest = rest.strip().removeprefix("on ")
-    if rest and _is_gpu(_COUNTED.sub("", rest)):
-        given = given | {"model": model, "gpu": rest}
-    elif text:
-        given = given | {"launch" if rest else "model": text}
+    stated: dict[str, str] = {"launch" if rest else "model": text} if text else {}
+    with suppress(SizingError):
+        if rest and named_gpu(_COUNTED.sub("", rest)):
+            stated = {"model": model, "gpu": rest}
+    given = given | stated
     counted = _COUNTED.match(given["gpu"] or "")
     if counted is None or given["gpus"] is not None:
         return given
     return given | {"gpus": int(counted[1]), "gpu": _COUNTED.sub("", given["gpu"])}
-
-
-def _is_gpu(name: str) -> bool:
-    try:
-        return bool(named_gpu(name))
-    except SizingError:
-        return False
 
 
 def with_launch(given: dict[str, Any]) -> dict[str, Any]:

@@ -55,10 +55,10 @@ def target_monitor(
     name: str, profile: Profile, catalogue: Catalogue | None = None
 ) -> TargetMonitor:
     """A monitor that recommends changes, compares the engines of a page, and judges routers."""
-    return TargetMonitor(name, profile, catalogue, _new_adviser, _new_comparison, _new_router)
+    return TargetMonitor(name, profile, catalogue, new_adviser, _new_comparison, _new_router)
 
 
-def _new_adviser(stated: StatedServer) -> Adviser:
+def new_adviser(stated: StatedServer) -> Adviser:
     # Imported here: most servers need no advice, and this import is slow.
     from kneewatch.diagnose.recommend.adviser import Adviser
 

@@ -354,7 +354,7 @@ def _cells(row: Scaled) -> list[str]:
         f"{figure(round(degree.per_s, 3))}{more}",
         f"{figure(round(degree.per_s_per_gpu, 3))}{more}",
         f"{percent(row.efficiency_ratio)}",
-        "-" if cost is None else f"{cost:.3g}",
+        number(cost),
         seconds(degree.point.ttft_p99_s),
         seconds(degree.point.itl_p99_s),
     ]

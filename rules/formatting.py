@@ -32,6 +32,11 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
+def about(value: float) -> str:
+    """A number with two significant digits, written out: 0.82, 1.2, 120."""
+    return figure(float(f"{value:.2g}"))
+
+
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A count with its noun: 1 replica, 2 replicas; `plural_noun` for irregular ones."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -128,7 +128,6 @@ _ALREADY_STRETCHED = ("gemma3", "gemma4")
 _LARGEST_FACTOR = 1024.0
 # Words of names that state parameters: all, the active ones, experts.
 _SIZE = re.compile(r"[ae]?\d+(\.\d+)?[bmt]|\d+x\d+b|\d+e")
-_SIZE_ERROR_RATIO = 0.03
 
 
 class Model(Struct, frozen=True):
@@ -267,6 +266,13 @@ def _size_of(words: tuple[str, ...]) -> tuple[tuple[str, ...], frozenset[str]]:
     return tuple(word for word in words if word not in sizes), sizes
 
 
+def _sizes(key: str) -> frozenset[str]:
+    """What the name of an entry says of its size; without that, its number of parameters."""
+    counted = _from_entry(key).parameters
+    whole = () if counted is None else (f"{counted.total / 1e9:.0f}b",)
+    return _size_of(_words(key)[0])[1] or frozenset(whole)
+
+
 def _sized_alike(words: tuple[str, ...]) -> list[str]:
     """The entries of this release and size, if the name has no size, or not all parts of it.
 
@@ -274,19 +280,8 @@ def _sized_alike(words: tuple[str, ...]) -> list[str]:
     """
     release, sizes = _size_of(words)
     alike = [key for key in _entries() if _size_of(_words(key)[0])[0] == release]
-    alike = [key for key in alike if sizes <= _size_of(_words(key)[0])[1] or _weighs(key, sizes)]
+    alike = [key for key in alike if sizes <= _sizes(key)]
     return alike if len({_words(key)[0] for key in alike}) == 1 else []
-
-
-def _weighs(key: str, sizes: frozenset[str]) -> bool:
-    """Whether an entry without a size has as many parameters as the name states."""
-    counted, stated = _from_entry(key).parameters, "".join(sizes)
-    return (
-        counted is not None
-        and not _size_of(_words(key)[0])[1]
-        and re.fullmatch(r"\d+b", stated) is not None
-        and abs(counted.total / 1e9 / int(stated[:-1]) - 1) < _SIZE_ERROR_RATIO
-    )
 
 
 def _named_in(words: tuple[str, ...]) -> list[str]:
@@ -298,13 +293,12 @@ def _named_in(words: tuple[str, ...]) -> list[str]:
     best: dict[int, list[str]] = {}
     for key in _entries():
         named = _words(key)[0]
-        if len(named) < len(words) and _size_of(named)[1]:
-            count = len(named)
-            rests = {words[:count]: words[count:], words[-count:]: words[:-count]}
-            rest = rests.get(named, ())
-            same = rest and not any(re.fullmatch(different, word) for word in rest)
-            best.setdefault(count if rest else 0, []).extend([key] if same else [])
-    return best[max(best)] if any(best) else []
+        count, is_head = len(named), words[: len(named)] == named
+        if count < len(words) and (is_head or words[-count:] == named) and _size_of(named)[1]:
+            rest = words[count:] if is_head else words[:-count]
+            same = not any(re.fullmatch(different, word) for word in rest)
+            best.setdefault(count, []).extend([key] * same)
+    return best[max(best)] if best else []
 
 
 def _closest(name: str, keys: list[str]) -> str:
@@ -312,15 +306,10 @@ def _closest(name: str, keys: list[str]) -> str:
 
     Of several, one with the quantization that most have.
     """
-    said = set(re.split("[-/]", name.lower()))
+    said = re.split("[-/]", name.lower())
     stored = Counter(_from_entry(key).quantization for key in keys)
-    return max(
-        keys,
-        key=lambda key: (
-            len(said.intersection(re.split("[-/]", key.lower()))),
-            stored[_from_entry(key).quantization],
-        ),
-    )
+    shared = {key: len({*said} & {*re.split("[-/]", key.lower())}) for key in keys}
+    return max(keys, key=lambda key: (shared[key], stored[_from_entry(key).quantization]))
 
 
 def _same_architecture(name: str) -> Model | None:

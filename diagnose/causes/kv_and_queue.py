@@ -214,8 +214,8 @@ KV_PRESSURE = cause(
                     KV_CLAIMED,
                     0.95,
                     2.0,
-                    "KV cache {kv_usage_avg_ratio:%} full (mean); at least {reserved:%} more is "
-                    "kept free for what requests may still generate",
+                    "KV cache {kv_usage_avg_ratio:%} full (mean), {value:%} with what is kept free "
+                    "for what requests may still generate",
                     when=FULL_BY_CLAIMS,
                 ),
                 term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
@@ -264,12 +264,12 @@ KV_PRESSURE = cause(
                 (
                     FULL_BY_CLAIMS,
                     "Requests queue for KV blocks: {waiting_by_capacity} requests queued, "
-                    "{kv_usage_avg_ratio:%} of the KV cache is in use, and at least {reserved:%} "
-                    "is kept free for what requests may still generate.",
+                    "{kv_usage_avg_ratio:%} of the KV cache is in use, {kv_claimed_ratio:%} with "
+                    "what is kept free for what they may still generate.",
                 ),
                 (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
-            words=(("held_each", HELD_EACH), ("reserved", KV_CLAIMED - KV_USAGE)),
+            words=(("held_each", HELD_EACH),),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
             lever=_more_kv,
             guide=("7.4", "9.3"),

@@ -30,7 +30,7 @@ from kneewatch.diagnose.slow_quantities import (
 )
 from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal
 from kneewatch.rules.rule import Severity
 
@@ -244,15 +244,16 @@ KV_HELD = cause(
                     "blocks are not given back.",
                 ),
                 (
-                    ~(KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
-                    "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
-                    "end.",
-                ),
-                (
-                    ALWAYS,
+                    (KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
                     "{held:%} of the KV cache is held by what does not run: transfers that nobody "
                     "ends, or deferred requests.",
                 ),
+                (
+                    DEFERRED_HOLD,
+                    "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
+                    "end.",
+                ),
+                (ALWAYS, "KV blocks are held by what does not run: transfers that do not end."),
             ),
             words=(
                 ("held", KV_HELD_SHARE),
@@ -284,7 +285,7 @@ GROWS = (GROWTH_SHARE >= 0.05) | (
 def _grows(facts: Facts) -> str:
     growth, used = facts.get(HOST_MEMORY.growth), facts.get(HOST_MEMORY.signal)
     per_h = growth / TREND_S * HOUR_S
-    grows = f"grows by {per_h / GIB:.2g} GiB/h at equal load"
+    grows = f"grows by {about(per_h / GIB)} GiB/h at equal load"
     limit = facts.values.get("host_memory_limit_bytes")
     if limit is None:
         return f"Host memory {grows}: {used / GIB:.1f} GiB in use, limit unknown."

@@ -28,7 +28,7 @@ from kneewatch.rules.conditions import (
     first_of,
 )
 from kneewatch.rules.facts import Holds, Read
-from kneewatch.rules.formatting import duration, percent, rate, singular, stated_duration
+from kneewatch.rules.formatting import about, duration, percent, rate, singular, stated_duration
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import FAMILIES, QUEUE_RULES, Severity
 
@@ -356,6 +356,8 @@ def _shown(name: str, value: float | None, form: str) -> str:
             return percent(value)
         case "s":
             return stated_duration(value) if name.endswith("target_s") else duration(value)
+        case ".2g":
+            return about(value)
         case _ if form.endswith("/s"):
             return rate(value, form.removesuffix("/s"))
         case _:
@@ -369,7 +371,7 @@ def _said(
     value: float | None = None,
 ) -> str:
     if not isinstance(say, str):
-        return say(facts)
+        return singular(say(facts))
     if "{" not in say:
         return say
     named = {"value": value} | {name: read(facts) for name, read in words}

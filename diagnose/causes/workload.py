@@ -42,7 +42,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
 )
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.formatting import percent, span
+from kneewatch.rules.formatting import number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -84,8 +84,8 @@ def workload_drift(facts: Facts) -> Cause | None:
         case.weigh(SHIFTS[side], abs(shift.shift_ratio), shift.least_ratio, 1.2, text)
     if more:
         text = (
-            f"{live.requests / live.span_s:.3g} requests/s in {period}; this engine's share of the "
-            f"peak in {live.origin} is {live.expected / live.span_s:.3g}"
+            f"{number(live.requests / live.span_s)} requests/s in {period}; this engine's share of "
+            f"the peak in {live.origin} is {number(live.expected / live.span_s)}"
         )
         case.weigh(RATE, rate, RATE_MIN, 1.2, text)
     return case.close()

@@ -28,7 +28,7 @@ from kneewatch.diagnose.lengths import (
     StatedWorkload,
     more_than_chance,
 )
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import number, percent
 from kneewatch.rules.rule import Severity
 
 SIGNALS = {side: f"{side}_mean" for side in WORDS}
@@ -65,7 +65,9 @@ def workload_drift(
         text = departure_text(shift, WORDS[side], "the last hour")
         case.weigh(SHIFTS[side], abs(shift.shift_ratio), shift.least_ratio, 1.2, text)
     if rate is not None and workload is not None:
-        text = f"{rate:.1f}x the profile's peak of {workload.peak_requests_per_s:.3g} requests/s"
+        text = (
+            f"{rate:.1f}x the profile's peak of {number(workload.peak_requests_per_s)} requests/s"
+        )
         case.weigh(RATE, rate, RATE_MIN, 1.2, f"{text} in the last hour")
     return closed(case, tier.pool, tier.tier, tier.engines)
 

@@ -105,7 +105,7 @@ def _misses_target(recommendation: Recommendation, context: LeverContext) -> boo
         "TTFT": context.facts.values.get("ttft_p99_s"),
     }
     return any(
-        (now_s[name] or 0.0) <= target_s < then_s
+        (now := now_s[name]) is not None and now <= target_s < then_s
         for name, target_s, then_s in _tails(recommendation, context)
     )
 
@@ -141,11 +141,10 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
     )
     missed = f"It does not mend the {' and the '.join(unmet)}: still missed." if unmet else ""
     worsens = tuple(_worse(recommendation))
-    worse = f"Mean {' and '.join(worsens)}." if worsens else ""
     return replace(
         recommendation,
         summary=" ".join(filter(None, (recommendation.summary, left, missed))),
-        risk=" ".join(filter(None, (recommendation.risk, worse))),
+        risk=" ".join(filter(None, (recommendation.risk, _worse_words(worsens)))),
         suffices=suffices(recommendation, context),
         unmet=unmet,
         worsens=worsens,
@@ -157,7 +156,7 @@ def _tails(
 ) -> Iterator[tuple[str, float, float]]:
     """The name, the target and the predicted P99 in seconds of each latency with a target.
 
-    Without a predicted P99, assume that it moves in proportion to the mean.
+    Without a predicted P99, assume that it moves in proportion to the mean; it is not below it.
     """
     targets, values = context.facts.targets, context.facts.values
     for name, key, target_s, signal in (
@@ -165,8 +164,8 @@ def _tails(
         ("TTFT", "ttft_s", targets.ttft_p99_s, "ttft_p99_s"),
     ):
         then_s, now_s = recommendation.predicted.get(key), recommendation.before.get(key)
-        tail_s = values.get(signal)
-        if target_s is not None and then_s is not None and now_s and tail_s is not None:
+        tail_s = values.get(signal) or 0.0
+        if target_s is not None and then_s is not None and now_s:
             moved_s = recommendation.predicted.get(signal, tail_s * then_s / now_s)
             yield name, target_s, max(then_s, moved_s)
 
@@ -177,6 +176,15 @@ def _worse(recommendation: Recommendation) -> Iterator[str]:
     for name, key in (("ITL", "itl_s"), ("TTFT", "ttft_s")):
         if before.get(key) and then.get(key, 0.0) >= WORSE_RATIO * before[key]:
             yield f"{name} rises from {duration(before[key])} to {duration(then[key])}"
+
+
+def _worse_words(worsens: tuple[str, ...]) -> str:
+    return f"Mean {' and '.join(worsens)}." if worsens else ""
+
+
+def _own_risk(recommendation: Recommendation) -> str:
+    """The risk without the latencies that the change alone makes worse."""
+    return recommendation.risk.removesuffix(_worse_words(recommendation.worsens)).strip()
 
 
 # --- Ranking: what suffices -----------------------------------------------------------------------
@@ -250,9 +258,10 @@ def _sufficient_pair(
             share_ratio=now / total,
             replicas=round(total) if total > now else None,
         )
-        both = _joined(first, second, predicted(context, after))
-        if suffices(both, context):
-            return [replace(both, suffices=True)]
+        joined = _joined(first, second, predicted(context, after))
+        both = checked_recommendation(joined, context)
+        if both is not None and both.suffices:
+            return [both]
     return []
 
 
@@ -286,7 +295,7 @@ def _joined(
         predicted={key: float(f"{value:.6g}") for key, value in numbers.items()},
         cost_usd_per_hour=sum(known_costs) if len(known_costs) == len(costs) else None,
         checks=(*first.checks, *second.checks),
-        risk=f"{first.risk} {second.risk}".strip(),
+        risk=" ".join(filter(None, map(_own_risk, (first, second)))),
         unknown=tuple(dict.fromkeys((*first.unknown, *second.unknown))),
         guide=tuple(dict.fromkeys((*first.guide, *second.guide))),
     )

@@ -13,7 +13,7 @@ from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner, reaches
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
-from kneewatch.rules.formatting import percent, plural, span
+from kneewatch.rules.formatting import about, percent, plural, singular, span
 
 VERIFY_S = 300.0
 """Seconds within which a change must show its effect at an unchanged load."""
@@ -132,7 +132,7 @@ def advice(
 ) -> Recommendation:
     """A recommendation against the context's cause; free unless a cost is given."""
     predicted_numbers = predicted or {}
-    summary = f"{summary}{_measured_words(context, predicted_numbers)}"
+    summary = singular(f"{summary}{_measured_words(context, predicted_numbers)}")
     return Recommendation(
         id=lever_id,
         cause=context.cause,
@@ -167,7 +167,7 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     if own_steps is not None:
         age_s, pace = own_steps["age_s"], own_steps["pace_ratio"]
         changed = (
-            f" Steps of the same batch now take {pace:.2g}x the time that they took in those "
+            f" Steps of the same batch now take {about(pace)}x the time that they took in those "
             "windows, and the prediction assumes that they keep this pace."
             if max(pace, 1 / pace) >= PACE_CHANGED_RATIO
             else ""

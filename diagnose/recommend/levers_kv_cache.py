@@ -376,15 +376,16 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
     if quiet is None or quiet < WAS_SHARED_FROM or hits >= quiet:
         return None
     left = (1 - quiet) / (1 - hits)
+    predicted = _prefill_numbers(context, quiet, left=left)
     return advice(
         context,
         "prompt-order",
         [("prompt", None, "shared part first")],
         f"The baseline of the prefix-cache hit ratio is {percent(quiet)}. The first token that "
         "differs ends the match: put dates, ids and names after the shared prefix."
-        + _money_words(context, left),
+        + _freed_words(predicted),
         before=_prefill_numbers(context, hits),
-        predicted=_prefill_numbers(context, quiet, left=left),
+        predicted=predicted,
         checks=[
             "find what was deployed when the hit ratio fell: a prompt template, a gateway, "
             "a tokenizer"
@@ -406,6 +407,7 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
     hits, quiet = context.get("prefix_hit_ratio"), context.facts.baseline.get("prefix_hit_ratio")
     better = quiet is not None and hits < quiet < 1
     left = (1 - quiet) / (1 - hits) if quiet is not None and better else 1.0
+    predicted = _prefill_numbers(context, quiet, left=left) if better else {}
     return advice(
         context,
         PREFIX_ROUTING,
@@ -413,12 +415,12 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
         f"Each of the {context.server.replicas} replicas computes and caches every prefix. Route "
         "by prefix or session, so that only one replica computes and caches each prefix."
         + (
-            f" The baseline of the hit ratio is {percent(quiet)}.{_money_words(context, left)}"
+            f" The baseline of the hit ratio is {percent(quiet)}.{_freed_words(predicted)}"
             if quiet is not None and better
             else ""
         ),
         before={**_prefill_numbers(context, hits), "replicas": context.server.replicas},
-        predicted=_prefill_numbers(context, quiet, left=left) if better else {},
+        predicted=predicted,
         checks=[
             "confirm that the router falls back to load balancing if one prefix dominates the "
             "traffic"
@@ -439,7 +441,7 @@ def _prefill_numbers(
     TTFT comes from the roofline if model and GPU are stated. Otherwise it is the measured TTFT
     minus the saved prefill time. Both leave the queue as it is, although it would shrink.
     """
-    numbers: dict[str, float] = {} if hits is None else {"prefix_hit_ratio": hits}
+    numbers = _freed(context, left) | ({} if hits is None else {"prefix_hit_ratio": hits})
     values = context.facts.values
     for key in ("computed_prompt_tokens_per_s", "prefill_mean_s"):
         value = values.get(key)
@@ -458,24 +460,32 @@ def _prefill_numbers(
     return numbers
 
 
-def _money_words(context: LeverContext, left: float) -> str:
-    """The GPU time spent on recomputing prompts, and its price if known; "" if unknown.
+def _freed(context: LeverContext, left: float) -> dict[str, float]:
+    """The share of GPU time spent on recomputing prompts, and its price; empty if unknown.
 
     FLOP of the recomputed tokens divided by FLOP/s at the default MFU (guide 3.2, 8.4).
     """
     setup, hourly = context.server.setup, context.server.usd_per_hour
     again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
     if setup is None or setup.gpu is None or again_per_s <= 0:
-        return ""
+        return {}
     try:
         costs = costs_of(setup)
     except SizingError:
-        return ""
+        return {}
     reached_per_s = costs.flop_per_s * DEFAULT.mfu_ratio
     share = again_per_s * costs.body_flop_per_token / reached_per_s
     if not 0 < share <= 1:
+        return {}
+    freed = {"gpu_time_freed_ratio": share}
+    return freed if hourly is None else freed | {"freed_usd_per_hour": hourly * share}
+
+
+def _freed_words(predicted: dict[str, float]) -> str:
+    share, hourly = predicted.get("gpu_time_freed_ratio"), predicted.get("freed_usd_per_hour")
+    if share is None:
         return ""
-    dollars = "" if hourly is None else f", {hourly * share:.2f} USD/h per replica"
+    dollars = "" if hourly is None else f", {hourly:.2f} USD/h per replica"
     return f" Restoring it would free {percent(share)} of the GPU time{dollars}."
 
 

@@ -56,7 +56,8 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     if wait_s is not None:
         numbers["queue_wait_s"] = wait_s
     fitting = (server.capacity_tokens or 0.0) / (demand.held_tokens or 1.0)
-    queue = "" if wait_s is None else f" for about {span(wait_s)} each"
+    queue = f"{ceil(waiting)} requests" if waiting else "Requests beyond these"
+    each = f" for about {span(wait_s)} each" if waiting and wait_s is not None else ""
     target_s = context.facts.targets.ttft_p99_s
     return advice(
         context,
@@ -65,7 +66,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         f"The KV cache of {server.capacity_tokens:,.0f} tokens holds {fitting:.1f} requests of the "
         f"present mean size ({demand.held_tokens:,.0f} tokens), and {seats} with room for longer "
         "ones. "
-        f"{ceil(waiting)} requests would queue{queue} instead of being preempted.",
+        f"{queue} would queue{each} instead of being preempted.",
         before={
             **present(context),
             "request_kv_tokens": demand.held_tokens or 1.0,
@@ -127,9 +128,17 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         **present(context),
         "served_per_s": demand.served_per_s,
         "arrival_per_s": demand.arrival_per_s,
+        "max_num_seqs": now,
     }
     served_per_s = demand.served_per_s * seats / now
-    short = served_per_s < demand.arrival_per_s
+    short = served_per_s < demand.arrival_per_s or not served_per_s
+    rates = (
+        f"At the present step time they complete up to {figure(round(served_per_s, 2))} "
+        f"requests/s; {figure(round(demand.arrival_per_s, 2))} requests/s arrive"
+        f"{': not enough alone' if short else ''}."
+        if served_per_s
+        else "No request completes at present."
+    )
     waiting = max(0, ceil(demand.mean_requests - seats))
     if not short and demand.callers is None:
         # The queue drains, and TTFT is that of requests that find a seat.
@@ -137,9 +146,11 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         drained = replace(demand, requests=at_once, mean_requests=at_once)
         context = replace(context, demand=drained)
     numbers = predicted(context, settled(context, After(seats=seats)))
-    numbers["served_per_s_at_most"] = served_per_s
-    before["max_concurrency"] = min(before.get("max_concurrency", now), now)
+    numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats}
     stated = server.max_num_seqs is not None
+    if not stated and "max_concurrency" in before:
+        # What the KV cache holds: as before, and as in the other changes of this verdict.
+        numbers["max_concurrency"] = before["max_concurrency"]
     if not short:
         numbers["waiting"] = waiting
     return advice(
@@ -148,10 +159,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         [("--max-num-seqs", now, seats)],
         f"Up to {seats} requests would run at once instead of {now}"
         f"{'' if stated else ' (observed)'}; those that arrive now fill "
-        f"{percent(numbers.get('kv_usage_ratio', 0))} of the KV cache. At the present step "
-        f"time they complete up to {figure(round(served_per_s, 2))} requests/s; "
-        f"{figure(round(demand.arrival_per_s, 2))} requests/s arrive"
-        + (": not enough alone." if short else "."),
+        f"{percent(numbers.get('kv_usage_ratio', 0))} of the KV cache. {rates}",
         before=before,
         predicted=numbers,
         checks=[
@@ -266,7 +274,7 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
         f"longest observed have about {seen:,.0f} tokens (P99).",
         before={
             "max_model_len_tokens": longest,
-            "kv_capacity_tokens": capacity,
+            "kv_capacity_tokens": floor(capacity),
             "longest_request_tokens": seen,
         },
         predicted={"max_model_len_tokens": to},

@@ -25,11 +25,11 @@ from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
 from kneewatch.rules.formatting import (
+    about,
     duration,
     figure,
     percent,
     plural,
-    singular,
     span,
     stated_duration,
 )
@@ -118,7 +118,7 @@ def _wait(context: LeverContext, ratio: float) -> Recommendation:
         context,
         "backlog-drains",
         [],
-        f"Requests arrive at {ratio:.2g}x the rate that {_have(context)} can serve.{words}",
+        f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve.{words}",
         before={**present(context), "load_ratio": ratio, "replicas": context.server.replicas},
         predicted={**backlog, "load_ratio": ratio},
         checks=["confirm that users accept the wait until then"],
@@ -147,8 +147,9 @@ def _load_words(context: LeverContext, ratio: float, total: int) -> str:
     if context.demand.repeats:
         served_per_s, calls_per_s = context.demand.served_per_s, context.demand.arrival_per_s
         return (
-            f"{have} served {served_per_s:.2g} of {calls_per_s:.2g} calls/s. Clients that give up "
-            f"may call again, so the number that the load needs is unknown: {total} are a step."
+            f"{have} served {about(served_per_s)} of {about(calls_per_s)} calls/s. Clients that "
+            "give up may call again, so the number that the load needs is unknown: "
+            f"{total} are a step."
         )
     least, needed = _counts(now * ratio).values()
     bare = f"{least}, or " if now < least < needed else ""
@@ -156,9 +157,9 @@ def _load_words(context: LeverContext, ratio: float, total: int) -> str:
     if total < needed:
         held = f" The {total} recommended before stay: {needed} are hardly more."
     load = (
-        f"The requests that run at the rate of arrivals take {ratio:.2g}x the KV cache of {have}"
+        f"The requests that run at the rate of arrivals take {about(ratio)}x the KV cache of {have}"
         if context.for_kv
-        else f"Requests arrive at {ratio:.2g}x the rate that {have} can serve"
+        else f"Requests arrive at {about(ratio)}x the rate that {have} can serve"
     )
     return f"{load}: it needs {bare}{needed} with a safety factor of {SAFETY_DEFAULT:g}.{held}"
 
@@ -240,9 +241,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
         numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)
         sooner = f", or in {span(DRAIN_S)} with {plural(more, 'more replica')} until then"
     return (
-        singular(
-            f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}."
-        ),
+        f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}.",
         numbers,
     )
 

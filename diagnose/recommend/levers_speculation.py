@@ -79,7 +79,7 @@ def _batch_words(context: LeverContext, drafts: Drafts) -> str:
     batch, bound = context.get("running_avg"), bound_of(context.facts)
     more = 100 * (drafts.verify[-1] - 1)
     if more < 1 and bound is not None and bound.kind == "compute":
-        return f" at best, and less here, because the GPU is {bound.text}"
+        return " at best, and less here, because the GPU is compute-bound"
     if more >= 1 or _verify_ratios(context, drafts.tokens):
         return f" at the present batch of {batch:.0f}, where verification takes {more:.0f}% longer"
     return " at small batches"

@@ -20,7 +20,7 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     worst_per_concurrency,
 )
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import figure
+from kneewatch.rules.formatting import figure, number
 
 BRACKET_RATIO = 1.25
 """If the next measured point is at most this far above C_max, no point between them is needed."""
@@ -308,7 +308,8 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
     less_loaded = wide.in_flight_per_gpu < AS_LOADED_FROM * narrow.in_flight_per_gpu
     if not wide.reached and less_loaded:
         return (
-            f"{of_wide} was measured up to {wide.in_flight_per_gpu:.3g} requests in flight per "
-            f"GPU, {of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
+            f"{of_wide} was measured up to {number(wide.in_flight_per_gpu)} requests in flight "
+            f"per GPU, {of_narrow} up to {number(narrow.in_flight_per_gpu)}: extend the sweep of "
+            f"{of_wide}"
         )
     return ""

@@ -70,7 +70,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
 )
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
-from kneewatch.rules.formatting import figure
+from kneewatch.rules.formatting import figure, number
 
 _SOURCE = "guide 9.1 step 13"
 _CONNECTOR = """ --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
@@ -568,7 +568,7 @@ def _final(pool: Pool, replica: Serving, baseline: Curve, benchmarks: Mapping[st
     if named is not None or baseline.source != "measured":
         return _curve(pool, replica, named, benchmarks)
     predicted = predicted_curve(replica)
-    gain = "unknown" if predicted.best is None else f"{predicted.best.requests_per_s:.3g}"
+    gain = "unknown" if predicted.best is None else number(predicted.best.requests_per_s)
     notes = [
         "figures of the baseline: gains of steps 8 and 9 count once they are measured",
         f"predicted with them: {gain} requests/s per replica",

@@ -42,7 +42,7 @@ MORE = re.compile(r" \(and (\d+) more\)")
 
 QUIET = re.compile(
     r"[\d.]+% in its newest part|are above [\d.]+ tokens|chance explains at most [\d.]+%"
-    r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?"
+    r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?|longest 1% of prompts"
 )
 """A value of quiet times or a bound of a bucket, which the document does not have."""
 
@@ -60,7 +60,7 @@ def number(text: str) -> float:
 
 
 NUMBER = re.compile(
-    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)\s*(%|percentage points|GB/s|ms\b|s\b|min\b|h\b|GiB)?"
+    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)(?!xx)\s*(%|percentage points|GB/s|ms\b|s\b|min\b|h\b|GiB)?"
 )
 SCALES = {
     "%": 100.0,
@@ -201,6 +201,41 @@ def test_random_loads(
             assert "stays unused" in each.summary
 
 
+OVER = re.compile(r"(TTFT|ITL)(?: P99)? is over its target")
+
+
+def disagreements(verdict: Verdict, targets: Targets) -> Iterator[str]:
+    """Two figures of one quantity, changes in opposite directions, and targets that are met."""
+    shapes = dict[str, str]()
+    for cause in verdict.causes:
+        if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
+            for text in (cause.summary, *(part.text for part in (*cause.evidence, *cause.against))):
+                other = shapes.setdefault(NUMBER.sub("#", text), text)
+                if other != text:
+                    yield f"{other} / {text}"
+                for name in OVER.findall(text):
+                    key, stated = ("ttft_p99_s", targets.ttft_p99_s)
+                    if name == "ITL":
+                        key, stated = ("itl_p99_s", targets.itl_p99_s)
+                    now = verdict.values.get(key)
+                    if stated is None or (now is not None and now <= stated):
+                        yield f"{text}: {now} of {stated}"
+    ways = dict[str, float]()
+    for each in verdict.recommendations:
+        for change in each.changes:
+            match change.before, change.after:
+                case (int() | float() as before, int() | float() as after):
+                    if ways.setdefault(change.flag, after - before) * (after - before) < 0:
+                        yield f"{change.flag} up and down"
+                case _:
+                    pass
+    now = dict[tuple[str, object], float]()
+    for each in verdict.recommendations:
+        for key, value in each.before.items():
+            if now.setdefault((key, each.as_of_s), value) != value:
+                yield f"{key} before {each.id}: {now[key, each.as_of_s]} and {value}"
+
+
 RECORDINGS = {path.name: path for path in [*CAPTURES.glob("*.gz"), *LAB.glob("*.gz")]}
 HARD = [case for at, case in enumerate(cases()) if at % 40 == 0]
 
@@ -209,6 +244,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
     """What is wrong in the texts of verdicts."""
     for verdict in verdicts:
         yield from contradictions(verdict.recommendations)
+        yield from disagreements(verdict, targets)
         words = [cause.summary for cause in verdict.causes]
         words += [each.summary for each in verdict.recommendations]
         words += [part.text for cause in verdict.causes for part in cause.evidence]
@@ -231,7 +267,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
                 yield f"{more[0]} of {len(cause.evidence)} pieces of evidence"
             if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
                 figures = [*figures_with_inverses(now, of_parts)]
-                yield from unexplained(alone, figures)
+                yield from unexplained(QUIET.sub("", alone), figures)
                 for part in parts:
                     if part.signal not in LISTS and not part.signal.startswith("gpu_"):
                         yield from unexplained(QUIET.sub("", part.text), figures)
@@ -249,9 +285,11 @@ def words_of(verdict: Verdict) -> Iterator[str]:
 
 def is_too_full(advice: Recommendation) -> bool:
     """Whether more is predicted to be held than now; a twentieth of a cache is a request or two."""
-    now, then = (each.get("kv_usage_ratio", 0.0) for each in (advice.before, advice.predicted))
+    now, then = (each.get("kv_usage_ratio", 1.0) for each in (advice.before, advice.predicted))
     grown = advice.predicted.get("kv_capacity_ratio", 1.0)
-    is_alone = not advice.before.get("waiting") and not advice.before.get("preemption_per_s")
+    is_alone = advice.before.get("waiting") == 0 and not advice.before.get("preemption_per_s")
+    # Lengths of finished requests may say more than is in use.
+    is_alone = is_alone and advice.before.get("kv_demand_ratio", 0.0) <= 1.3 * now
     return is_alone and grown > 1 and now < 0.9 and then > max(1.3 * now / grown, 0.05)
 
 

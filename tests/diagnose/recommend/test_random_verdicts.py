@@ -1,0 +1,155 @@
+"""Random engines through the judge: sentences have the numbers of their verdict.
+
+    python -m tests.diagnose.recommend.test_random_verdicts [COUNT] [SEED]
+
+prints what is wrong, each kind once.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kneewatch.agent.stream import new_adviser
+from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.judge import Catalogue, Judge
+from kneewatch.diagnose.learned.derived_signals import momentary
+from kneewatch.diagnose.values import GpuReading, Values
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.quantities import RECENT
+from kneewatch.rules.rule import WINDOW_S
+from tests.contract.situations import SITUATIONS
+from tests.diagnose.recommend.scenes import LLAMA, PAGE
+from tests.diagnose.recommend.test_texts import mistakes
+from tests.diagnose.situations import CALM, HEALTHY, NOW_S, Situation
+from tests.examples import examples
+
+SCRAPE_S = 15.0
+QUIET_SCRAPES, SCRAPES = 24, 16
+KEYS = tuple(signal.key for signal in VLLM_SIGNALS)
+TARGETS = (Targets(), Targets(ttft_p99_s=1.0, itl_p99_s=0.1), Targets(itl_p99_s=0.02))
+STATED = (LLAMA, replace(LLAMA, replicas=None), Stated(version=(0, 32, 0)))
+FACTORS = (0.0, 0.3, 0.9, 1.0, 1.3, 4.0, 30.0)
+MOST = 1e9
+ALIKE = {
+    "running_avg": ("running",),
+    "waiting_by_capacity": ("waiting", "waiting_avg"),
+    "kv_usage_avg_ratio": ("kv_usage_ratio", "kv_usage_max_ratio"),
+}
+
+
+def reading(
+    values: Mapping[str, float | None],
+    at: int,
+    situation: Situation,
+    config: Mapping[str, str],
+    targets: Targets,
+) -> Values:
+    """What an engine's page shows at a scrape."""
+    signals = {**dict.fromkeys(KEYS), **values}
+    signals = {**momentary(Moment(signals, targets, window_s=WINDOW_S)), **signals}
+    return Values(
+        signals=signals,
+        recent={key: values.get(key) for key in RECENT},
+        window_s=WINDOW_S,
+        scrapes=5,
+        config=config,
+        observed_s=600.0 + SCRAPE_S * at,
+        arrivals=30.0,
+        generated=values.get("generation_tokens_per_s"),
+        preempted=(values.get("preemption_per_s") or 0.0) * SCRAPE_S,
+        gpus=GpuReading(states=situation.gpus, lost=situation.gpus_lost),
+    )
+
+
+def changed(rng: random.Random, values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The values with some that are unknown and some that are many times themselves."""
+    now = dict(values)
+    for key in rng.sample(sorted(now), rng.choice((0, 0, 2, 6))):
+        value = now[key]
+        most = 1.0 if key.endswith("_ratio") else MOST
+        factor = rng.choice(FACTORS[1:] if key.endswith("_s") else FACTORS)
+        now[key] = None if value is None or rng.random() < 0.3 else min(value * factor, most)
+    return consistent(now)
+
+
+def consistent(values: dict[str, float | None]) -> dict[str, float | None]:
+    """The values with the gauges of one moment alike, and with the wait of a queue in TTFT."""
+    for base, others in ALIKE.items():
+        values |= {key: values[base] for key in others if values.get(key) is not None}
+    values["running_max"] = max(values.get("running_max") or 0.0, values.get("running_avg") or 0.0)
+    if waiting := values.get("waiting"):
+        wait_s = waiting / (values.get("completed_per_s") or 2.0)
+        prefill_s = values.get("prefill_mean_s") or 0.1
+        values |= {"queue_mean_s": wait_s, "ttft_mean_s": wait_s + prefill_s}
+        values["ttft_p99_s"] = max(values.get("ttft_p99_s") or 0.0, 2.0 * wait_s)
+    if (ttft_s := values.get("ttft_mean_s")) is not None:
+        values["ttft_mean_s"] = max(ttft_s, values.get("prefill_mean_s") or 0.0)
+    return values
+
+
+def verdicts(seed: int) -> Iterator[tuple[Verdict, Targets]]:
+    """The verdicts on an engine that was quiet and then is in up to three situations at once."""
+    rng = random.Random(seed)
+    chosen = [SITUATIONS[name] for name in rng.sample(sorted(SITUATIONS), rng.randint(1, 3))]
+    config = {**PAGE, **(chosen[0].config if rng.random() < 0.5 else {})}
+    targets = rng.choice([*TARGETS, chosen[0].targets])
+    profile = Profile(targets=targets, stated=rng.choice(STATED))
+    judge = Judge("vllm", EngineKey("vllm", "0"), profile, Catalogue.of(profile), new_adviser)
+    quiet = {**HEALTHY, **chosen[0].quiet, "prompt_tokens_mean": 900.0, "itl_mean_s": 0.02}
+    sick = dict(quiet)
+    for situation in chosen:
+        sick |= {key: value for key, value in situation.values.items() if HEALTHY.get(key) != value}
+    for at in range(QUIET_SCRAPES + SCRAPES):
+        is_quiet = at < QUIET_SCRAPES
+        values = quiet if is_quiet else changed(rng, sick)
+        situation = CALM if is_quiet else chosen[0]
+        verdict = judge.step(NOW_S + SCRAPE_S * at, reading(values, at, situation, config, targets))
+        if not is_quiet:
+            yield verdict, targets
+
+
+@examples(80)
+@given(seed=st.integers(0, 2**32))
+def test_random_verdicts(seed: int) -> None:
+    """1,280 verdicts."""
+    assert [
+        each for verdict, targets in verdicts(seed) for each in mistakes([verdict], targets)
+    ] == []
+
+
+def main(count: int = 100, seed: int = 0) -> None:
+    """Print what is wrong, each kind once, and how often causes and advice were seen."""
+    kinds, seen = Counter[str](), Counter[str]()
+    shown = dict[str, str]()
+    for at in range(seed, seed + count):
+        for verdict, targets in verdicts(at):
+            seen.update(
+                [
+                    "verdicts",
+                    *(cause.id for cause in verdict.causes),
+                    *(each.id for each in verdict.recommendations),
+                ]
+            )
+            for each in mistakes([verdict], targets):
+                kind = re.sub(r"[\d.,]+", "#", str(each))
+                kinds[kind] += 1
+                shown.setdefault(kind, f"{at}: {each}")
+    for kind, times in kinds.most_common():
+        print(times, shown[kind])
+    print(seen)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
