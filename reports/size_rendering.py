@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
-from kneewatch.diagnose.sizing.launch_command import sized_command
+from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -108,6 +108,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "usable_requests_source": answer.usable_source,
         "ttft_slo_s": question.targets.ttft_p99_s,
         "itl_slo_s": question.targets.itl_p99_s,
+        "flags": shown_flags(setup),
         "safety": question.safety,
         "usd_per_gpu_hour": question.price_usd_per_gpu_hour,
         "utilization_ratio": question.full_load_ratio,

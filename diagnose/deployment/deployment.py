@@ -92,6 +92,25 @@ def label_flag(config: Mapping[str, str], label: str) -> bool | None:
     return {"True": True, "False": False}.get(config.get(label, ""))
 
 
+def page_values(config: Mapping[str, str]) -> dict[str, Any]:
+    """The values of the flags of `size` that the labels have, by the flags' parameters."""
+    values: dict[str, Any] = {}
+    for flag in FLAGS:
+        if not flag.label or not flag.help or flag.kind == "bytes":
+            continue
+        if flag.kind == "switch":
+            on = label_flag(config, flag.label)
+            value = None if on is None else on == flag.sets
+        elif flag.kind == "text":
+            value = config.get(flag.label)
+        else:
+            value = label_number(config, flag.label)
+            value = int(value) if value is not None and flag.kind == "count" else value
+        if value not in (None, *_UNSET_LABELS):
+            values[flag.parameter] = value
+    return values
+
+
 # --- What is known about the running server: from its page, and from what the user states ---------
 
 
@@ -336,13 +355,13 @@ def _with_sizing(plain: Deployment) -> Deployment:
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain
-    fields = fields_of(command_values(stated.command), strict=False)
+    # What the page says goes before the command line.
+    fields = fields_of(command_values(stated.command) | page_values(plain.config), strict=False)
     fields["parallel"] = stated.parallel
     # The page has the size of the cache.
     fields.pop("kv_cache_memory_bytes", None)
     if "adapters" in fields and fields["adapters"].rank not in RANKS:
         del fields["adapters"]
-    # What the page says goes before the command line.
     fields |= {
         flag.setup: value
         for flag in FLAGS

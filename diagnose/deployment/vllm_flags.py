@@ -392,7 +392,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         A flag of the launch has a key of its own name, but adapters have a table of theirs.
         """
-        in_launch = self.launch and self.setup and not self.setup.startswith("adapters.")
+        in_launch = self.launch and self.help and not self.setup.startswith("adapters.")
         return self.profile or (f"deployment.{self.parameter}" if in_launch else "")
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from kneewatch.collector.engines.engine_kind import EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
-from kneewatch.diagnose.deployment.vllm_flags import printed_words
+from kneewatch.diagnose.deployment.vllm_flags import is_hidden, printed_words
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, set_values
 
 # No method of 0.32 (vllm/model_executor/layers/quantization/__init__.py).
@@ -74,6 +74,12 @@ def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
             | {"num_speculative_tokens": draft.tokens}
         )
     return values
+
+
+def shown_flags(setup: Setup) -> dict[str, str | float | bool]:
+    """The flags of the launch, without values that may be secrets."""
+    others = {flag: text for flag, text in setup.other_flags if not is_hidden(flag, text)}
+    return {**flag_values(setup), **others}
 
 
 def _as_it_is(value: Any) -> Any:  # noqa: ANN401 - a flag's value

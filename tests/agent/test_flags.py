@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import size_inputs
 from kneewatch.agent.cli import size_command
-from kneewatch.agent.size_command import ignored_flags, stated_question, with_launch
+from kneewatch.agent.size_command import ignored_flags, sized, stated_question, with_launch
 from kneewatch.agent.size_options import FLAGS as OF_SIZE
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
@@ -127,6 +127,26 @@ def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
     assert live is not None
     assert replace(live, model=asked.model) == replace(asked, other_flags=())
     assert asked != Setup(asked.model, asked.gpu)
+
+
+def test_a_live_server_is_sized_with_what_its_page_says() -> None:
+    text = f"vllm serve {MODEL} -tp 1 --enable-prefix-caching --gpu-memory-utilization 0.7"
+    launch = parse_launch(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), launch=launch)
+    page = {"enable_prefix_caching": "False", "gpu_memory_utilization": "0.8", "cache_dtype": "fp8"}
+    page |= {"kv_offloading_size": "8.0", "block_size": "32"}
+    setup = deployment(page, stated).setup
+    assert setup is not None
+    assert (setup.prefix_caching, setup.utilization, setup.kv_cache_dtype) == (False, 0.8, "fp8")
+    assert (setup.kv_offloading_bytes, setup.block_tokens) == (8 * 2**30, 32)
+
+
+def test_the_document_has_the_flags_and_no_secrets() -> None:
+    text = f"vllm serve {MODEL} -tp 2 --enforce-eager --api-key secret --load-format dummy"
+    answer = sized(UNSET | {"launch": text, "gpu": "h100-sxm"}).document()
+    assert answer["inputs"]["flags"] == {
+        "--tensor-parallel-size": 2, "--enforce-eager": True, "--load-format": "dummy"
+    }  # fmt: skip
 
 
 def test_facts_are_those_of_rows_that_are_shown() -> None:

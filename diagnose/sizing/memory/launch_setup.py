@@ -154,7 +154,7 @@ class Setup(Struct, frozen=True):
       absent.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     - `network`: between nodes, a key of LINK_BYTES_PER_S.
-    - `other_flags`: flags of the command line that do not count, with their values.
+    - `other_flags`: vLLM's other flags, with their values; `flag` reads them.
     """
 
     model: Model
@@ -203,6 +203,10 @@ class Setup(Struct, frozen=True):
             return own
         stated = scheme(self.quantization)
         return own if stated.id in {own.id, own.stated_as} else stated
+
+    def flag(self, name: str) -> str | None:
+        """The value of a flag that has no field; None if it is not set."""
+        return dict(self.other_flags).get(name)
 
     @property
     def kind(self) -> EngineKind:
@@ -291,7 +295,7 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
         if value is None or (not value and (flag.kind == "switch" or not strict)):
             continue
         if not flag.setup:
-            others += [(flag.launch, flag.text(value))] if flag.may_change and flag.help else []
+            others += [(flag.launch, flag.text(value))] if flag.launch and flag.help else []
             continue
         try:
             fields[flag.setup] = _field(flag, value, fields.get(flag.setup))
