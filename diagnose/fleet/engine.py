@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
 
 from msgspec import Struct, field
 
@@ -15,7 +17,7 @@ class Engine(Struct, frozen=True):
     """One engine of a fleet.
 
     - `verdict`: the judge's newest verdict; None if no page of the engine could be rebuilt.
-    - `values`: the verdict's known signals, and those of the last hour and of the process.
+    - `values`: the verdict's known signals, and those of the last hour and of the process; sorted.
     - `gpus`: figures of the GPUs of its replica.
     - `config`: the labels of cache_config_info.
     - `image`: its container's image; empty if unknown.
@@ -72,14 +74,24 @@ def engines_of(observed: Observed) -> list[Engine]:
 
 def _engine(member: Member, observed: Observed) -> Engine:
     verdict = observed.verdicts.get(member.key)
-    values = dict[str, float]()
-    if verdict is not None:
-        values |= {key: value for key, value in verdict.values.items() if value is not None}
+    of_judge: Mapping[str, float | None] = {} if verdict is None else verdict.values
+    signals = {**of_judge, **observed.values.get(member.key, {})}
+    values: dict[str, float] = {}
+    for key in _in_order(tuple(signals)):
+        value = signals[key]
+        if value is not None and isfinite(value):
+            values[key] = value
     return Engine(
         member,
         verdict,
-        {**values, **observed.values.get(member.key, {})},
+        values,
         observed.gpus.get(member.key, {}),
         observed.configs.get(member.key, {}),
         observed.images.get(member.key, ""),
     )
+
+
+@lru_cache(maxsize=256)
+def _in_order(keys: tuple[str, ...]) -> Sequence[str]:
+    """The keys, sorted. Engines of one kind have the same ones, scrape after scrape."""
+    return sorted(keys)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from math import fsum, isfinite
+from math import fsum
 from statistics import fmean, median, median_high
 from typing import Literal
 
@@ -482,8 +481,7 @@ def _measured(engines: Iterable[EngineVerdict], signal: str) -> list[float]:
 
 def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
     """A signal's distribution over the engines; None if no engine has a value."""
-    values = [(e.get(signal), e.member.name) for e in engines]
-    rows = [(value, name) for value, name in values if value is not None and isfinite(value)]
+    rows = [(e.values[signal], e.member.name) for e in engines if signal in e.values]
     if not rows:
         return None
     numbers = [value for value, _ in rows]
@@ -515,15 +513,5 @@ def engine_verdict(engine: Engine) -> EngineVerdict:
         stage=None if verdict is None or verdict.stage.number is None else verdict.stage,
         findings=engine.findings,
         causes=[cause.id for cause in engine.causes],
-        values={
-            key: value
-            for key in _in_order(tuple(engine.values))
-            if isfinite(value := engine.values[key])
-        },
+        values=engine.values,
     )
-
-
-@lru_cache(maxsize=256)
-def _in_order(keys: tuple[str, ...]) -> Sequence[str]:
-    """The keys, sorted. Engines of one kind have the same ones, scrape after scrape."""
-    return sorted(keys)
