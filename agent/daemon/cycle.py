@@ -20,7 +20,7 @@ from kneewatch.agent.daemon.baselines import (
 )
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.node_gpus import UsedGpus
+from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.daemon.periodic_jobs import Job, Steps
 from kneewatch.agent.daemon.scraping import (
     Canary,
@@ -369,7 +369,8 @@ class TargetWatch(Job):
         if self._sinks.gpus is not None and server is not None and server is not self._claimed_by:
             self._claimed_by = server
             uuids = str(server.value(GPU_UUIDS) or "").split()
-            used = UsedGpus(tuple(uuids), str(server.value("pod") or ""))
+            namespace, _, pod = str(server.value("pod") or "").partition("/")
+            used = GpuClaim(tuple(uuids), pod=pod, namespace=namespace)
             self._sinks.gpus.set_used(self.spec.name, used)
 
     def crashed(self, error: Exception) -> float | None:

@@ -13,11 +13,10 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from kneewatch.agent.daemon.node_gpus import (
-    NOTHING_USED,
+    NO_CLAIM,
     USUAL_URL,
     GpuClaim,
     NodeCollector,
-    UsedGpus,
     claim_of,
     on_this_node,
 )
@@ -272,12 +271,8 @@ class Selection(Struct, frozen=True):
     window_s: float
 
 
-class Subscription(Struct, frozen=True):
-    """The GPU selection of a target, and the monitor for it."""
-
-    selection: Selection
-    monitor: GpuMonitor
-
+Subscription = tuple[Selection, GpuMonitor]
+"""The GPU selection of a target, and the monitor for it."""
 
 GPU_JOB = "\0gpus"
 """Name of the job. Target names are printable, so no target has this name."""
@@ -307,7 +302,7 @@ class GpuSources(Job):
         self._without: dict[str, GpuReading] = {}
         self._specs: Sequence[TargetSpec] = ()
         self._update_lock = Lock()
-        self._used: dict[str, UsedGpus] = {}
+        self._used: dict[str, GpuClaim] = {}
         self.update(specs)
 
     def update(self, specs: Sequence[TargetSpec]) -> None:
@@ -325,10 +320,10 @@ class GpuSources(Job):
         stated_by = {id(spec.settings): spec.settings for spec in specs}
         counts = {key: gpu_count(settings) for key, settings in stated_by.items()}
         with self._lock:
-            for name, old in self._subscriptions.items():
-                if keys.get(name) != old.selection.key:
-                    self._sources[old.selection.key].unsubscribe(name)
-            monitors = {old.selection: old.monitor for old in self._subscriptions.values()}
+            for name, (old, _) in self._subscriptions.items():
+                if keys.get(name) != old.key:
+                    self._sources[old.key].unsubscribe(name)
+            monitors = dict(self._subscriptions.values())
             self._subscriptions = {
                 spec.name: self._watch(
                     spec,
@@ -337,7 +332,7 @@ class GpuSources(Job):
                         key,
                         counts[id(spec.settings)],
                         alone=sharing[key] == 1,
-                        used=self._used.get(spec.name, NOTHING_USED),
+                        used=self._used.get(spec.name, NO_CLAIM),
                     ),
                     monitors,
                 )
@@ -352,11 +347,11 @@ class GpuSources(Job):
             for key in self._sources.keys() - set(keys.values()):
                 self._sources.pop(key).retire()
 
-    def set_used(self, target: str, used: UsedGpus) -> None:
+    def set_used(self, target: str, used: GpuClaim) -> None:
         """Set the GPUs that a target's server was observed to use. Labels of the target that name
         its GPUs take precedence."""
         with self._update_lock:
-            if self._used.get(target, NOTHING_USED) != used:
+            if self._used.get(target, NO_CLAIM) != used:
                 self._used[target] = used
                 self._update()
 
@@ -384,17 +379,20 @@ class GpuSources(Job):
         subscription = self._subscriptions.get(spec.name)
         if subscription is None:
             return self._without.get(spec.name, NO_GPUS)
-        return subscription.monitor.reading(t_s)
+        return subscription[1].reading(t_s)
 
     def states(self, spec: TargetSpec) -> list[SourceState]:
         """The state of a target's GPU source, with a text on how its GPUs were matched. The list
         has at most one entry. It is empty on a node without a GPU, because a missing GPU is not a
         failure."""
         subscription = self._subscriptions.get(spec.name)
-        source = self._sources.get(subscription.selection.key) if subscription else None
-        if subscription is None or source is None or (state := source.state) is None:
+        if subscription is None:
             return []
-        return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
+        selection, monitor = subscription
+        source = self._sources.get(selection.key)
+        if source is None or (state := source.state) is None:
+            return []
+        return [replace(state, joined=monitor.reading(state.t_s).joined)]
 
     def close(self, timeout_s: float) -> None:
         """Close all sources. Waits at most `timeout_s` for a source that hangs."""
@@ -426,7 +424,7 @@ class GpuSources(Job):
                 window_s=selection.window_s, interval_s=interval_s, choose=selection.claim.choose
             )
         source.subscribe(spec.name, monitor)
-        return Subscription(selection, monitor)
+        return selection, monitor
 
     def _key(self, spec: TargetSpec) -> Key | None:
         setting = (spec.gpu_metrics or "").strip()
@@ -450,7 +448,7 @@ class GpuSources(Job):
 
 
 def _selection(
-    spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used: UsedGpus
+    spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used: GpuClaim
 ) -> Selection:
     """The GPU selection of a target.
 
@@ -462,8 +460,7 @@ def _selection(
     if unstated and used.uuids:
         return Selection(key, replace(claim, uuids=used.uuids), spec.settings["window_s"])
     if unstated and used.pod:
-        namespace, _, pod = used.pod.partition("/")
-        claim = replace(claim, pod=pod, namespace=namespace)
+        claim = replace(claim, pod=used.pod, namespace=used.namespace)
     # Whether others use the source matters only if GPUs are mapped by count.
     return Selection(key, replace(claim, alone=unstated and alone), spec.settings["window_s"])
 

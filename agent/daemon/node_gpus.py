@@ -27,7 +27,7 @@ SHOWN_MAX = 8
 
 
 class GpuClaim(Struct, frozen=True):
-    """The labels and settings of a target that identify its GPUs.
+    """What identifies the GPUs of a target: labels and settings, or what its server uses.
 
     `count` is the number of its GPUs, None if not stated. `alone`: no other target uses the source.
     """
@@ -93,15 +93,7 @@ class GpuClaim(Struct, frozen=True):
         )
 
 
-class UsedGpus(Struct, frozen=True):
-    """The GPUs that a server was observed to use: their UUIDs, or, if these are unknown, its pod as
-    NAMESPACE/NAME."""
-
-    uuids: tuple[str, ...] = ()
-    pod: str = ""
-
-
-NOTHING_USED = UsedGpus()
+NO_CLAIM = GpuClaim()
 
 
 def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:

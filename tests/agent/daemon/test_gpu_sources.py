@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.node_gpus import UsedGpus
+from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.targets import TargetSpec
 from tests.agent.daemon.gpu_factories import (
     T_S,
@@ -117,12 +117,12 @@ def test_the_gpus_that_a_server_uses_are_its_own_unless_labels_say_others(
     unlabelled, labelled = target("a", page=url), target("b", page=url, gpu_indexes="3")
     sources = make(unlabelled, labelled)
     for spec in (unlabelled, labelled):
-        sources.set_used(spec.name, UsedGpus(("GPU-gpu-node-1-1", "GPU-gpu-node-1-2")))
+        sources.set_used(spec.name, GpuClaim(("GPU-gpu-node-1-1", "GPU-gpu-node-1-2")))
     sources.collect(T_S)
     reading = sources.reading(unlabelled, T_S)
     assert (reading.joined, reading.guess) == ("by UUID: GPU 1, 2", False)
     assert sources.reading(labelled, T_S).joined == "by index: GPU 3"
-    sources.set_used("a", UsedGpus())
+    sources.set_used("a", GpuClaim())
     sources.collect(T_S)
     assert sources.reading(unlabelled, T_S).guess
 
@@ -142,7 +142,7 @@ def test_a_server_has_the_gpus_that_the_exporter_assigns_to_its_pod(
     sources = make(unlabelled)
     sources.collect(T_S)
     assert sources.reading(unlabelled, T_S).models == (), "whose they are is a guess"
-    sources.set_used("a", UsedGpus(pod="llm/vllm-0"))
+    sources.set_used("a", GpuClaim(pod="vllm-0", namespace="llm"))
     sources.collect(T_S)
     reading = sources.reading(unlabelled, T_S)
     assert (reading.joined, reading.guess) == ("by pod: GPU 0, 1", False)

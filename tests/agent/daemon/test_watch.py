@@ -14,7 +14,7 @@ import pytest
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.node_gpus import UsedGpus
+from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import GpuReading
@@ -225,7 +225,7 @@ class Gpus(GpuSources):
         del spec, t_s
         return GpuReading({"gpu_engine_active_ratio": 0.5}, ())
 
-    def set_used(self, target: str, used: UsedGpus) -> None:
+    def set_used(self, target: str, used: GpuClaim) -> None:
         del target, used
 
     def states(self, spec: TargetSpec) -> list[SourceState]:
