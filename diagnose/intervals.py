@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import OK, Severity
@@ -76,26 +77,6 @@ class Interval(Struct):
         return self.last_s if self.end_s is None else self.end_s
 
 
-class Conditions(Struct, frozen=True):
-    """The parts of a diagnosis that intervals are made from.
-
-    `stage` is None if unknown. `read`: whether the page could be read.
-    """
-
-    t_s: float
-    health: Interval
-    stage: Interval | None
-    causes: tuple[Interval, ...]
-    restarted: bool
-    read: bool
-
-    @property
-    def warming(self) -> bool:
-        """Whether this is the first scrape of a window: the page was read, but health is
-        unknown."""
-        return self.read and self.health.id == "unknown"
-
-
 class Change(Struct, frozen=True):
     """An interval began; or it got worse, paused, continued or ended, as the interval says."""
 
@@ -112,19 +93,17 @@ def away_s(times: Iterable[float]) -> float:
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
-def conditions_of(diagnosis: Verdict, *, restarted: bool) -> Conditions:
-    """The parts of a diagnosis that intervals are made from."""
-    t_s, stage = diagnosis.t_s, diagnosis.stage
-    return Conditions(
-        t_s,
-        Interval("health", diagnosis.health, diagnosis.severity, t_s, t_s),
-        None
-        if stage.number is None
-        else Interval("stage", str(stage.number), stage.severity or OK, stage.since_s or t_s, t_s),
-        tuple(Interval("cause", c.id, c.severity, c.since_s or t_s, t_s) for c in diagnosis.causes),
-        restarted,
-        diagnosis.was_read,
-    )
+def conditions_of(verdict: Verdict) -> tuple[Interval, ...]:
+    """A verdict's health, stage (left out if unknown) and causes, each as of its moment."""
+    t_s, stage = verdict.t_s, verdict.stage
+    conditions = [Interval("health", verdict.health, verdict.severity, t_s, t_s)]
+    if stage.number is not None:
+        since_s = stage.since_s or t_s
+        conditions.append(Interval("stage", str(stage.number), stage.severity or OK, since_s, t_s))
+    conditions += [
+        Interval("cause", c.id, c.severity, c.since_s or t_s, t_s) for c in verdict.causes
+    ]
+    return tuple(conditions)
 
 
 class IntervalBook:
@@ -158,17 +137,36 @@ class IntervalBook:
         """End everything when it was last seen, because the engine is gone. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
-    def take(self, verdict: Conditions) -> list[Change]:
-        """Update the intervals with a diagnosis. Returns the changes."""
-        changes = self._notice_gap(verdict.t_s)
-        if verdict.warming and any(condition.paused for condition in self._open.values()):
+    def take(
+        self, t_s: float, conditions: Sequence[Interval], *, read: bool, restarted: bool
+    ) -> list[Change]:
+        """Update the intervals with the conditions of a verdict. Returns the changes.
+
+        `read`: whether the page could be read. `restarted`: the process was replaced.
+        """
+        changes = self._notice_gap(t_s)
+        named = {(condition.kind, condition.id): condition for condition in conditions}
+        # The first scrape of a window: the page was read, but health is unknown.
+        warming = read and ("health", "unknown") in named
+        if warming and any(condition.paused for condition in self._open.values()):
             return changes
-        conditions = [verdict.health, *([verdict.stage] if verdict.stage else []), *verdict.causes]
-        names = {(condition.kind, condition.id) for condition in conditions}
-        missing = [condition for name, condition in self._open.items() if name not in names]
-        changes += self._end_missing(verdict, missing)
+        if not read:
+            self._readable_s = None
+        elif self._readable_s is None:
+            self._readable_s = t_s
+        staged = any(condition.kind == "stage" for condition in conditions)
+        for interval in [each for name, each in self._open.items() if name not in named]:
+            if restarted and interval.kind != "health" and interval.id != TARGET_DOWN:
+                changes.append(self._end(interval, interval.last_s, RESTARTED))
+            elif interval.paused:
+                if self._given_up(t_s, interval):
+                    changes.append(self._end(interval, interval.last_s, UNWATCHED))
+            elif interval.kind == "health" or (read and (interval.kind != "stage" or staged)):
+                changes.append(self._end(interval, t_s, ENDED))
+            else:
+                changes += self._pause([interval])
         for condition in conditions:
-            changes += self._observe(verdict, condition)
+            changes += self._observe(t_s, condition)
         return changes
 
     def _notice_gap(self, t_s: float) -> list[Change]:
@@ -181,71 +179,45 @@ class IntervalBook:
         self._seen.append(t_s)
         return changes
 
-    def _end_missing(self, verdict: Conditions, missing: list[Interval]) -> list[Change]:
-        changes: list[Change] = []
-        readable = verdict.read
-        if readable and self._readable_s is None:
-            self._readable_s = verdict.t_s
-        elif not readable:
-            self._readable_s = None
-        for interval in missing:
-            if verdict.restarted and interval.kind != "health" and interval.id != TARGET_DOWN:
-                changes.append(self._end(interval, interval.last_s, RESTARTED))
-            elif interval.paused:
-                if self._given_up(verdict, interval):
-                    changes.append(self._end(interval, interval.last_s, UNWATCHED))
-            elif interval.kind == "health" or (
-                readable and (interval.kind != "stage" or verdict.stage)
-            ):
-                changes.append(self._end(interval, verdict.t_s, ENDED))
-            else:
-                changes += self._pause([interval])
-        return changes
-
-    def _given_up(self, verdict: Conditions, interval: Interval) -> bool:
+    def _given_up(self, t_s: float, interval: Interval) -> bool:
         """Whether a paused interval, whose condition the verdict lacks, has ended.
 
         It has ended if the pause was too long. It has also ended if the target is readable again:
         at once for `target_down`, otherwise after GRACE_S.
         """
-        if verdict.t_s - interval.last_s > BRIDGED_S:
+        if t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
             return False
-        return interval.id == TARGET_DOWN or verdict.t_s - self._readable_s >= GRACE_S
+        return interval.id == TARGET_DOWN or t_s - self._readable_s >= GRACE_S
 
-    def _observe(self, verdict: Conditions, condition: Interval) -> list[Change]:
+    def _observe(self, t_s: float, condition: Interval) -> list[Change]:
         interval = self._open.get((condition.kind, condition.id))
         changes: list[Change] = []
-        if interval is not None and interval.paused and verdict.t_s - interval.last_s > BRIDGED_S:
+        if interval is not None and interval.paused and t_s - interval.last_s > BRIDGED_S:
             changes.append(self._end(interval, interval.last_s, UNWATCHED))
             interval = None
         if interval is None:
-            interval = Interval(
-                condition.kind,
-                condition.id,
-                condition.severity,
-                self._start_s(verdict, condition),
-                verdict.t_s,
-            )
+            start_s = self._start_s(t_s, condition)
+            interval = replace(condition, start_s=start_s, last_s=t_s)
             self._open[condition.kind, condition.id] = interval
             return [*changes, Change(interval, began=True)]
-        interval.last_s = verdict.t_s
+        interval.last_s = t_s
         if interval.paused or condition.severity > interval.severity:
             interval.paused, interval.severity = False, max(interval.severity, condition.severity)
             changes.append(Change(interval))
         return changes
 
-    def _start_s(self, verdict: Conditions, condition: Interval) -> float:
+    def _start_s(self, t_s: float, condition: Interval) -> float:
         """Start of the condition's new interval in unix seconds.
 
         That is the condition's own start, but not before its last interval ended, not before the
         page became readable, and not after the scrape.
         """
-        since_s = condition.start_s if condition.start_s <= verdict.t_s else verdict.t_s
+        since_s = condition.start_s if condition.start_s <= t_s else t_s  # also where it is NaN
         ended_s = self._ended_s.get(_slot(condition), -math.inf)
         readable_s = -math.inf if self._readable_s is None else self._readable_s
-        return min(max(since_s, ended_s, readable_s), verdict.t_s)
+        return min(max(since_s, ended_s, readable_s), t_s)
 
     def _pause(self, intervals: list[Interval]) -> list[Change]:
         changes: list[Change] = []

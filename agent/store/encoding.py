@@ -16,7 +16,7 @@ from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.changed import Changed, changed
-from kneewatch.diagnose.intervals import Conditions, conditions_of
+from kneewatch.diagnose.intervals import Interval, conditions_of
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     in_document,
@@ -235,7 +235,7 @@ class PackedEngine(Struct, frozen=True):
     """The encoded state of one engine after a scrape.
 
     `signals` are float32 in the order of `keys`. `counters` are float64 in the order of `columns`.
-    `document` is None if the previous document is still valid.
+    `read`: the page could be read. `document` is None if the previous document is still valid.
     """
 
     name: EngineName
@@ -244,7 +244,8 @@ class PackedEngine(Struct, frozen=True):
     signals: bytes
     columns: tuple[Column, ...]
     counters: bytes
-    verdict: Conditions
+    conditions: tuple[Interval, ...]
+    read: bool
     document: bytes | None
     recommendations: tuple[PackedRecommendation, ...]
     config: Mapping[str, str]
@@ -312,7 +313,8 @@ class Packer:
             to_bytes(array("f", values)),
             () if raw is None else raw.columns,
             b"" if raw is None else to_bytes(array("d", raw.values)),
-            conditions_of(diagnosis, restarted=cycle.restart is not None),
+            conditions_of(diagnosis),
+            diagnosis.was_read,
             _document(last, diagnosis),
             _recommendations(last, diagnosis),
             cycle.config,

@@ -197,7 +197,13 @@ class CycleWriter:
             self._write_counters(engine, row, packed)
         if packed.document is not None:
             self._write_document(engine, row, packed.t_s, packed.document)
-        self._write_changes(engine, engine.book.take(packed.verdict))
+        changes = engine.book.take(
+            packed.t_s,
+            packed.conditions,
+            read=packed.read,
+            restarted=packed.restart is not None,
+        )
+        self._write_changes(engine, changes)
         self._tracking.update(engine, row, packed)
         engine.last_s, engine.seen_s = packed.t_s, self._monotonic()
 

@@ -20,13 +20,25 @@ from kneewatch.diagnose.intervals import (
     TARGET_DOWN,
     TIMES_KEPT,
     Change,
-    Conditions,
     Interval,
     IntervalBook,
 )
 from kneewatch.rules.rule import Severity
 
 OK, INFO, WARNING, CRITICAL = Severity
+
+
+class Conditions(Struct, frozen=True):
+    """What a scrape says."""
+
+    t_s: float
+    told: tuple[Interval, ...]
+    restarted: bool
+    read: bool
+
+    @property
+    def has_stage(self) -> bool:
+        return any(each.kind == "stage" for each in self.told)
 
 
 def seen(
@@ -40,14 +52,14 @@ def seen(
 ) -> Conditions:
     """What a scrape says."""
     since_s = t_s if since_s is None else since_s
-    return Conditions(
-        t_s,
-        Interval("health", health, OK, t_s, t_s),
-        None if stage is None else Interval("stage", str(stage), OK, t_s, t_s),
-        tuple(Interval("cause", cause, severity, since_s, t_s) for cause in causes),
-        restarted,
-        stage is not None,
-    )
+    told = [Interval("health", health, OK, t_s, t_s)]
+    told += [] if stage is None else [Interval("stage", str(stage), OK, t_s, t_s)]
+    told += [Interval("cause", cause, severity, since_s, t_s) for cause in causes]
+    return Conditions(t_s, tuple(told), restarted, stage is not None)
+
+
+def take(book: IntervalBook, verdict: Conditions) -> list[Change]:
+    return book.take(verdict.t_s, verdict.told, read=verdict.read, restarted=verdict.restarted)
 
 
 class Kept(Struct, dict=True):
@@ -58,7 +70,7 @@ class Kept(Struct, dict=True):
 
     def take(self, *verdicts: Conditions) -> Kept:
         for verdict in verdicts:
-            self.apply(self.book.take(verdict))
+            self.apply(take(self.book, verdict))
         return self
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -95,10 +107,10 @@ def test_stages_follow_each_other_without_gap_or_overlap() -> None:
 
 def test_the_worst_severity_stays() -> None:
     book = IntervalBook()
-    book.take(seen(0, "kv", severity=WARNING))
-    (worse,) = book.take(seen(5, "kv", severity=CRITICAL))
+    take(book, seen(0, "kv", severity=WARNING))
+    (worse,) = take(book, seen(5, "kv", severity=CRITICAL))
     assert worse.interval.severity == CRITICAL
-    assert book.take(seen(10, "kv", severity=INFO)) == []
+    assert take(book, seen(10, "kv", severity=INFO)) == []
     assert worse.interval.severity == CRITICAL
 
 
@@ -188,7 +200,8 @@ def test_scrapes_that_come_ever_more_rarely_still_watch() -> None:
 def test_a_stage_that_says_it_is_old_does_not_cover_the_time_when_nobody_looked() -> None:
     again = Interval("stage", "2", WARNING, 0, 100)
     kept = Kept().take(seen(0, stage=2), seen(5, stage=2), seen(10, "down", stage=None))
-    kept.take(replace(seen(100, stage=2), stage=again))
+    late = seen(100)
+    kept.take(replace(late, told=(late.told[0], again)))
     assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 100, None, "")]
 
 
@@ -258,13 +271,7 @@ class Naive(Struct, frozen=True, dict=True):
         return since_s
 
     def told(self, at: int) -> dict[tuple[str, str], Interval]:
-        verdict = self.seen[at]
-        conditions = [
-            verdict.health,
-            *([verdict.stage] if verdict.stage is not None else []),
-            *verdict.causes,
-        ]
-        return {(each.kind, each.id): each for each in conditions}
+        return {(each.kind, each.id): each for each in self.seen[at].told}
 
     def after(self, name: tuple[str, str], at: int) -> tuple[int | None, float | None, str]:
         """Where it is named next and goes on, or when and how it ended."""
@@ -287,9 +294,7 @@ class Naive(Struct, frozen=True, dict=True):
                 return None, last_s, "unwatched"
             if paused:
                 continue
-            if kind == "health" or (
-                verdict.read and (kind == "cause" or verdict.stage is not None)
-            ):
+            if kind == "health" or (verdict.read and (kind == "cause" or verdict.has_stage)):
                 return None, verdict.t_s, "ended"
             if kind == "stage":
                 return None, last_s, "unwatched"
