@@ -131,7 +131,7 @@ def _quark(section: Config) -> str:
     whole = section.section("global_quant_config")
     weight = whole.section("weight") if whole is not None else None
     dtype = weight.word("dtype") if weight is not None else ""
-    scheme_id = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
+    scheme_id: str | None = _tables()["quark"].get(dtype)
     if scheme_id is None:
         raise _not_modelled(section, f"quark weights of dtype {dtype!r}")
     return scheme_id
@@ -168,7 +168,7 @@ def _group_scheme(section: Config, groups: Config, key: str) -> str:
     if weights is None:
         raise _not_modelled(section, f"config_groups {key} without weights")
     kind, bits = weights.word("type", default="int"), weights.count("num_bits", default=0)
-    scheme_id = _COMPRESSED.get((kind, bits))
+    scheme_id: str | None = _tables()["compressed"].get(f"{kind}{bits}")
     if scheme_id is None:
         raise _not_modelled(section, f"weights of {bits} bit {kind}")
     # Floats of 4 bit come with scales for 16 (NVFP4) or for 32 (MXFP4).
@@ -186,12 +186,6 @@ def _not_modelled(section: Config, what: str) -> SizingError:
 
 _MX_GROUP = 32
 _WHOLE_BITS = {4: "", 8: "int8"}
-_COMPRESSED = {
-    ("float", 8): "fp8",
-    ("float", 4): "nvfp4",
-    ("int", 8): "int8",
-    ("int", 4): "int4",
-}
 # Checkpoints that leave attention in 16 bit: Meta's FP8, Kimi K2's experts in INT4.
 _ATTENTION_SPARED = {"int4": "int4-experts", "fp8": "fp8-mlp"}
 _READERS: Mapping[str, Callable[[Config], str]] = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, exact
 from kneewatch.rules.formatting import duration, figure, plural, stated_duration
@@ -237,15 +238,8 @@ class StoragePath(Struct, frozen=True):
 
 
 STORAGE_PATHS: Mapping[str, StoragePath] = {
-    path.name: path
-    for path in (
-        StoragePath("local-nvme", 12.5e9, 12.5e9, "guide 2.1 and 5.6"),
-        StoragePath("nvme-drive", 7.0e9, 7.0e9, "guide 7.6: one enterprise drive, sequential"),
-        StoragePath("nvme-loader", 70e9 / 60, 70e9 / 30, "guide 9.2: 70 GB in 30-60 s"),
-        StoragePath("network-10gbe", 1.1e9, 1.1e9, "guide 2.1"),
-        # From the times in the guide's row: its rate column, 0.5-1.0 GB/s, gives half as long.
-        StoragePath("object-storage", 70e9 / 300, 70e9 / 120, "guide 2.1: 70 GB in 2-5 min"),
-    )
+    name: StoragePath(name, **row)
+    for name, row in packaged_tables("diagnose.sizing", "storage_paths.toml").items()
 }
 
 

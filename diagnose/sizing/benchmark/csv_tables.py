@@ -5,28 +5,18 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, ordered, point_of, refuse
 
-ACCEPTED = (
-    "concurrency",
-    "requests_per_s",
-    "ttft_p99_ms",
-    "itl_p99_ms",
-    "ttft_p50_ms",
-    "itl_p50_ms",
-    "latency_mean_ms",
-    "latency_p99_ms",
-    "output_tokens_per_s",
-    "requests",
-    "failed",
-)
-"""One accepted heading per column; times end in `_ms` or `_s`. The first four columns are
-required."""
+_HEADINGS = packaged_tables("diagnose.sizing.benchmark", "csv_headings.toml")
+ACCEPTED: tuple[str, ...] = tuple(_HEADINGS["accepted"])
+AIPERF_ROWS: Mapping[str, str] = _HEADINGS["aiperf_rows"]
+AIPERF_VALUES: Mapping[str, str] = _HEADINGS["aiperf_values"]
 
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1000.0),
@@ -136,17 +126,6 @@ def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = F
 
 _NEEDED = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
 _MIXED_ITL = "column {name!r} is a mean per request (TPOT): its P99 hides stalls of single tokens"
-AIPERF_ROWS = {
-    "time to first token (ms)": "time_to_first_token",
-    "inter chunk latency (ms)": "inter_chunk_latency",
-    "inter token latency (ms)": "inter_token_latency",
-    "request latency (ms)": "request_latency",
-}
-AIPERF_VALUES = {
-    "request throughput (requests/sec)": "request_throughput",
-    "output token throughput (tokens/sec)": "output_token_throughput",
-    "request count": "request_count",
-}
 
 
 def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
