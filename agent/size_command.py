@@ -24,7 +24,13 @@ from kneewatch.agent.stated_deployment import (
     sweeps_of,
     text_of,
 )
-from kneewatch.collector.engines.engine_kind import EngineKind, engine_kinds, sized_kinds
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTERS,
+    SPECULATION,
+    EngineKind,
+    engine_kinds,
+    sized_kinds,
+)
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, stated_gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -549,7 +555,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     except SettingsError as error:
         raise SizingError(f"{error}, or `MODEL 8xh200`", name="launch") from error
     stated = command_values(launch)
-    stated |= _speculation(launch.document("--speculative-config"))
+    stated |= _speculation(launch.document(SPECULATION))
     stated["model"] = launch.model or None
     others = {flag: text for flag, text in _others(launch).items() if flag not in launch.cut}
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
@@ -570,7 +576,7 @@ def _launcher(kind: EngineKind, text: str) -> str:
 
 def _as_vllms(kind: EngineKind, text: str) -> str:
     """A command line of another engine with vLLM's flags; a flag that is not spelled is kept."""
-    theirs = {own: flag for flag, own in kind.flags.items() if flag != "--speculative-config"}
+    theirs = {own: flag for flag, own in kind.flags.items() if flag != SPECULATION}
     model, words = "", list[str]()
     rest = iter(shlex.split(text.partition(_launcher(kind, text))[2].replace("\\\n", " ")))
     for word in rest:
@@ -606,9 +612,9 @@ def ignored_flags(launch: Launch) -> tuple[str, ...]:
 
 def _others(launch: Launch) -> Mapping[str, str]:
     """The flags of a command line that do not count, with their values."""
-    counted = {flag.launch for flag in FLAGS} | {"--enable-lora"}
-    if _speculation(launch.document("--speculative-config")):
-        counted.add("--speculative-config")
+    counted = {flag.launch for flag in FLAGS} | {ADAPTERS}
+    if _speculation(launch.document(SPECULATION)):
+        counted.add(SPECULATION)
     return {
         flag: value for flag, value in launch.flags.items() if flag.split(".")[0] not in counted
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kneewatch.collector.engines.engine_kind import ADAPTERS
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
@@ -14,7 +15,7 @@ SHOWN = 6
 
 FEATURES = {
     "speculative decoding": "speculation",
-    "--enable-lora": "LoRA",
+    ADAPTERS: "LoRA",
     "a KV connector": "KV connector",
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     RECOMMENDED: "DCGM's recommended fields",

@@ -57,7 +57,7 @@ def test_every_package_can_be_imported(package: str) -> None:
     [
         ("kneewatch.reports", "size.schema.json"),
         ("kneewatch.agent", "demo.jsonl.gz"),
-        ("kneewatch.collector.names", "vllm_metrics.toml"),
+        ("kneewatch.collector.engines", "vllm/metrics.toml"),
         ("kneewatch.collector.names", "dcgm_metrics.toml"),
         *((package, "py.typed") for package in PACKAGES if package.count(".") == 1),
     ],

@@ -2,7 +2,7 @@
 
 Signals, rules and causes refer to metrics by one canonical name each. An engine's table says which
 of its own metrics is which canonical one. vLLM's table, with all its versions, is
-names/vllm_metrics.toml; the folders here hold those of other engines.
+vllm/metrics.toml.
 """
 
 from __future__ import annotations
@@ -218,6 +218,21 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
 
 
 VLLM = EngineKind("vLLM", images=("vllm",))
+
+# The levers, by vLLM's flags; `flags` of an engine's folder has its own for each.
+ADAPTERS, ADAPTER_SLOTS = "--enable-lora", "--max-loras"
+API_SERVERS = "--api-server-count"
+BLOCK_SIZE = "--block-size"
+KV_DTYPE, WEIGHTS_FORMAT = "--kv-cache-dtype", "--quantization"
+LONGEST_TOKENS = "--max-model-len"
+MEMORY_SHARE, OFFLOAD_GIB = "--gpu-memory-utilization", "--kv-offloading-size"
+MFU_METRICS = "--enable-mfu-metrics"
+NO_GRAPHS = "--enforce-eager"
+NO_PREFIX_CACHE = "--no-enable-prefix-caching"
+SEATS, STEP_TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
+SPECULATION = "--speculative-config"
+TENSOR_SPLIT = "--tensor-parallel-size"
+
 PROGRAM = "kneewatch_program"
 """Label in the results of queries: the title of an engine that is not vLLM."""
 

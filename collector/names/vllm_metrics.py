@@ -85,7 +85,7 @@ class MetricTable(Struct, frozen=True):
 @cache
 def metric_table() -> MetricTable:
     """The packaged table; read on first use."""
-    return table_from(packaged_tables("collector.names", "vllm_metrics.toml"))
+    return table_from(packaged_tables("collector.engines", "vllm/metrics.toml"))
 
 
 def table_from(document: Mapping[str, Any]) -> MetricTable:

@@ -26,6 +26,7 @@ from kneewatch.collector.names.vllm_metrics import (
     read_histograms,
     read_names,
 )
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.samples import Layout, Page
 
 
@@ -312,53 +313,8 @@ def _newest(metric_series: Sequence[PageSeries]) -> tuple[list[PageSeries], list
 # --- Pages of other programs. Pure ----------------------------------------------------------------
 
 
-ANOTHER_ENGINE = "kneewatch reads vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo's workers"
-BEHIND_ROUTER = "give the addresses of the servers behind it"
-
-
 STACK_ROUTER = ("vllm:current_qps", "vllm:healthy_pods_total")
 """Metrics of the production-stack router. It also has some of vLLM's, of each server behind it."""
-
-
-OTHER_PROGRAMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("SGLang", ("sglang:", "sglang_"), ANOTHER_ENGINE),
-    ("TensorRT-LLM (trtllm-serve)", ("trtllm_", "trtllm:"), ANOTHER_ENGINE),
-    ("LMDeploy", ("lmdeploy:", "lmdeploy_"), ANOTHER_ENGINE),
-    ("llama.cpp", ("llamacpp:", "llamacpp_"), ANOTHER_ENGINE),
-    ("Text Generation Inference (TGI)", ("tgi_",), ANOTHER_ENGINE),
-    ("Triton with TensorRT-LLM", ("nv_trt_llm_",), ANOTHER_ENGINE),
-    ("Triton", ("nv_inference_",), ANOTHER_ENGINE),
-    ("vLLM's production-stack router", STACK_ROUTER, BEHIND_ROUTER),
-    ("vllm-router", ("vllm_router_",), BEHIND_ROUTER),
-    ("sglang-router (smg)", ("smg_", "sgl_router_"), BEHIND_ROUTER),
-    ("LiteLLM, a router", ("litellm_",), BEHIND_ROUTER),
-    ("Envoy, a proxy", ("envoy_",), BEHIND_ROUTER),
-    (
-        "the llm-d endpoint picker (EPP), a router",
-        ("llm_d_epp_", "inference_extension_", "inference_pool_"),
-        BEHIND_ROUTER,
-    ),
-    (
-        "a Dynamo front end",
-        ("dynamo_",),
-        "give the address of a worker: its system port (DYN_SYSTEM_PORT) has its engine's metrics",
-    ),
-    (
-        "Ray Serve",
-        ("ray_serve_",),
-        "set log_engine_metrics to true in the LLMConfig: Ray then exports vLLM's metrics too",
-    ),
-    (
-        "a GPU exporter",
-        ("DCGM_FI_",),
-        "give it as the GPU source of a vLLM server (--gpu-metrics)",
-    ),
-)
-"""Programs whose page users give by mistake: title, prefixes of its metrics, and a hint at the
-address to give instead. The first whose metric names are on the page is reported.
-
-Engines come before the routers in front of them.
-"""
 
 
 def _not_vllm(layout: Layout) -> CollectError:
@@ -367,10 +323,10 @@ def _not_vllm(layout: Layout) -> CollectError:
     It names the program that serves the page, if known, and what to try.
     """
     names = sorted({*(series.name for series in layout.series), *layout.types})
-    for title, prefixes, hint in OTHER_PROGRAMS:
-        if any(name.startswith(prefixes) for name in names):
-            message = f"no vLLM metrics on this page: it is a page of {title}"
-            return CollectError(message, kind="no_vllm", hint=hint)
+    for program in packaged_tables("collector.engines", "other_programs.toml")["programs"]:
+        if any(name.startswith(tuple(program["names"])) for name in names):
+            message = f"no vLLM metrics on this page: it is a page of {program['title']}"
+            return CollectError(message, kind="no_vllm", hint=program["hint"])
     message, hint = (
         "no vLLM metrics on this page",
         ("check that this is vLLM's own /metrics, and that vLLM runs without --disable-log-stats"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.collector.engines.engine_kind import MFU_METRICS
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.signals.catalogue import STALL_EDGES_S, expression, expressions, signals
 from kneewatch.collector.signals.expr import (
@@ -123,7 +124,7 @@ def configured(
                     key,
                     scaled(expression(f"rate({metric}) > 0", {}), 1 / peak),
                     "Achieved share of one GPU's peak, by vLLM's own estimate of the work.",
-                    needs="--enable-mfu-metrics",
+                    needs=MFU_METRICS,
                     optional=True,
                 )
             )

@@ -14,6 +14,7 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import WEIGHTS_FORMAT
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import (
     Tower,
@@ -334,7 +335,7 @@ def _same_architecture(name: str) -> Model | None:
         quantization = made if re.match(pattern, name.lower()) else quantization
     note = f"sized with the architecture of {entry.id}; check it with --model PATH of config.json"
     if said in rules["assumed"] and not re.search(rules["assumed"][said], name.lower()):
-        note = f"{note}; the name has no GGUF type: {said} is assumed, or state --quantization"
+        note = f"{note}; the name has no GGUF type: {said} is assumed, or state {WEIGHTS_FORMAT}"
     draft = entry.own_draft
     return replace(
         entry,

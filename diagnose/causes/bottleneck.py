@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
 from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
@@ -59,7 +60,7 @@ WORDS: dict[Kind, str] = {
 LEVERS: dict[Kind, str] = {
     "memory": "Quantize weights or use an fp8 KV cache to move fewer bytes, or add bandwidth "
     "(more or newer GPUs). A smaller batch helps little.",
-    "compute": "Lower --max-num-seqs or --max-num-batched-tokens, move prefill to its own servers, "
+    "compute": f"Lower {SEATS} or {STEP_TOKENS}, move prefill to its own servers, "
     "or add GPUs: compute is the limit.",
     "host": "Check the host first: CPU cores for the engine and its API servers, CPU clock, "
     "logging, guided decoding, eager mode (no CUDA graphs).",
@@ -341,7 +342,7 @@ HOST_CONTENTION = cause(
             summary="Requests wait in the API server's process, not in the engine",
             lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
             "templates, images and videos, and detokenizing run there. Add API servers "
-            "(--api-server-count) and cores, or prepare the media elsewhere.",
+            f"({API_SERVERS}) and cores, or prepare the media elsewhere.",
             guide=("8.4",),
         ),
     ),
@@ -495,7 +496,7 @@ SLOW_STEPS = cause(
             root=True,
             summary="Prefills take far longer than in quiet times at equal work",
             lever="Compare vLLM's version and flags with those of quiet times (attention backend, "
-            "chunked prefill, --max-num-batched-tokens). Look at vLLM's log for compilation, at "
+            f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
             "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
             "since then: images, LoRA adapters, prompt logprobs.",
             guide=("8.4",),

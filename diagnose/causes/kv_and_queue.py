@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import MEMORY_SHARE, SEATS
 from kneewatch.diagnose.account_signals import CHANGED_FROM, DEMAND
 from kneewatch.diagnose.causes.bottleneck import is_bound
 from kneewatch.diagnose.causes.common_conditions import (
@@ -173,8 +174,8 @@ def _evicting(facts: Facts) -> str:
 def _more_kv(facts: Facts) -> str:
     pin = " Pin sessions to their decode server: what it evicts is prefilled again."
     return (
-        "Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
-        f"--max-num-seqs, or add replicas.{pin * (pool_of(facts) == 'decode')}"
+        f"Enlarge the KV cache (fp8 KV cache, higher {MEMORY_SHARE}), lower "
+        f"{SEATS}, or add replicas.{pin * (pool_of(facts) == 'decode')}"
     )
 
 
@@ -510,7 +511,7 @@ ADMISSION_LIMIT = replace(
             pinned=True,
             summary="Batch pinned at its limit with room in the KV cache and fast steps",
             say=_pinned,
-            lever="Raise --max-num-seqs; check ITL as the batch grows.",
+            lever=f"Raise {SEATS}; check ITL as the batch grows.",
         ),
     ),
     explains=(*QUEUE_SATURATION.explains, "queue_saturation"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import STEP_TOKENS, TENSOR_SPLIT
 from kneewatch.diagnose.account_signals import COMPUTED, DEMAND
 from kneewatch.diagnose.causes.bottleneck import (
     GPUS_WAIT_FOR_THE_HOST,
@@ -218,7 +219,7 @@ PREFILL_INTERFERENCE = cause(
             words=(("long", LONG_PREFILLS.at_least(1.0)),),
             summary="Long prefills stall decoding",
             lever=apart(
-                "Enable chunked prefill or lower --max-num-batched-tokens",
+                f"Enable chunked prefill or lower {STEP_TOKENS}",
                 "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
             ),
             guide=("6.4", "8.5", "9.3"),
@@ -362,7 +363,7 @@ def _decode_lever(facts: Facts) -> str:
     return LEVERS[bound.kind] if bound is not None else _DECODE_ACTION
 
 
-_DECODE_ACTION = "Quantize weights to FP8, raise --tensor-parallel-size, or add replicas."
+_DECODE_ACTION = f"Quantize weights to FP8, raise {TENSOR_SPLIT}, or add replicas."
 
 _DECODE = Form(
     gate=MEDIAN_IS_MISSED | SLOW_STEPS_ALONE,

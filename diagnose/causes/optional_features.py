@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
+from kneewatch.collector.engines.engine_kind import ADAPTER_SLOTS, SPECULATION
 from kneewatch.diagnose.causes.bottleneck import bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
@@ -247,10 +248,8 @@ def _lever(facts: Facts) -> str:
     if _PAYS(facts):
         return "Keep it at this batch, and retune the draft for this traffic."
     if drafts is not None and drafts.speedup(drafts.best) < drafts.worth:
-        return "Disable speculation (drop --speculative-config): no draft length pays."
-    return (
-        "Disable speculation (drop --speculative-config), draft fewer tokens, or retune the draft."
-    )
+        return f"Disable speculation (drop {SPECULATION}): no draft length pays."
+    return f"Disable speculation (drop {SPECULATION}), draft fewer tokens, or retune the draft."
 
 
 _PAYS = PAYS.python()
@@ -407,7 +406,7 @@ ADAPTER_THRASH = cause(
             levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
             say=((ALWAYS, _waiting_for_slot),),
             summary="LoRA adapters compete for too few slots",
-            lever="Raise --max-loras (if memory allows), lower the adapters' rank, or spread "
+            lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
             "adapters over replicas.",
             guide=("2.5", "8.5", "9.3"),
         ),

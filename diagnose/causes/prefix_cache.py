@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.collector.engines.engine_kind import BLOCK_SIZE, NO_PREFIX_CACHE
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH_MOST,
@@ -272,8 +273,7 @@ PREFIX_CACHE_OFF = cause(
                 ),
             ),
             summary="Prefix caching is off while prefill is heavy",
-            lever="Remove --no-enable-prefix-caching (vLLM caches by default) and watch the hit "
-            "ratio.",
+            lever=f"Remove {NO_PREFIX_CACHE} (vLLM caches by default) and watch the hit ratio.",
             guide=("7.2", "8.5"),
         ),
     ),
@@ -297,7 +297,7 @@ def _first_difference(facts: Facts) -> str:
 def _smaller_block(facts: Facts) -> str:
     """How to make blocks smaller, depending on why they are large."""
     if facts.config.get("user_specified_block_size") == "True":
-        return "Lower --block-size: it was set by hand."
+        return f"Lower {BLOCK_SIZE}: it was set by hand."
     state = facts.config.get("mamba_ssm_cache_dtype")
     dtype = f" (now {state})" if state else ""
     return (

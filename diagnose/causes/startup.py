@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from kneewatch.collector.engines.engine_kind import (
+    MEMORY_SHARE,
+    SEATS,
+    STEP_TOKENS,
+    TENSOR_SPLIT,
+)
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.deployment import log_failure as log
@@ -19,10 +25,7 @@ OTHERS_LEAST_GIB = 1.0
 
 def _gpu_lever(others_gib: float) -> str:
     """What to do about exhausted GPU memory, of which other processes use `others_gib`."""
-    less = (
-        "Lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more "
-        "GPUs (--tensor-parallel-size)."
-    )
+    less = f"Lower {MEMORY_SHARE}, {SEATS} or {STEP_TOKENS}, or use more GPUs ({TENSOR_SPLIT})."
     if others_gib < OTHERS_LEAST_GIB:
         return less
     return (
@@ -34,7 +37,7 @@ def _gpu_lever(others_gib: float) -> str:
 def failed(failure: Failure, t_s: float) -> Cause:
     """The cause of a failure that a log proves, with the log line as evidence; it starts at
     `t_s`."""
-    reason = packaged_tables("diagnose.causes", "startup_failures.toml")[failure.kind]
+    reason = packaged_tables("collector.engines", "vllm/startup_failures.toml")[failure.kind]
     lever: str = reason["lever"]
     if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:
         lever = _gpu_lever(others_gib)

@@ -9,6 +9,13 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    KV_DTYPE,
+    LONGEST_TOKENS,
+    SEATS,
+    STEP_TOKENS,
+    TENSOR_SPLIT,
+)
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -162,7 +169,7 @@ class Stated(StatedServer, frozen=True, kw_only=True):
     @property
     def degree(self) -> int | None:
         """The tensor-parallel size from the setting or the command line; None if neither has it."""
-        return self.tensor_parallel or self.command.count("--tensor-parallel-size")
+        return self.tensor_parallel or self.command.count(TENSOR_SPLIT)
 
     @property
     def parallel(self) -> Parallel:
@@ -186,8 +193,8 @@ class Stated(StatedServer, frozen=True, kw_only=True):
 
     @property
     def seats(self) -> float | None:
-        """`--max-num-seqs` of the command line; None if not given."""
-        return self.command.count("--max-num-seqs")
+        """The seats of the command line; None if not given."""
+        return self.command.count(SEATS)
 
     @property
     def points(self) -> Mapping[str, tuple[Point, ...]]:
@@ -291,11 +298,11 @@ class Deployment(Struct, frozen=True, kw_only=True):
     def in_force(self, flag: str) -> object:
         """The flag's value on the running server; None if unknown."""
         own = {
-            "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
+            KV_DTYPE: self.kv_cache_dtype if "cache_dtype" in self.config else None,
             "--num-gpu-blocks-override": self.blocks_override,
             "--kv-cache-memory-bytes": self.kv_memory_bytes,
             "--enable-chunked-prefill": self.chunked_prefill,
-            "--tensor-parallel-size": self.tensor_parallel,
+            TENSOR_SPLIT: self.tensor_parallel,
             "replicas": self.stated.replicas,
         }
         row = VLLM.get(flag)
@@ -321,7 +328,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
     price = stated.usd_per_gpu_hour
     if price is None and stated.gpu is not None:
         price = stated.gpu.usd_per_hour
-    dtype = config.get("cache_dtype") or launch.text("--kv-cache-dtype") or "auto"
+    dtype = config.get("cache_dtype") or launch.text(KV_DTYPE) or "auto"
     usable = Deployment(
         stated=stated,
         config=config,
@@ -336,11 +343,11 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         blocks_override=override,
         prefix_caching=label_flag(config, "enable_prefix_caching"),
         chunked_prefill=launch.switched("enable-chunked-prefill"),
-        max_model_len=launch.count("--max-model-len")
+        max_model_len=launch.count(LONGEST_TOKENS)
         or stated.reported.max_model_len
         or label_context_tokens(config, size),
-        max_num_seqs=_taken(stated, "--max-num-seqs"),
-        max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
+        max_num_seqs=_taken(stated, SEATS),
+        max_num_batched_tokens=_taken(stated, STEP_TOKENS),
         tensor_parallel=tensor,
         data_parallel=parallel.data,
         gpus=gpus,
@@ -409,4 +416,4 @@ def _taken(stated: Stated, flag: str) -> int | None:
     if not stated.command.absent(flag) or stated.version is None or stated.gpu is None:
         return given or None
     taken = defaults(stated.version, stated.gpu)
-    return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens
+    return taken.max_num_seqs if flag == SEATS else taken.max_num_batched_tokens

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, TENSOR_SPLIT
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, known_model
@@ -309,16 +310,16 @@ def launch_values(launch: Launch) -> dict[str, Value]:
             continue
         if name.startswith("no_"):
             values[name.removeprefix("no_")] = False
-        elif flag == "--tensor-parallel-size":
+        elif flag == TENSOR_SPLIT:
             degree = launch.count(flag)
             if degree is not None and 1 <= degree <= DEGREES_MAX:
                 values[TENSOR_PARALLEL] = degree
-        elif flag == "--max-model-len":
+        elif flag == LONGEST_TOKENS:
             length = launch.count(flag)
             values |= {} if length is None else {MAX_MODEL_LEN: length}
         else:
             values[name] = typed(text[:TEXT_MAX_CHARS]) if text else True
-    if launch.absent("--tensor-parallel-size"):
+    if launch.absent(TENSOR_SPLIT):
         values[TENSOR_PARALLEL] = 1
     if launch.model:
         values[MODEL_PATH] = launch.model[:TEXT_MAX_CHARS]

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import DecodeError, Struct, convert, field
 from msgspec.json import decode
 
+from kneewatch.collector.engines.engine_kind import ADAPTERS
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables
 
@@ -421,7 +422,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return launch.text(self.launch) or None
 
 
-_TABLES = packaged_tables("diagnose.deployment", "flags.toml")
+_TABLES = packaged_tables("collector.engines", "vllm/flags.toml")
 _UNSET: dict[str, dict[str, Any]] = {"switch": {"default": False}, "pair": {"default": ()}}
 FLAGS = (
     *(
@@ -496,7 +497,7 @@ def command_values(launch: Launch) -> dict[str, Any]:
     if not read["cudagraph_capture_sizes"]:
         captured = launch.document("--compilation-config").get("cudagraph_capture_sizes")
         read["cudagraph_capture_sizes"] = captured and str(captured)
-    has_adapters = "--enable-lora" in launch.flags
+    has_adapters = ADAPTERS in launch.flags
     read["max_loras"] = (read["max_loras"] or 1) if has_adapters else None
     read["max_lora_rank"] = read["max_lora_rank"] if has_adapters else None
     return {name: value for name, value in read.items() if value is not None}

@@ -7,6 +7,13 @@ from itertools import combinations
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTER_SLOTS,
+    LONGEST_TOKENS,
+    SEATS,
+    STEP_TOKENS,
+    TENSOR_SPLIT,
+)
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S
 from kneewatch.diagnose.causes.evidence import Facts
@@ -83,11 +90,11 @@ def _starts(recommendation: Recommendation, server: Deployment) -> bool:
     chunks = server.chunks
     if "--no-enable-chunked-prefill" in to or "--enable-chunked-prefill" in to:
         chunks = True
-    budget, longest = value_after("--max-num-batched-tokens"), value_after("--max-model-len")
+    budget, longest = value_after(STEP_TOKENS), value_after(LONGEST_TOKENS)
     rules = [
-        (budget, value_after("--max-num-seqs")),
+        (budget, value_after(SEATS)),
         (longest, value_after("--long-prefill-token-threshold")),
-        (value_after("--max-cpu-loras"), value_after("--max-loras")),
+        (value_after("--max-cpu-loras"), value_after(ADAPTER_SLOTS)),
     ]
     if chunks is False:
         rules.append((budget, longest))
@@ -250,7 +257,7 @@ def _sufficient_pair(
         combinations(grow, 2), key=lambda pair: not all(map(is_free, pair))
     ):
         flags = [change.flag for change in (*first.changes, *second.changes)]
-        if len(set(flags)) < len(flags) or "--tensor-parallel-size" in flags:
+        if len(set(flags)) < len(flags) or TENSOR_SPLIT in flags:
             continue
         now, total = _replicas(second if second.id == REPLICAS else first)
         after = After(

@@ -7,6 +7,7 @@ from math import ceil, floor, isfinite
 
 from msgspec import Struct, field
 
+from kneewatch.collector.engines.engine_kind import MFU_METRICS
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
@@ -238,7 +239,7 @@ def _unknown(
 def _why_no_share(context: LeverContext) -> str:
     # Without the flag the counters exist too, at 0.
     if not context.get("flop_per_s") and not context.get("memory_bytes_per_s"):
-        return "vLLM does not report them without --enable-mfu-metrics"
+        return f"vLLM does not report them without {MFU_METRICS}"
     return "they cannot be measured at the present load"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, floor
 
+from kneewatch.collector.engines.engine_kind import KV_DTYPE, MEMORY_SHARE, OFFLOAD_GIB
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
@@ -134,7 +135,7 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
         "kv-memory-bytes",
         [("--kv-cache-memory-bytes", int(server.kv_memory_bytes), int(to_bytes))],
         "--kv-cache-memory-bytes fixes the size of the KV cache, so vLLM ignores "
-        f"--gpu-memory-utilization: {to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
+        f"{MEMORY_SHARE}: {to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
         before=present(context),
         predicted=numbers,
         checks=[
@@ -199,7 +200,7 @@ def kv_fp8(context: LeverContext) -> Recommendation | None:
     if blocks is not None and server.blocks and server.blocks > 1:
         capacity = server.capacity_tokens * (blocks - 1) / (server.blocks - 1)
     dtype = server.kv_cache_dtype if "cache_dtype" in server.config else None
-    changes: list[tuple[str, Value, Value]] = [("--kv-cache-dtype", dtype, "fp8")]
+    changes: list[tuple[str, Value, Value]] = [(KV_DTYPE, dtype, "fp8")]
     if server.blocks_override is not None and blocks is not None:
         # The override counts blocks, not bytes: left alone, the cache would shrink instead.
         changes.append(("--num-gpu-blocks-override", server.blocks_override, blocks))
@@ -263,7 +264,7 @@ def _fp8_blocks(context: LeverContext) -> int | None:
 
 
 def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
-    """A higher --gpu-memory-utilization, if this flag decides the cache size."""
+    """A larger share of the GPU's memory, if this flag decides the cache size."""
     server, now = context.server, context.server.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
     if now is None or now < UTILIZATION_LEAST or fixed or not server.capacity_tokens:
@@ -282,7 +283,7 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "gpu-memory-utilization",
-        [("--gpu-memory-utilization", now, to)],
+        [(MEMORY_SHARE, now, to)],
         f"vLLM takes {percent(to)} of each GPU's memory instead of {percent(now)}, and the "
         f"difference goes to the KV cache: {words}{ratio:.2f}x the blocks.",
         before=present(context),
@@ -318,7 +319,7 @@ def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float
 LONG_CONTEXT_TOKENS = 8000.0
 """Mean context of a running request from which host memory for evicted KV blocks is considered."""
 OFFLOADING_SINCE = (0, 12, 0)
-"""The first vLLM with --kv-offloading-size."""
+"""The first vLLM that offloads KV blocks so."""
 
 
 def host_cache(context: LeverContext) -> Recommendation | None:
@@ -350,7 +351,7 @@ def host_cache(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "kv-offloading",
-        [("--kv-offloading-size", None, size_gib)],
+        [(OFFLOAD_GIB, None, size_gib)],
         f"Host memory keeps evicted KV blocks: a context of {tokens:,.0f} tokens is reloaded in "
         f"{duration(reload_s)} over PCIe or NVLink-C2C, and computed again in "
         f"{duration(again_s)} or more. No more requests run at once.",

@@ -7,6 +7,12 @@ from math import ceil, floor, inf
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTER_SLOTS,
+    LONGEST_TOKENS,
+    SEATS,
+    STEP_TOKENS,
+)
 from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
 from kneewatch.diagnose.learned.derived_signals import OUTPUT_MULTIPLE, QUEUE_OF_LIMIT
 from kneewatch.diagnose.recommend.context import (
@@ -37,7 +43,7 @@ SPARE_SEATS = 1.1
 
 
 def fewer_seqs(context: LeverContext) -> Recommendation | None:
-    """A lower --max-num-seqs: only as many requests run as the KV cache holds, the others queue."""
+    """Fewer seats: only as many requests run as the KV cache holds, the others queue."""
     server, demand = context.server, context.demand
     held = seats_held(context)
     if held is None or held < 1:
@@ -62,7 +68,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "max-num-seqs-down",
-        [("--max-num-seqs", now, seats)],
+        [(SEATS, now, seats)],
         f"The KV cache of {server.capacity_tokens:,.0f} tokens holds {fitting:.1f} requests of the "
         f"present mean size ({demand.held_tokens:,.0f} tokens), and {seats} with room for longer "
         "ones. "
@@ -105,7 +111,7 @@ def _served_per_s(context: LeverContext) -> float:
 
 
 def more_seqs(context: LeverContext) -> Recommendation | None:
-    """A higher --max-num-seqs, as far as the KV cache and ITL allow."""
+    """More seats, as far as the KV cache and ITL allow."""
     server, demand = context.server, context.demand
     now = server.max_num_seqs or floor(context.get("running_max"))
     held = seats_held(context, usage_ratio=KV_AIM_RATIO)
@@ -156,7 +162,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "max-num-seqs-up",
-        [("--max-num-seqs", now, seats)],
+        [(SEATS, now, seats)],
         f"Up to {seats} requests would run at once instead of {now}"
         f"{'' if stated else ' (observed)'}; those that arrive now fill "
         f"{percent(numbers.get('kv_usage_ratio', 0))} of the KV cache. {rates}",
@@ -167,7 +173,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
             *(
                 []
                 if server.max_num_batched_tokens
-                else [f"set --max-num-batched-tokens, where given, to at least {seats}"]
+                else [f"set {STEP_TOKENS}, where given, to at least {seats}"]
             ),
         ],
         risk="Steps take longer with a larger batch: ITL rises, and past the knee throughput "
@@ -257,7 +263,7 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
 
 
 def max_model_len(context: LeverContext) -> Recommendation | None:
-    """A lower --max-model-len, if one request of full length would fill the KV cache."""
+    """A shorter longest request, if one request of full length would fill the KV cache."""
     server, capacity = context.server, context.server.capacity_tokens
     longest = server.max_model_len
     if longest is None or capacity is None or longest <= KV_TARGET_RATIO * capacity:
@@ -269,7 +275,7 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "max-model-len",
-        [("--max-model-len", longest, to)],
+        [(LONGEST_TOKENS, longest, to)],
         f"One request of {longest:,} tokens would fill the KV cache of {capacity:,.0f} tokens; the "
         f"longest observed have about {seen:,.0f} tokens (P99).",
         before={
@@ -299,7 +305,7 @@ OUTPUT_STEP_TOKENS = 64
 
 
 def more_adapter_slots(context: LeverContext) -> Recommendation | None:
-    """A higher --max-loras, if requests wait for an adapter slot."""
+    """More adapter slots, if requests wait for an adapter slot."""
     slots, held_back = context.facts.values.get("lora_max"), context.get("waiting_deferred_avg")
     if not slots:
         return None
@@ -314,9 +320,9 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
     short = to - slots < slots_wanted
     launch = context.server.stated.launch
     on_cpu = None if launch is None else launch.count("--max-cpu-loras")
-    changes = [("--max-loras", int(slots), to)]
+    changes = [(ADAPTER_SLOTS, int(slots), to)]
     if on_cpu is not None and on_cpu < to:
-        # vLLM refuses to start with --max-cpu-loras below --max-loras.
+        # vLLM refuses to start with --max-cpu-loras below the adapter slots.
         changes.append(("--max-cpu-loras", on_cpu, to))
     usage = context.get("kv_usage_avg_ratio")
     checks = ["count the adapters that are in use at once: more slots than that only cost memory"]

@@ -5,6 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from math import floor, log2
 
+from kneewatch.collector.engines.engine_kind import (
+    NO_PREFIX_CACHE,
+    SEATS,
+    STEP_TOKENS,
+    WEIGHTS_FORMAT,
+)
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.bottleneck import bound_of
@@ -145,7 +151,7 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
         return None
     # Where caching is the default, remove the flag that disables it. If that flag is not given,
     # vLLM itself disabled caching for this model.
-    launch, off = server.stated.launch, "--no-enable-prefix-caching"
+    launch, off = server.stated.launch, NO_PREFIX_CACHE
     absent = launch is not None and launch.absent(off)
     change = (
         (off, True, None)
@@ -204,7 +210,7 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
     changes: list[tuple[str, float | bool | None, float | bool | None]] = [switch]
     now = server.max_num_batched_tokens
     if budget is not None and (now is None or budget < now):
-        changes.append(("--max-num-batched-tokens", now, budget))
+        changes.append((STEP_TOKENS, now, budget))
     return advice(
         context,
         "chunked-prefill",
@@ -220,7 +226,7 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
 
 
 def smaller_budget(context: LeverContext) -> Recommendation | None:
-    """A smaller --max-num-batched-tokens: each step prefills a smaller chunk of a prompt."""
+    """Fewer tokens of a step: each step prefills a smaller chunk of a prompt."""
     server, budget = context.server, budget_tokens(context)
     now = server.max_num_batched_tokens
     if server.chunked_prefill is False or budget is None or not tokens_are_late(context):
@@ -231,9 +237,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
         return None
     checks = ["measure TTFT of the longest prompts: it rises with smaller chunks"]
     if server.max_num_seqs is None:
-        checks.insert(
-            0, f"keep --max-num-seqs at or below {budget}: vLLM refuses to start otherwise"
-        )
+        checks.insert(0, f"keep {SEATS} at or below {budget}: vLLM refuses to start otherwise")
     if not server.launch_known:
         checks.insert(
             0,
@@ -243,7 +247,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "max-num-batched-tokens",
-        [("--max-num-batched-tokens", now, budget)],
+        [(STEP_TOKENS, now, budget)],
         f"The longest prefills take {duration(context.get('prefill_p99_s'))} (P99). At this rate a "
         f"step of {budget:,} tokens takes about "
         f"{duration(step_numbers(context, budget)['longest_step_s'])}.",
@@ -260,7 +264,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
 
 
 def larger_budget(context: LeverContext) -> Recommendation | None:
-    """A higher --max-num-batched-tokens, if steps are full of prompt tokens and still short.
+    """More tokens of a step, if steps are full of prompt tokens and still short.
 
     Without a stated budget, it is the mean step: prompts are longer and always under prefill.
     """
@@ -293,7 +297,7 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         BUDGET_UP,
-        [("--max-num-batched-tokens", now, to)],
+        [(STEP_TOKENS, now, to)],
         f"Steps are full: {mean_tokens:.0f} tokens on average, and a step takes only "
         f"{duration(step_s)}. With {to:,} tokens per step fewer steps read the weights for as many "
         f"prompts.{words}",
@@ -379,7 +383,7 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
     setup, server = context.server.setup, context.server
     gpu = server.stated.gpu
     launch = server.stated.launch
-    given = None if launch is None else launch.text("--quantization")
+    given = None if launch is None else launch.text(WEIGHTS_FORMAT)
     if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None
     if gpu.fp8_flop_per_s is None:
@@ -391,7 +395,7 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "fp8-weights",
-        [("--quantization", None, "fp8")],
+        [(WEIGHTS_FORMAT, None, "fp8")],
         "Quantize the weights to FP8: half the memory of weights, half the bytes that a step reads"
         f"{_freed_words(context)}",
         before=present(context),

@@ -6,6 +6,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import TENSOR_SPLIT
 from kneewatch.diagnose.capacity import Comparison, Degree
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
@@ -268,7 +269,7 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "tensor-parallel",
-        [("--tensor-parallel-size", now, to)],
+        [(TENSOR_SPLIT, now, to)],
         f"Weights spread over {to} GPUs leave {ratio:.1f}x the KV cache per replica, and each GPU "
         "reads half the weight bytes per step.",
         before=present(context),
@@ -438,7 +439,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "tensor-parallel-down",
-        [("--tensor-parallel-size", wide.tensor_parallel, to), (REPLICAS, now, total)],
+        [(TENSOR_SPLIT, wide.tensor_parallel, to), (REPLICAS, now, total)],
         f"In the benchmark, {total} replicas with TP {to} deliver {times}x the throughput of {now} "
         f"with TP {wide.tensor_parallel} on the same or fewer GPUs; {least} would match the "
         "present throughput.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import cast
 
+from kneewatch.collector.engines.engine_kind import SPECULATION
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.bottleneck import bound_of, has_spare_compute
 from kneewatch.diagnose.causes.optional_features import (
@@ -26,7 +27,7 @@ from kneewatch.rules.formatting import percent
 
 def _config(context: LeverContext) -> tuple[str | None, dict[str, object]]:
     launch = context.server.stated.launch
-    text = None if launch is None else launch.text("--speculative-config")
+    text = None if launch is None else launch.text(SPECULATION)
     try:
         parsed: object = json.loads(text) if text else {}
     except ValueError:
@@ -103,7 +104,7 @@ def speculation(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "spec-on",
-        [("--speculative-config", None, json.dumps(config))],
+        [(SPECULATION, None, json.dumps(config))],
         f"Only {context.get('running_avg'):.0f} requests run and the GPU has compute to spare: "
         f"speculation verifies several tokens in a step that otherwise yields one. N-grams "
         "need no second model and suit answers that repeat their prompt (code, summaries, RAG); "
@@ -127,9 +128,9 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
     text, config = _config(context)
     to = json.dumps({**config, "num_speculative_tokens": best})
     change = (
-        ("--speculative-config", text, to)
+        (SPECULATION, text, to)
         if config
-        else ("--speculative-config.num_speculative_tokens", tokens, best)
+        else (f"{SPECULATION}.num_speculative_tokens", tokens, best)
     )
     return advice(
         context,
@@ -188,7 +189,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "spec-off",
-        [("--speculative-config", text, None)],
+        [(SPECULATION, text, None)],
         why,
         before=before,
         predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0},

@@ -9,6 +9,12 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTER_SLOTS,
+    NO_PREFIX_CACHE,
+    SEATS,
+    SPECULATION,
+)
 from kneewatch.diagnose.deployment.vllm_flags import VLLM
 from kneewatch.diagnose.recommend.context import MOVED
 from kneewatch.diagnose.recommend.demand import Demand
@@ -129,7 +135,7 @@ def config_shows(flag: str, value: Value, config: Mapping[str, str]) -> bool | N
     if flag_record is None or not flag_record.label or flag_record.label not in config:
         return None
     label = config[flag_record.label]
-    if flag == "--no-enable-prefix-caching":
+    if flag == NO_PREFIX_CACHE:
         return label == "True"
     if value is None:
         return label in ("None", "")
@@ -155,7 +161,6 @@ HELD_S = 6 * 3600.0
 NEW_LOAD = 1.5
 """A load that grew or shrank by this ratio counts as new evidence."""
 
-SEATS = "--max-num-seqs"
 
 _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, "fp8": 0}
 
@@ -193,7 +198,7 @@ class RecommendationTracker:
         """After a restart, find out from the configuration which changes were followed.
 
         A flag that the page does not show counts as followed if other flags changed. If all flags
-        are as `before`, the restart may have been a crash. Then only --max-num-seqs is assumed to
+        are as `before`, the restart may have been a crash. Then only the seats are assumed to
         be followed; `allowed` corrects this from the observed batch.
         """
         crashed = before is not None and _flags_of(before) == _flags_of(config)
@@ -217,7 +222,7 @@ class RecommendationTracker:
         """The recommendations, without those that reverse a recently followed one.
 
         A reversal is allowed again once the load has changed. A batch (`running`) above the
-        recommended --max-num-seqs shows that the flag was not set.
+        recommended number of seats shows that the flag was not set.
         """
         seats = self._followed.get(SEATS)
         if seats is not None and running > (_rank(seats.change.after) or inf):
@@ -327,7 +332,7 @@ If such a number gets worse, it counts as worsened even without a prediction, un
 number was predicted.
 """
 
-EVIDENT = frozenset({"--max-loras", "--speculative-config", "--max-num-seqs"})
+EVIDENT = frozenset({ADAPTER_SLOTS, SPECULATION, SEATS})
 """Flags that no label shows, but whose effect the signals show."""
 
 EVIDENCE = ("running_max", "lora_max", "spec_draft_tokens_per_s", "running_avg", "waiting_avg")
@@ -345,12 +350,12 @@ class Outcome(Struct, frozen=True):
 def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> bool:
     """Whether the signals show that a change was made, if no label on the page shows it."""
     flag, old, new = change["flag"], change["from"], change["to"]
-    if flag == "--max-loras":
+    if flag == ADAPTER_SLOTS:
         return bool(after.get("lora_max") == new)
-    if flag == "--speculative-config" and new is None:
+    if flag == SPECULATION and new is None:
         drafted = "spec_draft_tokens_per_s"
         return bool(before.get(drafted)) and not after.get(drafted)
-    if flag == "--max-num-seqs" and isinstance(new, int | float):
+    if flag == SEATS and isinstance(new, int | float):
         running, most = before.get("running_max"), after.get("running_max")
         if running is None or most is None:
             return False

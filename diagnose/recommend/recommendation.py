@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import SPECULATION
 from kneewatch.rules.wire import CauseId, Figure, rounded
 
 Value = str | Figure | bool | None
@@ -169,13 +170,13 @@ def _hits_are_random(routing: Recommendation) -> bool:
 def subject(recommendation: Recommendation) -> frozenset[str]:
     """What a change is about: of two changes with the same subject only one can be made."""
     if recommendation.id.startswith("spec-"):
-        return frozenset({"--speculative-config"})
+        return frozenset({SPECULATION})
     flags = frozenset(change.flag for change in recommendation.changes)
     return flags or frozenset({recommendation.id})
 
 
 def change_words(change: Change) -> str:
-    """A change as words. A flag stands with its new value, to be pasted: "--max-num-seqs 128 (now
+    """A change as words. A flag stands with its new value, to be pasted: "--flag 128 (now
     256)"."""
     if change.after is None or change.flag.startswith("--no-"):
         return f"drop {change.flag}"

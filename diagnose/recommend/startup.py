@@ -7,6 +7,7 @@ from math import ceil, floor
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, MEMORY_SHARE, TENSOR_SPLIT
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
@@ -90,7 +91,7 @@ class Remedies:
         )
         yield self._advice(
             "max-model-len",
-            Change("--max-model-len", None if now is None else int(now), to),
+            Change(LONGEST_TOKENS, None if now is None else int(now), to),
             why,
             before={} if now is None else {"max_model_len_tokens": now},
             predicted={"max_model_len_tokens": to},
@@ -110,7 +111,7 @@ class Remedies:
             return
         yield self._advice(
             "gpu-memory-utilization",
-            Change("--gpu-memory-utilization", now, to),
+            Change(MEMORY_SHARE, now, to),
             f"{free_gib:g} of {total_gib:g} GiB were free when vLLM started.",
             before={} if now is None else {"gpu_memory_utilization_ratio": now},
             predicted={"gpu_memory_utilization_ratio": to},
@@ -137,7 +138,7 @@ class Remedies:
             return
         yield self._advice(
             "gpu-memory-utilization",
-            Change("--gpu-memory-utilization", now, to),
+            Change(MEMORY_SHARE, now, to),
             f"One request of full length needs {needed_gib:.2f} GiB of KV cache, and "
             f"{available_gib:.2f} GiB are available at {now:g}.",
             before={"gpu_memory_utilization_ratio": now},
@@ -166,7 +167,7 @@ class Remedies:
                 requests = sized.concurrency.expected
                 yield self._advice(
                     "tensor-parallel",
-                    Change("--tensor-parallel-size", now, to),
+                    Change(TENSOR_SPLIT, now, to),
                     f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
                     f"each, and the KV cache holds {requests:.1f} requests of full length.",
                     before={},
@@ -230,14 +231,10 @@ class Remedies:
         """The logged utilization; otherwise the version's default, if the whole command line is
         known."""
         launch = self._stated.command
-        logged = launch.number("--gpu-memory-utilization") or self._read.number(
-            "gpu_memory_utilization"
-        )
+        logged = launch.number(MEMORY_SHARE) or self._read.number("gpu_memory_utilization")
         if logged is not None or self._setup is None:
             return logged
-        default_holds = (
-            launch.absent("--gpu-memory-utilization") and self._stated.version is not None
-        )
+        default_holds = launch.absent(MEMORY_SHARE) and self._stated.version is not None
         return self._setup.defaults.gpu_memory_utilization if default_holds else None
 
     def _sized(

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kneewatch.collector.engines.engine_kind import EngineKind
+from kneewatch.collector.engines.engine_kind import ADAPTERS, SPECULATION, EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.deployment.vllm_flags import is_hidden, printed_words
@@ -57,7 +57,7 @@ def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
     values: dict[str, str | float | bool] = {}
     for flag, value in set_values(setup):
         if flag.setup == "adapters.slots":
-            values["--enable-lora"] = True
+            values[ADAPTERS] = True
         if flag.setup == "quantization":
             if method := _quantized_at_load(setup):
                 values[flag.launch] = method
@@ -69,7 +69,7 @@ def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
     draft = setup.draft
     if draft is not None:
         own = draft.model == setup.model.own_draft
-        values["--speculative-config"] = json.dumps(
+        values[SPECULATION] = json.dumps(
             ({"method": "mtp"} if own else {"model": draft.model.id})
             | {"num_speculative_tokens": draft.tokens}
         )

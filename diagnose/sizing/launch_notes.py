@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from kneewatch.collector.engines.engine_kind import MEMORY_SHARE
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, is_format, scheme
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -36,7 +37,7 @@ def hardware_notes(setup: Setup) -> Iterator[str]:
             yield (
                 f"{gpu.name} shares its memory with the host: vLLM does not start where "
                 f"{percent(setup.utilization)} of it is not free; recipes use "
-                f"--gpu-memory-utilization {figure(_SHARED_UTILIZATION)}"
+                f"{MEMORY_SHARE} {figure(_SHARED_UTILIZATION)}"
             )
         yield from over_pcie(gpu, setup.parallel.tensor)
         yield from over_nodes(setup, gpu)

@@ -8,6 +8,14 @@ from math import ceil, floor
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import (
+    KV_DTYPE,
+    LONGEST_TOKENS,
+    MEMORY_SHARE,
+    NO_GRAPHS,
+    SEATS,
+    TENSOR_SPLIT,
+)
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import LatentAttention
@@ -136,7 +144,7 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
             setup = replace(
                 setup, max_model_len=longest, context_tokens=min(setup.context, longest)
             )
-            change, changed = f"{change} --max-model-len {longest}", replace(changed, setup=setup)
+            change, changed = f"{change} {LONGEST_TOKENS} {longest}", replace(changed, setup=setup)
             held = memory(setup)
     except SizingError:
         return None
@@ -165,7 +173,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     if fewest is not None and fewest.tensor > wider.tensor and fewest.pipeline == 1:
         wider = replace(parallel, tensor=fewest.tensor)
     split = replace(setup, parallel=wider)
-    yield f"--tensor-parallel-size {wider.tensor}", replace(question, setup=split)
+    yield f"{TENSOR_SPLIT} {wider.tensor}", replace(question, setup=split)
     if answer.memory.holds_one:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
@@ -175,7 +183,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         yield f"{scheme_id} weights", replace(question, setup=weights)
         if setup.kv_cache_dtype == "auto":
             both = replace(weights, kv_cache_dtype="fp8")
-            yield f"{scheme_id} weights --kv-cache-dtype fp8", replace(question, setup=both)
+            yield f"{scheme_id} weights {KV_DTYPE} fp8", replace(question, setup=both)
     larger = None if gpu is None else _next_gpu(gpu)
     if larger is not None:
         own = replace(question, setup=replace(setup, gpu=larger), usd_per_gpu_hour=None)
@@ -189,7 +197,7 @@ def _flags(answer: Size) -> Iterator[tuple[str, Setup]]:
         yield "", setup
     yield from _roomier(setup, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
     if not setup.enforce_eager:
-        yield "--enforce-eager (slower steps)", replace(setup, enforce_eager=True)
+        yield f"{NO_GRAPHS} (slower steps)", replace(setup, enforce_eager=True)
     latent = any(isinstance(part.kind, LatentAttention) for part in setup.model.layers)
     ranks = setup.parallel.tensor
     if latent and ranks > 1 and setup.decode_context_parallel == 1:
@@ -199,12 +207,12 @@ def _flags(answer: Size) -> Iterator[tuple[str, Setup]]:
 
 def _roomier(setup: Setup, seats: int) -> Iterator[tuple[str, Setup]]:
     if setup.kv_cache_dtype == "auto":
-        yield "--kv-cache-dtype fp8", replace(setup, kv_cache_dtype="fp8")
+        yield f"{KV_DTYPE} fp8", replace(setup, kv_cache_dtype="fp8")
     if setup.utilization < _HIGH_UTILIZATION:
-        flags = f"--gpu-memory-utilization {_HIGH_UTILIZATION}"
+        flags = f"{MEMORY_SHARE} {_HIGH_UTILIZATION}"
         yield flags, replace(setup, gpu_memory_utilization=_HIGH_UTILIZATION)
     if setup.seqs > seats:
-        yield f"--max-num-seqs {seats}", replace(setup, max_num_seqs=seats)
+        yield f"{SEATS} {seats}", replace(setup, max_num_seqs=seats)
 
 
 def _together(answer: Size) -> Iterator[tuple[str, Setup]]:

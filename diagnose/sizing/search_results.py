@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, WEIGHTS_FORMAT
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
@@ -197,7 +198,7 @@ def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
     if setup.quantization is not None:
         lines.append(
             f"weights changed from {scheme(setup.model.quantization).id} to {setup.scheme.id} (fix "
-            "them with --quantization): test answer quality on your own prompts"
+            f"them with {WEIGHTS_FORMAT}): test answer quality on your own prompts"
         )
     if kv_format(setup.kv_cache_dtype).is_quantized:
         lines.append(
@@ -208,7 +209,7 @@ def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
     longest = result.question.setup.max_model_len or setup.model.max_context_tokens
     if setup.longest_tokens < longest:
         lines.append(
-            f"needs --max-model-len {setup.longest_tokens}: longer requests (up to {longest:,} "
+            f"needs {LONGEST_TOKENS} {setup.longest_tokens}: longer requests (up to {longest:,} "
             "tokens) are rejected"
         )
     if not candidate.starts_for_certain:

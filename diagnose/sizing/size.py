@@ -9,6 +9,7 @@ from math import ceil, floor
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, STEP_TOKENS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
@@ -85,7 +86,7 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
             f"{split}, or serve it with fewer bits per weight"
         )
     longest = min(longest, setup.model.max_context_tokens or longest)
-    change = f"use --max-model-len {longest}" + (f" or {split}" if gpus else "")
+    change = f"use {LONGEST_TOKENS} {longest}" + (f" or {split}" if gpus else "")
     return (
         "vLLM would not start: the KV cache is too small for one request of "
         f"{setup.longest_tokens:,} tokens; {change}"
@@ -132,7 +133,7 @@ def _sources(answer: Memory) -> Iterator[str]:
     own = setup.model.max_context_tokens
     if own and setup.longest_tokens > own:
         yield (
-            f"--max-model-len is above the model's {own:,} tokens: vLLM refuses to start unless "
+            f"{LONGEST_TOKENS} is above the model's {own:,} tokens: vLLM refuses to start unless "
             "rope scaling or an override allows it"
         )
     if setup.gpu is not None and setup.gpu.given_name:
@@ -184,7 +185,7 @@ def _sources(answer: Memory) -> Iterator[str]:
     if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
         yield (
             "concurrent requests are counted as in vLLM's start-up line, with all of them in "
-            "prefill: a smaller --max-num-batched-tokens holds more"
+            f"prefill: a smaller {STEP_TOKENS} holds more"
         )
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:

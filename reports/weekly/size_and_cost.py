@@ -9,6 +9,7 @@ from math import ceil, inf
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS
 from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
@@ -548,7 +549,7 @@ def limits(
         model = "" if max_model_len is None else f" (now {max_model_len:,})"
         lines += [
             f"max_input_tokens {allowed:,}: twice the P95 prompt, at least its P99",
-            f"max_tokens {ceil(answers):,}: the P99 output. With both, --max-model-len "
+            f"max_tokens {ceil(answers):,}: the P99 output. With both, {LONGEST_TOKENS} "
             f"{allowed + ceil(answers):,} is enough{model}",
         ]
     unknown = "the rate that the tier can serve is unknown" if served_per_s is None else ""

@@ -26,7 +26,7 @@ from kneewatch.rules.formatting import duration, number, percent, plural
 from kneewatch.rules.rule import BY_WORD, Severity
 
 SIZED = ("right", "too small", "too large")
-NOT_WATCHED = "not watched in this period"
+NOT_WATCHED = "no engine was watched in this period"
 HEALTHY = "no incidents, nothing at warning or worse"
 WATCHED_LEAST = 0.1
 """Share of the period that must have been watched before a tier is called healthy: 17 h of a week.
@@ -80,7 +80,7 @@ def verdict(of: TierSections) -> Verdict:
         incident_s=_lasted_s(serious),
         size=of.size.verdict,
         size_text=_size(of.size),
-        money_text=_money(of.money),
+        money_text=_money(of.money, of.size.replicas_present),
         action=_action(of, serious),
         trends=_trends(of),
     )
@@ -158,9 +158,9 @@ def _size(size: TierSize) -> str:
     return f"{text}; {doubt}" if doubt else text
 
 
-def _money(money: TierMoney) -> str:
+def _money(money: TierMoney, replicas: int) -> str:
     if money.usd.value is None:
-        return f"unknown: {money.missing or NOT_WATCHED}"
+        return f"unknown: {(money.missing if replicas else '') or NOT_WATCHED}"
     text = f"{money.usd.value:,.0f} USD"
     if money.usd_per_million_tokens.value is not None:
         text += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"

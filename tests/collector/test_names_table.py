@@ -14,7 +14,7 @@ from tests.collector.name_pages import CORE, FIXTURES
 
 TABLE = metric_table()
 METRICS = list(TABLE.metrics.values())
-FILE = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml")
+FILE = resources.files("kneewatch.collector.engines").joinpath("vllm/metrics.toml")
 DOCUMENT: dict[str, Any] = tomllib.loads(FILE.read_text("utf-8"))
 VERSIONS: list[str] = DOCUMENT["versions"]
 ROWS: dict[str, dict[str, Any]] = DOCUMENT["metrics"]

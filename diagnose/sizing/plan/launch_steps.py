@@ -10,6 +10,7 @@ import math
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import STEP_TOKENS
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
@@ -194,7 +195,7 @@ def _budget(replica: Serving) -> tuple[Part, Serving]:
     if "max_num_batched_tokens" in replica.pool.deployment.flags:
         part.decision = f"chunked prefill with {own:,} tokens, as set"
     if taken != own:
-        part.decision = f"--max-num-batched-tokens {taken} (default {own})"
+        part.decision = f"{STEP_TOKENS} {taken} (default {own})"
     for tokens, usable in tried:
         title, values = f"Token budget of {tokens:,} per step", "predicted at C_max"
         result = f"{figure(usable)} requests/s"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import ADAPTER_SLOTS
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import gigabytes, seconds
@@ -109,8 +110,8 @@ def floor_step(pool: Pool, floor: PlannedMemory) -> PlanStep:
     if lora is not None:
         step.notes.append(
             f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters run at once: "
-            "launch "
-            f"with --max-loras {lora.max_simultaneous_adapters}, otherwise vLLM may load them all"
+            f"launch with {ADAPTER_SLOTS} {lora.max_simultaneous_adapters}, otherwise vLLM may "
+            "load them all"
         )
         buffer_bytes = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
         if lora.max_lora_rank is None and lora.adapter_bytes < buffer_bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import SPECULATION
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
@@ -146,7 +147,7 @@ def _guardrails(sized: Sized) -> Part:
     drafts = pool.profile.speculation
     if drafts is not None and sized.decided(9)["speculation"]:
         part.notes.append(
-            "the launch lacks the draft: add --speculative-config with its model and "
+            f"the launch lacks the draft: add {SPECULATION} with its model and "
             f"num_speculative_tokens {drafts.draft_tokens}"
         )
     if best is not None:

@@ -106,7 +106,7 @@ def _step(
 
 
 def _changed(changes: Sequence[FlagChange]) -> str:
-    """The changes as an order, such as "Set --kv-cache-dtype fp8 (now auto)." Empty without one."""
+    """The changes as an order, such as "Set --flag fp8 (now auto)." Empty without one."""
     resized = {change.flag: change for change in changes}.get(REPLICAS)
     if resized is not None and len(changes) == 1:
         return f"Run {plural(int(resized.after), 'replica')} instead of {resized.before}."

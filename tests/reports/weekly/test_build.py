@@ -417,7 +417,7 @@ def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
     (line,) = made(observed(gone)).verdicts
     assert (line.health, line.action) == ("unknown", None)
     for words in (line.health_text, line.size_text, line.money_text):
-        assert words.endswith("not watched in this period")
+        assert words.endswith("no engine was watched in this period")
 
 
 def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
