@@ -100,7 +100,7 @@ STREAKS = those_that_hold(
     {
         held.name: held.of
         for record in CAUSES
-        for held in nodes(record.forms)
+        for held in nodes((record.forms, record.unusual))
         if isinstance(held, Held)
     }
 )

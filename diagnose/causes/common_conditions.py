@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from kneewatch.diagnose.account_signals import SEATED
+from kneewatch.diagnose.account_signals import COMPUTED, SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
@@ -31,6 +31,17 @@ TTFT_IS_MISSED, ITL_IS_MISSED = TTFT_P99_S > TTFT_TARGET_S, ITL_P99_S > ITL_TARG
 TTFT_DRIFT, ITL_DRIFT = Signal("ttft_p50_drift_ratio"), Signal("itl_mean_drift_ratio")
 USUAL_TTFT_MEAN_S = BaselineValue("ttft_mean_s")
 MEAN_TTFT_GROWTH = Signal("ttft_mean_s") / USUAL_TTFT_MEAN_S
+FAR = 2.0
+"""Latency is far off its usual value from this ratio on."""
+
+FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
+    Signal("ttft_p99_drift_ratio") >= 1.3
+)
+"""First tokens are far later than the growth of prompts explains."""
+
+MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True)
+"""The mean is as far off as the median, which jumps from bucket to bucket."""
+
 SLOWER = 1.3
 STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from kneewatch.diagnose.account_signals import (
@@ -21,13 +21,15 @@ from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.bottleneck import GPUS_WAIT_FOR_THE_HOST, QUEUE_S, WARMED_UP
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
+    FAR,
+    FIRST_TOKENS_LATE,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P50_S,
     ITL_P99_S,
     ITL_TARGET_S,
     KV_USAGE,
-    MEAN_TTFT_GROWTH,
+    MEAN_IS_LATE,
     NOT_EVICTING,
     PINNED,
     PREFILL_BUSY,
@@ -45,8 +47,6 @@ from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
-FAR = 2.0
-"""Latency is far off its usual value from this ratio on."""
 
 UNMOVED = 1.3
 EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
@@ -80,14 +80,6 @@ NO_CROWD = (
 without either hardly by more than they grew."""
 
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
-
-FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
-    Signal("ttft_p99_drift_ratio") >= 1.3
-)
-"""First tokens are far later than the growth of prompts explains."""
-
-MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True)
-"""The mean is as far off as the median, which jumps from bucket to bucket."""
 
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
 STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (
@@ -311,35 +303,55 @@ STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
 
 
+LATE = frozenset({TTFT, ITL})
+LATENCY_IS_FAR = ((TTFT_DRIFT >= FAR) | (ITL_DRIFT >= FAR)).assume(unknown=False)
+_LATENCY_IS_FAR = LATENCY_IS_FAR.python()
+
+
 class Explained:
-    """When another cause last explained latency: that long ago, or longer, it may be unexplained.
+    """When other causes last explained latency: that long ago, or longer, it may be unexplained.
 
     The window still holds what such a cause did for one window after its end. Latency that has not
     become less after half a window is not what such a cause has left.
     """
 
-    def __init__(self) -> None:
-        self._last_s = -inf
-        self._left: tuple[float, ...] = ()
+    def __init__(self, records: Mapping[str, CauseRecord]) -> None:
+        self._records = records
+        self._last: dict[str, tuple[float, tuple[float, ...]]] = {}
 
-    def without(
-        self, causes: Sequence[Cause], records: Mapping[str, CauseRecord], facts: Facts
-    ) -> list[Cause]:
-        """The causes, without unexplained latency if one of the others explains it."""
-        ours = UNEXPLAINED_LATENCY.id
-        explain_s = [
-            cause.seen_s or facts.now_s
-            for cause in causes
-            if cause.id != ours
-            and (cause.severity >= Severity.WARNING or cause.id in LOAD_MOVED)
-            and not {TTFT, ITL}.isdisjoint(records[cause.id].moves)
-            and records[cause.id].is_unusual(facts)
-        ]
-        now = tuple(map(facts.get, LATENCIES))
-        if (last_s := max(self._last_s, *explain_s, -inf)) > self._last_s:
-            self._last_s, self._left = last_s, now
-        over_s = facts.now_s - self._last_s
-        stays = all(each >= STAYS * left for each, left in zip(now, self._left, strict=False))
-        allowed = over_s > facts.window_s + LEAVES_S or (stays and over_s > facts.window_s / 2)
+    def lasting(self, concluded: Sequence[Cause], facts: Facts) -> Collection[str]:
+        """Ids of causes that are not concluded, while latency is as late as when they were and
+        nothing else explains it: noise hides such a cause for a moment."""
+        if any(self._explains(each, facts) for each in concluded) or not _LATENCY_IS_FAR(facts):
+            return ()
+        now = _latencies(facts)
+        return [each for each, (_, then) in self._last.items() if _stays(now, then)]
+
+    def without(self, causes: Sequence[Cause], facts: Facts) -> list[Cause]:
+        """The causes, without unexplained latency if another one explains it."""
+        ours, now = UNEXPLAINED_LATENCY.id, _latencies(facts)
+        for each in causes:
+            if each.seen_s in (None, facts.now_s) and self._explains(each, facts):
+                self._last[each.id] = (facts.now_s, now)
+        others = (last for name, last in self._last.items() if name != ours)
+        last_s, then = max(others, default=(-inf, ()))
+        over_s = facts.now_s - last_s
+        stays = _stays(now, then) and over_s > facts.window_s / 2
+        allowed = stays or over_s > facts.window_s + LEAVES_S
         allowed = allowed or _STOPS_RECUR(facts)  # what another cause leaves does not stop
         return [cause for cause in causes if cause.id != ours or allowed]
+
+    def _explains(self, cause: Cause, facts: Facts) -> bool:
+        """Whether it explains late tokens or first tokens."""
+        record = self._records[cause.id]
+        is_told = cause.severity >= Severity.WARNING or cause.id in LOAD_MOVED
+        return is_told and not LATE.isdisjoint(record.moves) and record.is_unusual(facts)
+
+
+def _latencies(facts: Facts) -> tuple[float, ...]:
+    return tuple(map(facts.get, LATENCIES))
+
+
+def _stays(now: tuple[float, ...], then: tuple[float, ...]) -> bool:
+    """Whether no latency has become less since then."""
+    return all(each >= STAYS * left for each, left in zip(now, then, strict=False))

@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, MOVED_FOR, PROMPTS
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import BATCH, SERVED, WINDOW_S, at_hour
+from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
+    MEAN_IS_LATE,
+    MEAN_TTFT_GROWTH,
+    SERVED,
+    TTFT_TARGET_S,
+    WINDOW_S,
+    at_hour,
+)
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import (
     Computed,
@@ -43,7 +51,7 @@ from kneewatch.diagnose.slow_quantities import (
 )
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import number, percent, span
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
@@ -51,6 +59,19 @@ NAMES = ("p50", "p95", "p99")
 GREW_FROM, GREW_FOR_S = 3.0, 60.0
 """Without a profile, prompts or answers that are so many times as long as usual, for so long, are
 another workload."""
+
+MEAN_TTFT, HURTS_FROM_S = "ttft_mean_s", 1.0
+HURTS = Held(
+    "load_hurts",
+    (MEAN_IS_LATE & (Signal(MEAN_TTFT) >= HURTS_FROM_S) & ~TTFT_TARGET_S.known).assume(
+        unknown=False
+    ),
+    Number(60.0),
+    stretch=False,
+)
+"""Callers have waited for a minute, longer than their own longer prompts explain."""
+
+_hurts, _ttft_growth = HURTS.python(), MEAN_TTFT_GROWTH.read()
 
 
 def workload_drift(facts: Facts) -> Cause | None:
@@ -99,17 +120,23 @@ def _more_work(facts: Facts) -> Cause | None:
     ]
     if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
         return None
+    hurts = _hurts(facts)
+    late = f"first tokens take {_ttft_growth(facts):.1f}x as long as usual" if hurts else ""
     case = Case(
         "workload_drift",
-        f"Requests ask for more work: {' and '.join(text for *_, text in grew)}.",
-        "Find the client, template or model version that changed. If it stays, put the measured "
-        "lengths into a profile and size again: kneewatch size --plan PROFILE.",
+        f"Requests ask for more work: {' and '.join(text for *_, text in grew)}"
+        f"{late and ', and '}{late}.",
+        "Find the client, template or model version that changed"
+        f"{late and ', and limit its requests or their max_tokens until then'}. If it stays, put "
+        "the measured lengths into a profile and size again: kneewatch size --plan PROFILE.",
         ("9.1",),
-        Severity.INFO,
+        Severity.WARNING if hurts else Severity.INFO,
         log_odds=0.4,
     )
     for key, ratio, text in grew:
         case.weigh(key, ratio, GREW_FROM, 1.2, text)
+    if hurts:
+        case.weigh(MEAN_TTFT, facts.get(MEAN_TTFT), HURTS_FROM_S, 1.2, f"{late} (mean)")
     return case.close()
 
 
@@ -163,6 +190,7 @@ def _rounded(tokens: float) -> str:
 WORKLOAD_DRIFT = cause(
     "workload_drift",
     judge=workload_drift,
+    unusual=HURTS,
 )
 
 

@@ -193,11 +193,13 @@ class CauseTracker(Generic[AnyCause]):
         over: Collection[str] = (),
         beside: Collection[str] = (),
         developed: Collection[str] = (),
+        lasting: Collection[str] = (),
     ) -> list[AnyCause]:
         """The causes to report at `now_s`, each with its start time.
 
         `over` are ids of causes that end without a clear time, `developed` of those that begin
-        without an onset time. `beside` are ids of causes that others conclude about the same.
+        without an onset time. `beside` are ids of causes that others conclude about the same,
+        `lasting` of those whose effect on latency is as it was.
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
@@ -209,17 +211,25 @@ class CauseTracker(Generic[AnyCause]):
         concluded_ids = {cause.id for cause in concluded}
         current = concluded_ids.union(beside)
         for cause_id in self._tracked.keys() - concluded_ids:
-            if cause_id not in self._reported or self._has_cleared(cause_id, now_s, current, over):
+            if cause_id not in self._reported or self._has_cleared(
+                cause_id, now_s, current, over, lasting
+            ):
                 del self._tracked[cause_id]
                 self._reported.discard(cause_id)
         return self.causes
 
     def _has_cleared(
-        self, cause_id: str, now_s: float, current: Set[str], over: Collection[str]
+        self,
+        cause_id: str,
+        now_s: float,
+        current: Set[str],
+        over: Collection[str],
+        lasting: Collection[str],
     ) -> bool:
         record, seen_s = self._records[cause_id], self._tracked[cause_id].seen_s or 0.0
         clear_s = record.clear_s.value
-        if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
+        effect_stays = record.outlasts and not current.isdisjoint(EXPLAINS[cause_id])
+        if effect_stays or cause_id in lasting:
             clear_s = OUTLASTS_S
         return cause_id in over or now_s - seen_s >= clear_s * self._scale
 

@@ -154,7 +154,7 @@ class Judge:
         self._streaks = Streaks(STREAKS)
         self._kv_balance = KvBalance()
         self._tracker = CauseTracker[Cause](scale=profile.scale)
-        self._explained, self._aftermath = Explained(), Aftermath()
+        self._explained, self._aftermath = Explained(BY_ID), Aftermath()
         self._adviser: Adviser | None = None
         self._new_adviser = new_adviser
         self._stated = profile.stated
@@ -454,9 +454,10 @@ class Judge:
         if missing is not None:
             concluded.append(missing)
         ended = over(facts) | disproved(concluded)
-        tracked = self._tracker.update(facts.now_s, concluded, ended)
+        lasting = self._explained.lasting(concluded, facts)
+        tracked = self._tracker.update(facts.now_s, concluded, ended, lasting=lasting)
         tracked = self._aftermath.without(facts, tracked)
-        causes = ranked(self._explained.without(tracked, BY_ID, facts))
+        causes = ranked(self._explained.without(tracked, facts))
         self._aftermath.reported(causes)
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from math import inf, sqrt
+from math import inf, log, log1p, sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -111,6 +111,9 @@ YOUNG_S = 3600.0
 """For so long after the first quiet sample, that sample may be one of a slow engine."""
 
 SAME_LOAD_UP_TO, STREAMS_LOST = 1.3, 0.5
+
+CHANCE = 1.5
+"""Deviations of rates and of mean lengths that are within chance."""
 
 HALF_MS_S = 0.0005
 
@@ -302,10 +305,12 @@ class Account:
         works.append(work)
         seconds = sum(each.seconds for each in works)
         prefills = sum(each.prefills for each in works)
+        first_tokens = sum(each.first_tokens for each in works)
         while len(works) > 1:
             seconds -= works[0].seconds
             prefills -= works[0].prefills
-            few = seconds < KEPT_S - HALF_MS_S or prefills < COUNT_MIN
+            first_tokens -= works[0].first_tokens
+            few = seconds < KEPT_S - HALF_MS_S or min(prefills, first_tokens) < COUNT_MIN
             if few and seconds < REQUESTS_KEPT_S:
                 break
             works.popleft()
@@ -316,7 +321,7 @@ class Account:
         now, usual = total.factors[DEMAND], self._usual_value(DEMAND)
         if now is not None:
             growth = now / usual if usual else 1.0
-            is_crowd = _beyond_chance(growth, total.first_tokens) >= CROWD_FROM
+            is_crowd = beyond_chance(growth, total.first_tokens) >= CROWD_FROM
             self._crowd = growth if is_crowd else 1.0
 
     def _ratios(self) -> tuple[float, float, int] | None:
@@ -401,7 +406,7 @@ class Account:
         usual = (self._usual_value(DEMAND) or 0.0) * (self._usual_value(COMPUTED) or 0.0)
         if token_s is None or not usual:
             return 1.0
-        growth = _beyond_chance(total.computed_tokens / total.seconds / usual, total.first_tokens)
+        growth = beyond_chance(total.computed_tokens / total.seconds / usual, total.first_tokens)
         busy, usual_busy = (min(BUSY_MAX, usual * each * token_s) for each in (growth, 1.0))
         return min(1.0, (1.0 - busy) / (1.0 - usual_busy))
 
@@ -415,8 +420,10 @@ class Account:
             key: now / then if now is not None and (then := usual[key]) else None
             for key, now in present.items()
         }
-        if (growth := moved[DEMAND]) is not None:
-            moved[DEMAND] = _beyond_chance(growth, total.first_tokens)
+        # Prompts are not estimated: those that came explain how long their first tokens take.
+        for key, requests in ((DEMAND, total.first_tokens), (ANSWERS, total.answers)):
+            if (ratio := moved[key]) is not None:
+                moved[key] = beyond_chance(ratio, requests)
         if (present[HITS] or 0.0) < HITS_MIN and (usual[HITS] or 0.0) < HITS_MIN:
             moved[HITS] = None if present[HITS] is None else 1.0
         speeds = {
@@ -528,10 +535,16 @@ def _kept_apart(moved: Signals, speed: Speed | None) -> Collection[str]:
     return (STREAM,) if speed is None and stream <= 1 / CHANGED_FROM else ()
 
 
-def _beyond_chance(ratio: float, requests: float) -> float:
-    """The ratio of two rates as far as chance does not explain it in so many requests."""
-    chance = 1.0 + 1.0 / sqrt(max(1.0, requests))
-    return max(1.0, ratio / chance) if ratio > 1.0 else min(1.0, ratio * chance)
+def beyond_chance(ratio: float, requests: float) -> float:
+    """The ratio of two rates, or of two mean lengths, as far as chance does not explain it in so
+    many requests: 1 up to `CHANCE` standard deviations, unchanged from twice as many on.
+
+    The lengths of requests are taken to vary as those of an exponential distribution.
+    """
+    if ratio <= 0.0:
+        return ratio
+    deviations = abs(log(ratio)) / log1p(1.0 / sqrt(max(1.0, requests)))
+    return ratio ** min(1.0, max(0.0, deviations / CHANCE - 1.0))
 
 
 def _two_digits(per_s: float | None) -> float | None:

@@ -16,7 +16,7 @@ from kneewatch.diagnose.causes.bottleneck import PREFILLS_SLOW_FROM
 from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
-from kneewatch.diagnose.learned.account import Account
+from kneewatch.diagnose.learned.account import Account, beyond_chance
 from kneewatch.diagnose.learned.pace import Pace
 from kneewatch.diagnose.learned.work import Step, Work
 from kneewatch.diagnose.values import Values
@@ -276,6 +276,16 @@ def test_chance_in_few_requests_is_no_growth() -> None:
     more = served.under(Load(per_s=1.2), MACHINE, 60.0).value(accounts.DEMAND)
     assert more is not None
     assert more > 3.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "requests", "seen"),
+    [(1.3, 20, 1.0), (3.0, 20, 3.0), (0.4, 20, 0.4), (0.8, 20, 1.0), (1.4, 400, 1.4)],
+)
+def test_lengths_differ_by_chance_in_few_requests(
+    ratio: float, requests: float, seen: float
+) -> None:
+    assert beyond_chance(ratio, requests) == pytest.approx(seen)
 
 
 def test_a_slow_prefill_is_seen() -> None:

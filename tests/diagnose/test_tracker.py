@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.causes.unexplained import Explained
 from kneewatch.diagnose.engine.diagnosis import Aftermath, CauseTracker
-from kneewatch.diagnose.ranking import over
+from kneewatch.diagnose.ranking import BY_ID, over
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
@@ -27,6 +28,28 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
     tracker.update(NOW_S + 75, [queue])
     ended = tracker.update(NOW_S + 115, [])
     assert [cause.id for cause in ended] == ["queue_saturation"], "nothing follows from it now"
+
+
+def test_a_cause_stays_for_a_minute_while_its_effect_on_latency_lasts() -> None:
+    cause = CONCLUSIVE["slow_steps"].causes()["slow_steps"]
+    tracker = CauseTracker[Cause](scale=1.0)
+    onset_s = BY_ID["slow_steps"].onset_s.value
+    tracker.update(NOW_S - onset_s, [cause])
+    tracker.update(NOW_S, [cause])
+    assert tracker.update(NOW_S + 55, [], lasting=["slow_steps"])
+    assert not tracker.update(NOW_S + 60, [], lasting=["slow_steps"])
+
+
+def test_latency_that_is_as_late_as_before_lasts_until_something_else_explains_it() -> None:
+    slow = CONCLUSIVE["slow_steps"]
+    explained, cause = Explained(BY_ID), slow.causes()["slow_steps"]
+    slow = slow.but(itl_mean_drift_ratio=3.0, itl_mean_s=0.03)
+    explained.without([cause], slow.facts())
+    late = slow.facts()
+    assert explained.lasting([], late) == ["slow_steps"]
+    assert not explained.lasting([cause], late)
+    assert not explained.lasting([], slow.but(itl_mean_drift_ratio=1.5).facts())
+    assert not explained.lasting([], slow.but(itl_mean_s=0.02).facts())
 
 
 @pytest.mark.parametrize("cause_id", ["queue_saturation", "prefill_interference"])

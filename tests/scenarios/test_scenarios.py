@@ -12,6 +12,7 @@ from tests.incidents.rebuilt import worded
 from tests.scenarios.cases import SCENARIOS
 from tests.scenarios.engine import Engine, Knobs
 from tests.scenarios.load import BEGINS_S, Scenario, said
+from tests.scenarios.random_faults import judged
 
 UNTIL_S = 360.0
 QUICK = (
@@ -45,6 +46,18 @@ def test_late_first_tokens_behind_long_prompts_are_told_after_two_minutes() -> N
     first_s, said_first = told[0]
     assert said_first.startswith("prefill_interference")
     assert BEGINS_S + 120.0 <= first_s <= BEGINS_S + 150.0
+
+
+@pytest.mark.parametrize(
+    ("seed", "cause"),
+    [(12, "unexplained_latency"), (44, "unexplained_latency"), (67, "slow_steps"), (55, "")],
+)
+def test_random_engines_are_told_and_quiet_ones_are_not(seed: int, cause: str) -> None:
+    row = judged(seed)
+    assert not row.is_silent
+    assert not row.is_needless
+    first = row.said.most_common(1)[0][0]
+    assert first.startswith(cause) if cause else row.told_share == 0.0
 
 
 def test_drafts_are_counted_from_the_restart_that_switches_them_on() -> None:
