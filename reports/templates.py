@@ -17,12 +17,10 @@ def environment(
     read: Callable[[str], str],
     filters: Mapping[str, Any],
     names: Mapping[str, Any],
-    shown: Callable[[Any], Any] | None = None,
 ) -> Environment:
     """A Jinja environment that escapes all values and raises an error for an undefined one.
 
-    `read` returns the text of a template by name. `names` are available in all templates. `shown`
-    returns a value for output; it returns Markup to escape for another language than HTML.
+    `read` returns the text of a template by name. `names` are available in all templates.
     """
     environment = Environment(
         loader=FunctionLoader(read),
@@ -31,7 +29,7 @@ def environment(
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
-        finalize=shown or _shown,
+        finalize=_shown,
     )
     environment.filters.update(filters)
     environment.globals.update(names)

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file, and as Markdown for a ticket or a mail. Pure."""
+"""The report as one self-contained HTML file. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.reports.weekly.figures import UnknownSignal
@@ -279,7 +278,7 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
 
 
 def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict[str, Any]:
-    """What the templates of HTML and Markdown show, by name."""
+    """What the templates show, by name."""
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
     drawn = strips(report, calendar)
@@ -339,44 +338,3 @@ def read_template(name: str, package: str = __package__ or "") -> str:
 @cache
 def _environment() -> Environment:
     return environment(read_template, FILTERS, GLOBALS)
-
-
-# --- Markdown -------------------------------------------------------------------------------------
-
-
-NAME = re.compile(r"[\w.:/+-]+")
-
-
-def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
-    """The report as Markdown. All values are escaped. With `docs_url`, incidents link to the pages
-    of their causes."""
-    values = template_values(report, docs_url=docs_url, plots=False)
-    lines = _markdown_environment().get_template("report.md.j2").render(values).splitlines()
-    text = "\n".join(map(_tidied, lines))
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
-
-
-def _tidied(line: str) -> str:
-    """A line without spare spaces. An empty cell of a table becomes a dash."""
-    line = re.sub(r" ([;,.])(?= |$)", r"\1", " ".join(line.split()))
-    return re.sub(r"\|(?= \|)", "| -", line) if line.startswith("|") else line
-
-
-def _shown(value: Any) -> Markup:  # noqa: ANN401
-    """A value of the template as Markdown text on one line."""
-    return value if isinstance(value, Markup) else Markup(escaped(re.sub(r"\s+", " ", str(value))))
-
-
-def _code(name: str) -> Markup:
-    """A name as code. A changed flag is bold instead, because a backtick in it would end the
-    code."""
-    return Markup(f"`{name}`" if NAME.fullmatch(name) else f"**{_shown(name)}**")
-
-
-def _link(words: str, page: str) -> Markup:
-    return Markup(f"[{_shown(words)}]({page})")
-
-
-@cache
-def _markdown_environment() -> Environment:
-    return environment(read_template, {**FILTERS, "code": _code, "link": _link}, GLOBALS, _shown)

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.reports.weekly.page.html import SECTIONS, render, render_markdown
+from kneewatch.reports.weekly.page.html import SECTIONS, render
+from kneewatch.reports.weekly.page.markdown import render_markdown
 from tests.reports.weekly.page import examples
 from tests.reports.weekly.page.hostile_report import hostile
 from tests.reports.weekly.page.test_html import REPORTS
@@ -66,15 +67,14 @@ def test_the_same_figures_as_in_html() -> None:
         "TTFT P99 4.2 s, up from 1.3 s, worse",
         "| KV cache eviction rate | 1.3%/s; worst hour 24%/s | below 5% "
         "| **critical** | 0%/s ▲ up, worse; 0%/s ▲ up, worse |",
-        "| **critical** I1 ",
-        "stage 2 (evicting) from 14:12:00",
+        "| I1 The KV cache was too small for the load |",
         "| 1,204 requests | at least 2,061,000 tokens | 3,110 requests | 420 requests |",
         "- **--kv-cache-dtype fp8 (now auto)**",
         "| KV usage | 100% | 74% | 71% |",
         "220% spent: exhausted",
         "- C_max of one engine: 41 (37 to 46) requests in flight",
         "29% short of the peak",
-        "- Needed: 12 GPUs\n",
+        "| Needed | 12 GPUs |",
         "To enable it: Start vLLM with --kv-cache-metrics",
         "TTFT P99, Before 31 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
     ):
