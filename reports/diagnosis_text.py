@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -118,6 +118,53 @@ class Style(Struct, frozen=True):
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
 
+HEAD, CAUSE, SECTION, LINE, LEAD, ITEM = "head", "cause", "section", "line", "lead", "item"
+"""Kinds of rows: the first line, a cause's first line, a heading, a line of its own, and lines
+below a cause or heading (LEAD is its sentence)."""
+
+Row = tuple[str, str]
+"""A kind and the words. Text and Markdown are made from the same rows."""
+
+INDENTS = {CAUSE: (0, 3), SECTION: (0, 0), LINE: (0, 2), LEAD: (3, 0), ITEM: (3, 2)}
+"""The indents of a row's first line and of the further ones, in addition."""
+
+
+def as_text(rows: Iterable[Row], style: Style) -> str:
+    """Rows as text."""
+    lines: list[str] = []
+    for kind, words in rows:
+        if kind in (CAUSE, SECTION) and lines:
+            lines.append("")
+        if kind == HEAD or words.startswith(advice.RUN):
+            lines.append(words if kind == HEAD else f"   {words}")
+            continue
+        indent, more = INDENTS[kind]
+        folded = wrapped(words, width=style.width, indent=indent, more=more)
+        if kind == CAUSE:
+            first = words[: words.index(")") + 1]
+            folded[0] = folded[0].replace(first, style.bold(first), 1)
+        lines += folded
+    return "\n".join(lines)
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
+    """Rows as Markdown, for a ticket or a chat."""
+    lines: list[str] = []
+    for kind, words in rows:
+        plain = " ".join(escaped(words).split())
+        if kind in (HEAD, CAUSE, SECTION):
+            mark = "##" if kind == HEAD else "###"
+            lines += ["", f"{mark} {as_sentence(plain).rstrip(':.')}", ""]
+        elif kind == ITEM:
+            against = plain.startswith("- ")
+            lines.append(
+                f"- {'against: ' if against else ''}{plain.removeprefix('- ').removeprefix('+ ')}"
+            )
+        else:
+            lines += ["", re.sub(r":\.$", ":", as_sentence(plain)), ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+
+
 def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) -> str:
     """The diagnoses of one moment as text, the worst engine first. If the footers of all engines
     are equal, the footer is printed once.
@@ -125,13 +172,35 @@ def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) ->
     `footers`: add what latencies were judged against, and what could not be judged.
     """
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    blocks = ["\n".join(_body(diagnosis, style)) for diagnosis in ordered]
-    ends = ["\n".join(_footer(diagnosis, style)) for diagnosis in ordered]
+    blocks = [as_text(_body(diagnosis, style), style) for diagnosis in ordered]
+    ends = [as_text(_footer(diagnosis), style) for diagnosis in ordered]
     if not footers:
         return "\n\n".join(blocks)
     if len(set(ends)) == 1:
         return "\n\n".join((*blocks, ends[0]))
     return "\n\n".join(part for pair in zip(blocks, ends, strict=True) for part in pair)
+
+
+def markdown(diagnoses: Sequence[Verdict], *, footers: bool = True, docs_url: str = "") -> str:
+    """The diagnoses of one moment as Markdown, the worst engine first. `footers` as in `text`."""
+    return "\n\n".join(
+        as_markdown(
+            [
+                *_body(diagnosis, Style(docs_url=docs_url)),
+                *(_footer(diagnosis) if footers else ()),
+                (LINE, f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC"),
+            ]
+        )
+        for diagnosis in sorted(diagnoses, key=lambda d: -d.severity)
+    )
+
+
+SPECIAL = re.compile(r"([\\`*\[\]<>|])")
+
+
+def escaped(line: str) -> str:
+    """Text with every Markdown character escaped."""
+    return SPECIAL.sub(r"\\\1", printable(line))
 
 
 def who(diagnosis: Verdict) -> str:
@@ -349,29 +418,26 @@ def _numbers(diagnosis: Verdict, numbers: Sequence[Number]) -> list[tuple[str, s
     ]
 
 
-def _body(diagnosis: Verdict, style: Style) -> list[str]:
-    def fold(line: str, *, indent: int = 0) -> list[str]:
-        return wrapped(line, width=style.width, indent=indent)
-
-    lines = [_verdict(diagnosis, style), *fold(raised_words(diagnosis))]
-    lines += fold(changed_words(diagnosis))
-    lines += [*fold(stage_words(diagnosis)), *fold(_figures_line(diagnosis))]
+def _body(diagnosis: Verdict, style: Style) -> list[Row]:
+    lines = [
+        raised_words(diagnosis),
+        changed_words(diagnosis),
+        stage_words(diagnosis),
+        _figures_line(diagnosis),
+    ]
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
-        lines += fold(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
+        lines.append(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
+    rows = [(HEAD, _verdict(diagnosis, style)), *((LINE, line) for line in lines if line)]
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, diagnosis, style)]
-    worse = notable(diagnosis, "warning", "critical")
-    if worse:
-        lines += ["", "also out of bounds:"]
+        rows += _cause(place, cause, diagnosis, style)
+    if worse := notable(diagnosis, "warning", "critical"):
+        rows.append((SECTION, "also out of bounds:"))
     for finding in worse:
-        line = finding_words(finding, diagnosis)
-        lines += fold(f"{line}; {finding.state}. {advice_words(finding, diagnosis)}", indent=3)
-    notes = notable(diagnosis, "info")
-    if notes:
-        lines += ["", "notes:"]
-    for finding in notes:
-        lines += fold(finding_words(finding, diagnosis), indent=3)
-    return lines
+        line = f"{finding_words(finding, diagnosis)}; {finding.state}. "
+        rows.append((ITEM, line + advice_words(finding, diagnosis)))
+    if notes := notable(diagnosis, "info"):
+        rows.append((SECTION, "notes:"))
+    return rows + [(ITEM, finding_words(finding, diagnosis)) for finding in notes]
 
 
 def _verdict(diagnosis: Verdict, style: Style) -> str:
@@ -383,27 +449,23 @@ def _verdict(diagnosis: Verdict, style: Style) -> str:
     return f"{verdict}{first}  {who(diagnosis)}{as_of}"
 
 
-def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[str]:
+def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[Row]:
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
-    evidence, against = evidence_lines(cause)
-    rows = [
-        (summary_words(cause, diagnosis.t_s), 0),
-        *((f"+ {item}", 2) for item in evidence),
-        *((f"- {item}", 2) for item in against),
-        (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
-        (unless_words(cause), 2),
-        *((row, 2) for row in advice.rows(diagnosis, cause)),
-        (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
-    ]
     lasted = "" if cause.since_s is None else lasting(cause.since_s, diagnosis.t_s)
-    lines = wrapped(f"{head} {lasted}".rstrip(), width=style.width, more=3)
-    lines[0] = lines[0].replace(head, style.bold(head), 1)
-    for row, more in rows:
-        if row.startswith(advice.RUN):
-            lines.append(f"   {row}")
-        else:
-            lines += wrapped(row, width=style.width, indent=3, more=more)
-    return lines
+    evidence, against = evidence_lines(cause)
+    items = (
+        *(f"+ {item}" for item in evidence),
+        *(f"- {item}" for item in against),
+        f"explains: {', '.join(cause.explains)}" if cause.explains else "",
+        unless_words(cause),
+        *advice.rows(diagnosis, cause),
+        f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "",
+    )
+    return [
+        (CAUSE, f"{head} {lasted}".rstrip()),
+        (LEAD, summary_words(cause, diagnosis.t_s)),
+        *((ITEM, item) for item in items if item),
+    ]
 
 
 def _turn(point: Counterfactual) -> str:
@@ -437,94 +499,12 @@ def summary_words(cause: Cause, t_s: float) -> str:
     return cause.summary
 
 
-def _footer(diagnosis: Verdict, style: Style) -> list[str]:
-    lines: list[str] = []
+def _footer(diagnosis: Verdict) -> list[Row]:
+    rows: list[Row] = []
     if diagnosis.was_read:
-        lines = wrapped(
-            f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}", width=style.width
-        )
+        rows.append((LINE, f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}"))
     if words := server_words(diagnosis.server):
-        lines += wrapped(f"server: {words}", width=style.width)
-    unknown = gaps(diagnosis)
-    if unknown:
-        lines.append("could not be judged:")
-    for line in unknown:
-        lines += wrapped(line, width=style.width, indent=3)
-    return lines
-
-
-# --- Markdown, for a ticket or a chat -------------------------------------------------------------
-
-
-SPECIAL = re.compile(r"([\\`*\[\]<>|])")
-
-
-def markdown(diagnoses: Sequence[Verdict], *, footers: bool = True, docs_url: str = "") -> str:
-    """The diagnoses of one moment as Markdown, the worst engine first. `footers` as in `text`."""
-    ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    return "\n\n".join(_markdown(diagnosis, docs_url, footers=footers) for diagnosis in ordered)
-
-
-def escaped(line: str) -> str:
-    """Text with every Markdown character escaped."""
-    return SPECIAL.sub(r"\\\1", printable(line))
-
-
-def _markdown(diagnosis: Verdict, docs_url: str, *, footers: bool) -> str:
-    lines = [
-        f"## {diagnosis.health.upper()}: {escaped(who(diagnosis))}",
-        "",
-        f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC. {stage_words(diagnosis)}.",
-    ]
-    for line in filter(None, (changed_words(diagnosis), raised_words(diagnosis))):
-        lines[2:2] = [escaped(f"{line[0].upper()}{line[1:]}."), ""]
-    if line := _figures_line(diagnosis):
-        lines.append(f"{line[0].upper()}{line[1:]}.")
-    if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
-        lines += ["", *(f"- {symptom}: {words}" for symptom, words in symptoms)]
-    for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_markdown_cause(place, cause, diagnosis, docs_url)]
-    findings = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
-    if findings:
-        lines += ["", "### Also out of bounds", ""]
-    for finding in findings:
-        advised = f" {advice_words(finding, diagnosis)}" if finding.clearing_since_s is None else ""
-        words = escaped(finding_words(finding, diagnosis))
-        lines.append(f"- {words}; {finding.state}.{advised}")
-    if not footers:
-        return "\n".join(lines)
-    basis = latency_basis(diagnosis)
-    lines += ["", as_sentence(basis)]
-    if words := server_words(diagnosis.server):
-        lines += ["", f"Server: {escaped(words)}."]
+        rows.append((LINE, f"server: {words}"))
     if unknown := gaps(diagnosis):
-        lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in unknown)]
-    return "\n".join(lines)
-
-
-def _markdown_cause(place: int, cause: Cause, diagnosis: Verdict, docs_url: str) -> list[str]:
-    summary = escaped(summary_words(cause, diagnosis.t_s))
-    if cause.since_s is not None:
-        summary += f" Since {moment(cause.since_s, diagnosis.t_s)}."
-    lines = [
-        f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
-        "",
-        summary,
-        "",
-        "| evidence | signal | value | threshold |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {side}{escaped(item.text)} | `{item.signal}` | {quantity(item.signal, item.value)} "
-        f"| {quantity(item.signal, item.threshold, stated=True)} |"
-        for side, items in (("", cause.evidence), ("against: ", cause.against))
-        for item in items
-    ]
-    if cause.explains:
-        lines += ["", f"Explains: {', '.join(f'`{other}`' for other in cause.explains)}."]
-    for row in advice.rows(diagnosis, cause):
-        head, _, rest = row.partition(": ")
-        lines += ["", f"**{head.capitalize()}:** {escaped(rest)}"]
-    if docs := cause_page(docs_url, cause.id):
-        lines += ["", f"Docs: <{docs}>"]
-    return lines
+        rows.append((LINE, "could not be judged:"))
+    return rows + [(ITEM, line) for line in unknown]

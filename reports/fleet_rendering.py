@@ -16,7 +16,20 @@ from kneewatch.diagnose.fleet.verdict import (
     TierVerdict,
 )
 from kneewatch.diagnose.recommend.recommendation import changes_words
-from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
+from kneewatch.reports.diagnosis_text import (
+    AGAINST_SHOWN,
+    CAUSE,
+    HEAD,
+    ITEM,
+    LEAD,
+    LINE,
+    SECTION,
+    Row,
+    Style,
+    as_markdown,
+    as_text,
+    server_words,
+)
 from kneewatch.reports.recommendation_text import numbers_words
 from kneewatch.rules.formatting import (
     clock,
@@ -29,7 +42,6 @@ from kneewatch.rules.formatting import (
     quantity,
     span,
     stated_duration,
-    wrapped,
 )
 from kneewatch.rules.rule import OK, STATES, WARNING, Severity
 
@@ -41,30 +53,37 @@ NOTES_SHOWN = 12
 
 def text(fleet: FleetVerdict, style: Style) -> str:
     """The state of a fleet as text, the worst first."""
-    head = f"{fleet.health.upper()}  fleet at {fleet.source}"
-    lines = [style.paint(printable(head), fleet.health)]
-    for row in (f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC: {counts(fleet)}", *state(fleet)):
-        lines += wrapped(row, width=style.width)
+    return as_text(_rows(fleet, style), style)
+
+
+def markdown(fleet: FleetVerdict, *, docs_url: str = "") -> str:
+    """The state of a fleet as Markdown, the worst first."""
+    return as_markdown(_rows(fleet, Style(docs_url=docs_url)))
+
+
+def _rows(fleet: FleetVerdict, style: Style) -> list[Row]:
+    head = printable(f"{fleet.health.upper()}  fleet at {fleet.source}")
+    rows = [(HEAD, style.paint(head, fleet.health))]
+    when = f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC: {counts(fleet)}"
+    rows += [(LINE, line) for line in (when, *state(fleet))]
     first: dict[str, int] = {}
     for at, cause in enumerate(fleet.causes, 1):
-        lines += ["", *_cause(at, cause, style, first)]
+        rows += _cause(at, cause, style, first)
     if fleet.advice:
-        lines += ["", "recommendations:"]
-        for advised in fleet.advice:
-            lines += _advice(advised, style)
+        rows.append((SECTION, "recommendations:"))
+    for advised in fleet.advice:
+        change, *words = advice_words(advised)
+        rows += [(LEAD, change), *((ITEM, line) for line in words)]
     worst = worst_engines(fleet)
     if worst:
-        lines.append("")
-        for engine in worst[:ENGINES_SHOWN]:
-            lines += wrapped(engine_words(engine), width=style.width)
-        if len(worst) > ENGINES_SHOWN:
-            lines.append(f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all")
-    lines += _tiers(fleet, style)
+        rows.append((SECTION, "worst engines:"))
+    rows += [(ITEM, engine_words(engine)) for engine in worst[:ENGINES_SHOWN]]
+    if len(worst) > ENGINES_SHOWN:
+        rows.append((ITEM, f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all"))
+    rows += _tiers(fleet)
     if fleet.notes:
-        lines += ["", "could not be judged:"]
-        for note in fleet.notes[:NOTES_SHOWN]:
-            lines += wrapped(note, width=style.width, indent=3)
-    return "\n".join(lines)
+        rows.append((SECTION, "could not be judged:"))
+    return rows + [(ITEM, note) for note in fleet.notes[:NOTES_SHOWN]]
 
 
 def counts(fleet: FleetVerdict) -> str:
@@ -206,134 +225,47 @@ def engine_facts(engine: EngineVerdict) -> str:
     return "; ".join(part for part in (", ".join(engine.causes), stage, rules, numbers) if part)
 
 
-def _advice(advice: FleetAdvice, style: Style) -> list[str]:
-    head, *rows = advice_words(advice)
-    lines = wrapped(f"- {head}", width=style.width, indent=3)
-    for row in rows:
-        lines += wrapped(row, width=style.width, indent=5)
-    return lines
-
-
-def _tiers(fleet: FleetVerdict, style: Style) -> list[str]:
-    """Lines about all tiers. Tiers with a problem come first and are shown in full; each of the
+def _tiers(fleet: FleetVerdict) -> list[Row]:
+    """Rows about all tiers. Tiers with a problem come first and are shown in full; each of the
     others is one line."""
     troubled = {(c.pool, c.tier) for c in fleet.causes if c.severity >= WARNING}
     troubled |= {(advice.pool, advice.tier) for advice in fleet.advice}
     ill = {(e.pool, e.tier, e.role) for e in worst_engines(fleet)}
-    in_full: list[str] = []
-    in_a_line: list[str] = []
+    in_full: list[Row] = []
+    in_a_line: list[Row] = [(ITEM, split_words(split)) for split in fleet.splits]
     for tier in fleet.tiers:
         if (
             not troubled.isdisjoint({(tier.pool, tier.tier), (tier.pool, None)})
             or (tier.pool, tier.tier, tier.role) in ill
         ):
-            in_full += ["", *wrapped(tier_words(tier), width=style.width)]
-            in_full += wrapped(size_words(tier.size), width=style.width, indent=3)
-            if words := server_words(tier.server):
-                in_full += wrapped(f"server: {words}", width=style.width, indent=3)
-            for signal, spread in tier.signals.items():
-                in_full += wrapped(spread_words(signal, spread), width=style.width, indent=3)
+            server = server_words(tier.server)
+            in_full += [(SECTION, tier_words(tier)), (LEAD, size_words(tier.size))]
+            in_full += [(ITEM, f"server: {server}")] if server else []
+            in_full += [(ITEM, spread_words(*signal)) for signal in tier.signals.items()]
         else:
-            row = f"ok: {tier_words(tier)}; {size_words(tier.size)}"
-            in_a_line += wrapped(row, width=style.width)
-    splits = [line for s in fleet.splits for line in wrapped(split_words(s), width=style.width)]
-    return [*in_full, *([""] if in_a_line or splits else []), *splits, *in_a_line]
+            in_a_line.append((ITEM, f"ok: {tier_words(tier)}; {size_words(tier.size)}"))
+    return [
+        *in_full,
+        *([(SECTION, "other tiers:" if in_full else "tiers:")] if in_a_line else []),
+        *in_a_line,
+    ]
 
 
-def _cause(at: int, cause: FleetCause, style: Style, first: dict[str, int]) -> list[str]:
-    """Lines for a cause. `first` maps each advice to the number of the first cause with that
+def _cause(at: int, cause: FleetCause, style: Style, first: dict[str, int]) -> list[Row]:
+    """Rows for a cause. `first` maps each advice to the number of the first cause with that
     advice; later causes refer to this number."""
     same_as = first.setdefault(cause.lever, at)
     head = f"{at}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
-    rows = [
-        cause.summary,
+    docs = cause_page(style.docs_url, cause.id) if same_as == at else ""
+    items = (
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
         f"replicas: {replica_words(cause.replicas)}",
         f"do first: {cause.lever if same_as == at else f'same as {same_as}'}",
-        *(
-            [f"docs: {docs}"]
-            if same_as == at and (docs := cause_page(style.docs_url, cause.id))
-            else []
-        ),
-    ]
-    lines = wrapped(f"{head} in {place(cause.pool, cause.tier)}", width=style.width, more=3)
-    lines[0] = lines[0].replace(head, style.bold(head), 1)
-    for row in rows:
-        lines += wrapped(row, width=style.width, indent=3)
-    return lines
-
-
-# --- Markdown, for a ticket or a chat -------------------------------------------------------------
-
-
-def markdown(fleet: FleetVerdict, *, docs_url: str = "") -> str:
-    """The state of a fleet as Markdown, the worst first."""
-    lines = [
-        f"## {fleet.health.upper()}: fleet at {escaped(fleet.source)}",
-        "",
-        f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC. {escaped(counts(fleet))}.",
-        *(f"- {escaped(row)}" for row in state(fleet)),
-    ]
-    for at, cause in enumerate(fleet.causes, 1):
-        lines += ["", *_markdown_cause(at, cause, docs_url)]
-    if fleet.advice:
-        lines += ["", "### Recommendations", ""]
-        for advice in fleet.advice:
-            head, *rows = advice_words(advice)
-            lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
-    for tier in fleet.tiers:
-        lines += ["", *_tier(tier)]
-    worst = worst_engines(fleet)
-    if worst:
-        lines += ["", "### Worst engines", ""]
-        lines += [f"- {escaped(engine_words(engine))}" for engine in worst[:ENGINES_SHOWN]]
-        if len(worst) > ENGINES_SHOWN:
-            lines.append(f"- and {len(worst) - ENGINES_SHOWN} more")
-    if fleet.notes:
-        lines += ["", "### Could not be judged", "", *(f"- {escaped(n)}" for n in fleet.notes)]
-    return "\n".join(lines)
-
-
-def _markdown_cause(at: int, cause: FleetCause, docs_url: str) -> list[str]:
+        f"docs: {docs}" if docs else "",
+    )
     return [
-        f"### {at}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f}): "
-        f"{escaped(place(cause.pool, cause.tier))}",
-        "",
-        escaped(cause.summary),
-        "",
-        *(f"- for: {escaped(item.text)} (`{item.signal}`)" for item in cause.evidence),
-        *(f"- against: {escaped(item.text)} (`{item.signal}`)" for item in cause.against),
-        f"- replicas: {escaped(replica_words(cause.replicas))}",
-        f"- do first: {escaped(cause.lever)}",
-        *([f"- docs: <{docs}>"] if (docs := cause_page(docs_url, cause.id)) else []),
+        (CAUSE, f"{head} in {place(cause.pool, cause.tier)}"),
+        (LEAD, cause.summary),
+        *((ITEM, item) for item in items if item),
     ]
-
-
-def _tier(tier: TierVerdict) -> list[str]:
-    facts = server_words(tier.server)
-    return [
-        f"### {escaped(tier_words(tier))}",
-        "",
-        escaped(size_words(tier.size)),
-        *(["", f"Server: {escaped(facts)}"] if facts else []),
-        "",
-        "| signal | worst | where | min | median | mean | max | engines | unknown |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_row(signal, spread) for signal, spread in tier.signals.items()),
-    ]
-
-
-def _row(signal: str, spread: Spread) -> str:
-    cells = [
-        f"`{signal}`",
-        quantity(signal, spread.worst_value(signal)),
-        escaped(spread.worst),
-        quantity(signal, spread.least),
-        quantity(signal, spread.median),
-        "-" if spread.mean is None else quantity(signal, spread.mean),
-        quantity(signal, spread.most),
-        str(spread.count),
-        str(spread.unknown),
-    ]
-    return f"| {' | '.join(cells)} |"

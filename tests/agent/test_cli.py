@@ -422,8 +422,8 @@ def test_markdown(main: Main) -> None:
     assert ended.out.startswith("```\n")
     assert ended.out.count("```") == 2
     assert "\n# at its worst, 2026-11-21 " in ended.out
-    assert "\n## CRITICAL: kv\\_" not in ended.out
-    assert "\n### 1. `kv_pressure` (critical, confidence 0." in ended.out
+    assert "kv\\_" not in ended.out
+    assert "\n### 1. kv_pressure (critical, confidence 0." in ended.out
 
 
 def test_a_target_of_a_capture_is_judged_against_what_is_promised(main: Main) -> None:

@@ -133,7 +133,7 @@ def test_a_password_is_not_shown(serving: Start, main: Main) -> None:
 def test_markdown(serving: Start, main: Main) -> None:
     watch = main("diagnose", serving(in_turn(PAGES)).url, *SHORT[:4], "--format", "markdown")
     assert watch.status == 0
-    assert watch.out.startswith("## OK: http://127.0.0.1:")
+    assert watch.out.startswith("## OK http://127.0.0.1:")
 
 
 HTML = answer(b"<!doctype html><title>login</title>", "Content-Type: text/html")

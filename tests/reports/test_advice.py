@@ -64,9 +64,9 @@ def test_the_best_in_full_and_the_others_short() -> None:
 
 def test_markdown_says_the_same() -> None:
     rendered = markdown([ADVISED])
-    assert "**Then fix it:** --kv-cache-dtype fp8 (now auto). The same memory" in rendered
-    assert "**Verify:** preemption_per_s goes to 0" in rendered
-    assert "**Alternatives:** replicas 1 -\\> 3" in rendered
+    assert "- then fix it: --kv-cache-dtype fp8 (now auto). The same memory" in rendered
+    assert "- verify: preemption_per_s goes to 0" in rendered
+    assert "- alternatives: replicas 1 -\\> 3" in rendered
 
 
 def test_figures_before_and_after_belong_to_one_load() -> None:

@@ -404,18 +404,17 @@ def test_markdown() -> None:
     rendered = markdown(
         [changed(SICK, model="a|b*c", findings=[note], unknown=["gpu_*: no source"])]
     )
-    assert rendered.startswith("## CRITICAL: http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n")
-    assert (
-        "\n2026-11-21 00:06:40 UTC. KV cascade: stage 3 (queueing) for 40 s, since 00:06:0"
-        in rendered
+    assert rendered.startswith(
+        "## CRITICAL kv_pressure http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n"
     )
-    assert "\n### 1. `kv_pressure` (critical, confidence 0.97)\n" in rendered
-    row = "| the KV cache is 99% full | `kv_usage_avg_ratio` | 99% | 90% |"
-    assert row in rendered.splitlines()
-    assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in rendered.splitlines()
-    assert "\n**Then fix it:** Give the KV cache more room" in rendered
-    assert "\nExplains: `queue_saturation`." in rendered
+    assert rendered.endswith("\n\n2026-11-21 00:06:40 UTC.")
+    assert "\nKV cascade: stage 3 (queueing) for 40 s, since 00:06:0" in rendered
+    assert "\n### 1. kv_pressure (critical, confidence 0.97) for " in rendered
+    assert "\n- the KV cache is 99% full \\[kv_usage_avg_ratio\\]\n" in rendered
+    assert "\n- against: the cache is large \\[kv_capacity_tokens\\]\n" in rendered
+    assert "\n- then fix it: Give the KV cache more room" in rendered
+    assert "\n- explains: queue_saturation\n" in rendered
     seen = "- ERRORS: Requests end in an error (finished_error_ratio 3%); warning. Read vLLM's log."
     assert f"\n### Also out of bounds\n\n{seen}" in rendered
-    assert "\n- gpu_\\*: no source" in rendered
-    assert "Could not be judged" not in markdown([SICK], footers=False)
+    assert "\nCould not be judged:\n\n- gpu_\\*: no source" in rendered
+    assert "not be judged" not in markdown([SICK], footers=False)

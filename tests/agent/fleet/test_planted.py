@@ -110,8 +110,7 @@ def test_the_command_for_people(argv: list[str], main: Main) -> None:
     linked = main(*argv, "--docs-url", "https://wiki/k")
     assert "   docs: https://wiki/k/causes/bad_node" in linked.out
     marked = main(*argv, "--format", "markdown", "--docs-url", "https://wiki/k")
-    assert "| signal | worst |" in marked.out
-    assert "- docs: <https://wiki/k/causes/bad_node>" in marked.out
+    assert "\n- docs: https://wiki/k/causes/bad_node\n" in marked.out
 
 
 def test_a_part_of_the_fleet(argv: list[str], main: Main) -> None:

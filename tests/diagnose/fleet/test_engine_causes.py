@@ -71,7 +71,7 @@ def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
     lines = text(diagnosis, Style()).splitlines()
     assert lines[4].startswith("1. queue_saturation (critical")
     assert sum("do first: Add replicas" in line for line in lines) == 1, "the same advice once"
-    assert sum(line.startswith("ok: beta/m: 4 replicas") for line in lines) == 1
+    assert sum(line.strip().startswith("ok: beta/m: 4 replicas") for line in lines) == 1
     assert not any(line.startswith("CRITICAL a") for line in lines), "named by the cause"
     advised = {advice.pool: advice.changes[0].after for advice in diagnosis.advice}
     assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
