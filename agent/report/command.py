@@ -22,7 +22,7 @@ from kneewatch.agent.report.history import History
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.reader import PeriodReader
 from kneewatch.agent.report.request import ReportRequest, stated_of
-from kneewatch.agent.report.schedule import MetricsQuery, zone_of
+from kneewatch.agent.report.schedule import MetricsQuery, summary, zone_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -221,7 +221,7 @@ def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
 
     if form == "summary":
-        return page.render_summary
+        return summary
     render = page.render_markdown if form == "markdown" else page.render
     return partial(render, docs_url=docs_url)
 

@@ -24,7 +24,7 @@ from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered, reported_together
 from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
-from kneewatch.rules.formatting import plural
+from kneewatch.rules.formatting import plural, wrapped
 from kneewatch.rules.rule import BY_WORD
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
 
 
 def message_of(report: WeeklyReport, file: str) -> Message:
-    """The message about a report. It has one part per tier, the worst tier first."""
+    """The message about a report."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
-    from kneewatch.reports.weekly.page.formatting import sentence
-    from kneewatch.reports.weekly.page.summary import CHANGES_MOST, changed, first_steps
     from kneewatch.reports.weekly.report import document
 
     zone = ZoneInfo(report.timezone)
@@ -79,34 +77,59 @@ def message_of(report: WeeklyReport, file: str) -> Message:
     )
     serious = sum(incident.severity in ("warning", "critical") for incident in report.incidents)
     incidents = plural(serious, "incident") if serious else "no incident"
-    order = sorted(
-        report.verdicts, key=lambda verdict: -float(BY_WORD.get(verdict.health, UNKNOWN))
-    )
-    steps = tuple(
-        Line(step.tier, f"{step.text} By {step.owner}; takes {step.effort}", step.command)
-        for step in first_steps(report)
-    )
-    changes = tuple(Line(tier, sentence(trend)) for tier, trend in changed(report)[:CHANGES_MOST])
-    parts = tuple(_part(verdict) for verdict in order[:TIERS_MOST])
-    if len(order) > TIERS_MOST:
-        parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
-    if changes:
-        parts = (Part("Changed against the period before", changes), *parts)
-    if steps:
-        parts = (Part("Do first", steps), *parts)
-    notices = tuple(Line("", notice) for notice in report.notices)
-    if notices:
-        parts = (Part("Notices", notices), *parts)
     return Message(
         id=identity(STATUS, report.period.from_s, report.period.to_s, report.made_s),
         status=STATUS,
         severity=report.severity,
         t_s=report.made_s,
         headline=f"Report {first} to {last}: {incidents}",
-        parts=parts,
+        parts=_parts(report, most=TIERS_MOST),
         more=f"Report: {file} (attached to mails; open it in a browser)",
         events=({"verdicts": document(report)["verdicts"], "file": file},),
     )
+
+
+def summary(report: WeeklyReport) -> str:
+    """The parts of the message as plain text, with all tiers, for a mail, a chat or a ticket."""
+    from kneewatch.reports.weekly.page.formatting import Calendar
+    from kneewatch.reports.weekly.page.summary import headline, title
+
+    period = Calendar(report.timezone, report.period).title
+    rows = [f"{title(report)} {period}", headline(report)[1]]
+    for part in _parts(report, most=len(report.verdicts)):
+        rows += ["", part.title, *(f"- {line.plain()}" for line in part.lines)]
+    return "\n".join(line for row in rows for line in wrapped(row) or [""]) + "\n"
+
+
+def _parts(report: WeeklyReport, *, most: int) -> tuple[Part, ...]:
+    """What a report says in brief: notices, the first actions, what changed, and a part for each
+    tier, the worst first; at most `most` of them."""
+    from kneewatch.reports.weekly.page.formatting import sentence
+    from kneewatch.reports.weekly.page.summary import CHANGES_MOST, changed, first_steps
+
+    steps = [
+        Line(
+            step.tier,
+            f"{'' if step.command else f'{step.text} '}{step.why} By {step.owner}; takes "
+            f"{step.effort}{f'; {step.saving}' if step.saving else ''}",
+            step.command,
+        )
+        for step in first_steps(report)
+    ]
+    changes = [Line(tier, sentence(trend)) for tier, trend in changed(report)[:CHANGES_MOST]]
+    named = {
+        "Notices": [Line("", notice) for notice in report.notices],
+        "Do first": steps,
+        "Changed against the period before": changes,
+    }
+    order = sorted(
+        report.verdicts, key=lambda verdict: -float(BY_WORD.get(verdict.health, UNKNOWN))
+    )
+    parts = [Part(name, tuple(lines)) for name, lines in named.items() if lines]
+    parts += [_part(verdict) for verdict in order[:most]]
+    if len(order) > most:
+        parts.append(Part(f"{plural(len(order) - most, 'more tier')}: see the report"))
+    return tuple(parts)
 
 
 def _part(verdict: Verdict) -> Part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -16,11 +16,10 @@ from kneewatch.reports.weekly.page.formatting import (
     arrow,
     flag,
     health,
-    sentence,
 )
 from kneewatch.reports.weekly.report import Action, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import TierMoney
-from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, wrapped
+from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural
 
 STEPS_MOST, CHANGES_MOST = 3, 8
 ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns the GPUs"
@@ -142,34 +141,3 @@ def changed(report: WeeklyReport) -> tuple[tuple[str, Trend], ...]:
         for trend in verdict.trends
         if arrow(trend)
     )
-
-
-def render_summary(report: WeeklyReport) -> str:
-    """The summary as plain text, for a mail, a chat or a ticket."""
-    lines = [line for text in _lines(report) for line in wrapped(text, more=5) or [""]]
-    return "\n".join(lines) + "\n"
-
-
-def _lines(report: WeeklyReport) -> Iterator[str]:
-    yield f"{title(report)} {Calendar(report.timezone, report.period).title}"
-    yield headline(report)[1]
-    yield from map(as_sentence, report.notices)
-    steps = first_steps(report)
-    yield ""
-    yield "Do first:" if steps else "Nothing to do."
-    for place, step in enumerate(steps, 1):
-        yield f"{place}. {step.tier}: {step.text} {step.why}"
-        saving = f"; {step.saving}" if step.saving else ""
-        yield f"   by {step.owner}; takes {step.effort}{saving}"
-    changes = changed(report)
-    if report.compared is not None and report.compared.covered_s > 0:
-        yield ""
-        yield "Changed against the period before:" if changes else "Nothing changed beyond noise."
-    for tier, trend in changes[:CHANGES_MOST]:
-        yield f"- {tier}: {arrow(trend)} {sentence(trend)}"
-    yield ""
-    for verdict in report.verdicts:
-        word = HEALTH[health(verdict.health)]
-        yield f"{verdict.tier}: {word}. {as_sentence(verdict.health_text)}"
-        yield f"   size {verdict.size_text}"
-        yield f"   money {verdict.money_text}"

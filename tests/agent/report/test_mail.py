@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from kneewatch.agent.report.schedule import TIERS_MOST, message_of, receivers_of, send_report
+from kneewatch.agent.report.schedule import (
+    TIERS_MOST,
+    message_of,
+    receivers_of,
+    send_report,
+    summary,
+)
 from kneewatch.agent.settings.effective import load
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team
@@ -51,3 +57,18 @@ def test_of_many_tiers_the_worst_are_told() -> None:
     words = [title.rpartition(": ")[2] for title in titles[:-1]]
     assert words == sorted(words, key=["critical", "warning", "unknown", "info", "ok"].index)
     assert len(cast("Any", message.events[0])["verdicts"]) == 200, "programs get all of them"
+
+
+def test_the_summary_is_what_the_message_says() -> None:
+    report = examples.fleet()
+    words = " ".join(summary(report).split())
+    assert words.startswith(
+        "Weekly health report Mon 9 Nov to Sun 15 Nov 2026 2 tiers: 1 critical, 1 healthy."
+    )
+    assert "--kv-cache-dtype fp8. Store the KV cache in fp8." in words
+    assert "Run 1 replica instead of 2." in words
+    assert "takes a restart of 4 engines; saves 8,760 USD a month" in words
+    for part in message_of(report, "report-1.html").parts:
+        assert part.title in words
+        assert all(" ".join(line.plain().split()) in words for line in part.lines)
+    assert summary(examples.many(200)).count("size: ") == 200, "all tiers"
