@@ -176,7 +176,7 @@ class EnginePart(Struct, frozen=True):
                 if item.signal not in self.engine.series and item.text in cause.summary:
                     continue
                 same = _same_quantity(item, self.diagnosis)
-                bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
+                bounds = [(item.threshold, "bound")] if same and item.threshold is not None else []
                 is_fleet = bool(self.standing.target.replicas)
                 value = value_words(item, self.diagnosis, same=same, is_fleet=is_fleet)
                 drawn = self._chart(item.signal, bounds, since_s=cause.since_s)
@@ -240,7 +240,7 @@ def _bounds(finding: Finding) -> list[Bound]:
     """The bounds of a finding's rule that are drawn. A bound of 0 means any value and is not
     drawn."""
     return [
-        Bound(bound.threshold, bound.severity.word)
+        (bound.threshold, bound.severity.word)
         for bound in rule_of(finding).bounds
         if bound.threshold and bound.severity > Severity.OK
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf, isfinite, nan
@@ -24,13 +24,6 @@ AT_END = 99.0
 EDGE = 6.0
 """Percent of the width at both ends of the axis that have no labels, because a label would be cut
 off."""
-
-
-class Tick(Struct, frozen=True):
-    """A labelled time on the axis. `x` is in percent of the width."""
-
-    x: float
-    label: str
 
 
 class Axis(Struct, frozen=True):
@@ -60,13 +53,17 @@ class Axis(Struct, frozen=True):
         x = self.x(start_s)
         return x, max(0.0, self.x(self.until_s if end_s is None else end_s) - x)
 
-    def ticks(self) -> list[Tick]:
-        """Labels at round times. There are few enough for the width of a phone."""
+    def ticks(
+        self, label: Callable[[float], str] | None = None, *, offset_s: float = 0.0
+    ) -> list[tuple[float, str]]:
+        """Positions of round times in percent of the width, and their labels (`tick_label`). There
+        are few enough for the width of a phone. `offset_s` is the local time minus UTC."""
         step_s = next((s for s in STEPS_S if self.length_s / s <= TICKS_MOST), STEPS_S[-1])
-        first = int(self.since_s // step_s) + 1
-        last = int(self.until_s // step_s)
-        ticks = [Tick(self.x(n * step_s), tick_label(n * step_s)) for n in range(first, last + 1)]
-        return [tick for tick in ticks if EDGE <= tick.x <= 100 - EDGE]
+        first = int((self.since_s + offset_s) // step_s) + 1
+        last = int((self.until_s + offset_s) // step_s)
+        times_s = (number * step_s - offset_s for number in range(first, last + 1))
+        ticks = [(self.x(t_s), (label or tick_label)(t_s)) for t_s in times_s]
+        return [(x, words) for x, words in ticks if EDGE <= x <= 100 - EDGE]
 
 
 def first_s(view: TriageView) -> float:
@@ -182,33 +179,23 @@ NOTHING = 1e-12
 """Values below this are rounding errors of zero. They do not determine the scale."""
 
 
-class Bound(Struct, frozen=True):
-    """A bound to draw, with its name."""
-
-    value: float
-    name: str = "bound"
-
-
-class DrawnBound(Struct, frozen=True):
-    """A bound in a chart. `y` is its distance from the top in percent of the height."""
-
-    y: float
-    words: str
-    short: str
+Bound = tuple[float, str]
+"""A bound to draw, and its name."""
 
 
 class Chart(Struct, frozen=True):
     """The geometry of a chart. `line` and `area` are paths in WIDE by TALL units; everything else
     is in percent.
 
-    `held` is the start and width of the time in which the cause or finding was active.
+    `bounds` have the distance from the top, the words and the short words. `held` is the start and
+    width of the time in which the cause or finding was active.
     """
 
     title: str
     desc: str
     line: str
     area: str
-    bounds: tuple[DrawnBound, ...]
+    bounds: tuple[tuple[float, str, str], ...]
     held: tuple[float, float] | None
     moment_x: float | None
     last: tuple[float, float]
@@ -231,9 +218,9 @@ def chart(
         return None
     least = min(point.least for line in drawn for point in line)
     most = max(point.most for line in drawn for point in line)
-    bounds = [bound for bound in bounds if math.isfinite(bound.value)]
-    low = 0.0 - ceiling(-min(least, *(bound.value for bound in bounds), 0.0))
-    top = ceiling(HEADROOM * max(most, *(bound.value for bound in bounds), 0.0), of=key)
+    bounds = [bound for bound in bounds if math.isfinite(bound[0])]
+    low = 0.0 - ceiling(-min(least, *(value for value, _ in bounds), 0.0))
+    top = ceiling(HEADROOM * max(most, *(value for value, _ in bounds), 0.0), of=key)
     scale = _Scale(axis, low, top if top > low else low + 1.0)
     paths = [scale.paths(line) for line in drawn]
     now = _newest(times, values, axis, moment_s)
@@ -242,7 +229,11 @@ def chart(
         desc=_words(key, axis, (least, most), now, bounds, moment_s),
         line=" ".join(line for line, _ in paths),
         area=" ".join(area for _, area in paths),
-        bounds=tuple(_drawn(key, bound, scale) for bound in bounds),
+        bounds=tuple(
+            (scale.y_percent(value), f"{name} {stated}", stated)
+            for value, name in bounds
+            for stated in (quantity(key, value, stated=True),)
+        ),
         held=None if held is None else axis.spread(*held),
         moment_x=axis.mark(moment_s),
         last=(axis.x(now[0]), scale.y_percent(now[1])),
@@ -295,11 +286,6 @@ class _Scale:
         return (self.top - value) * self._per_unit
 
 
-def _drawn(key: str, bound: Bound, scale: _Scale) -> DrawnBound:
-    value = quantity(key, bound.value, stated=True)
-    return DrawnBound(scale.y_percent(bound.value), f"{bound.name} {value}", value)
-
-
 def _newest(
     times: Sequence[float], values: Sequence[float], axis: Axis, moment_s: float
 ) -> tuple[float, float]:
@@ -326,6 +312,6 @@ def _words(
     facts = [
         f"From {least} to {most} in {span(axis.length_s)} to {moment(axis.until_s, moment_s)}",
         f"{quantity(key, now[1])} at {moment(now[0], moment_s)}",
-        *(f"{bound.name} {quantity(key, bound.value, stated=True)}" for bound in bounds),
+        *(f"{name} {quantity(key, value, stated=True)}" for value, name in bounds),
     ]
     return "; ".join(facts) + "."

@@ -68,15 +68,6 @@ TIME_STEPS: Sequence[tuple[str, float]] = (
 )
 
 
-class Link(Struct, frozen=True):
-    """A link. `current`: it leads to the view that is shown. An empty `href` means that the link is
-    disabled."""
-
-    words: str
-    href: str
-    current: bool = False
-
-
 class Links(Struct, frozen=True):
     """The links of one page."""
 
@@ -107,18 +98,11 @@ class Links(Struct, frozen=True):
         """The link to the same target at another moment."""
         return self.page(at_s=t_s)
 
-    def time_steps(self) -> list[Link]:
-        """Links to earlier and later moments. Links to the future are disabled."""
+    def time_steps(self) -> list[tuple[str, str]]:
+        """Earlier and later moments: words, and the link, which is empty for the future."""
         view = self.view
-        return [
-            Link(words, self.moment(view.moment_s + by_s) if view.moment_s + by_s < view.now_s
-                 else "")
-            for words, by_s in TIME_STEPS
-        ]  # fmt: skip
-
-    def time_ranges(self) -> list[Link]:
-        """Links to the same page with another length of the timeline."""
-        return [Link(word, self.here(since=word), word == self.view.since) for word in SINCE]
+        times_s = [(words, view.moment_s + by_s) for words, by_s in TIME_STEPS]
+        return [(words, self.moment(t_s) if t_s < view.now_s else "") for words, t_s in times_s]
 
     def document(self, form: str) -> str:
         """The link to the same content as text, JSON or Markdown."""
@@ -237,6 +221,7 @@ GLOBALS: dict[str, Any] = {
     "do_first_label": do_first_label,
     "gaps_shown": GAPS_SHOWN,
     "log_rows": LOG_ROWS,
+    "time_ranges": tuple(SINCE),
     "cause_page": cause_page,
     "rule_page": rule_page,
     "last_read": last_read,

@@ -1,4 +1,4 @@
-"""Charts of a tier: the week by hour, the knee, sparklines, stacked bars, the heat map. Pure."""
+"""Charts of a tier: the week by hour, the knee, sparklines, levels of the heat map. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import Spark
-from kneewatch.reports.weekly.page.formatting import WEEKDAYS, Calendar, with_unit
+from kneewatch.reports.weekly.page.formatting import Calendar, with_unit
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw, path
 from kneewatch.reports.weekly.tier_sections import (
     Hour,
     KneeStep,
     TierKnee,
-    TierMoney,
-    TierSize,
     TierSlo,
     WeekdayHour,
 )
@@ -28,10 +26,6 @@ WIDE, TALL = 164, 28
 """Width and height of a sparkline in SVG units. It is stretched to the available space."""
 
 HEADROOM = 1.05
-SQUARES_MOST = 64
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-LABEL_FROM = 6.0
-"""Minimum width in percent at which a part of a bar shows its letter."""
 
 
 class SparkLine(Struct, frozen=True):
@@ -66,58 +60,8 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
     return SparkLine(path(points), band, desc)
 
 
-class Part(Struct, frozen=True):
-    """A part of a bar, with letter, name and value. `x` and `width` are in percent."""
-
-    letter: str
-    name: str
-    value: str
-    x: float
-    width: float
-    labelled: bool
-
-
-def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Part, ...]:
-    """The parts of a bar, side by side. `parts` are names, sizes and texts. Empty if all sizes are
-    0."""
-    if not whole > 0:
-        return ()
-    segments: list[Part] = []
-    x = 0.0
-    for letter, (name, size, words) in zip(LETTERS, parts, strict=False):
-        width = max(0.0, min(100.0 * size / whole, 100.0 - x))
-        segments.append(Part(letter, name, words, x, width, width >= LABEL_FROM))
-        x += width
-    return tuple(segments)
-
-
-class Squares(Struct, frozen=True):
-    """GPUs drawn as squares, as a path of `width` by `height` units. One square stands for `each`
-    GPUs."""
-
-    path: str
-    width: int
-    height: int
-    each: int
-
-
-def squares(count: int, *, beside: int) -> Squares:
-    """`count` GPUs as squares, 16 per row. The scale is chosen so that `beside` GPUs fit as
-    well."""
-    per_square = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
-    shown = math.ceil(count / per_square)
-    drawn = "".join(f"M{place % 16 * 14} {place // 16 * 14}h11v11h-11z" for place in range(shown))
-    most = math.ceil(max(count, beside, 1) / per_square)
-    return Squares(drawn, 14 * min(16, most), 14 * max(1, math.ceil(shown / 16)), per_square)
-
-
 # --- Heat map of the week: the burn rate of the error budget by hour -----------------------------
 
-
-CELL = 13
-LEFT, TOP = 30, 14
-HOURS, DAYS = 24, 7
-WIDTH, HEIGHT = LEFT + HOURS * CELL, TOP + DAYS * CELL
 
 LEVELS: tuple[tuple[str, float, str, int], ...] = (
     ("heat-0", 0.0, "no late requests", 2),
@@ -135,60 +79,20 @@ drawn as a short line that is as thick as it is long; the stylesheet contains th
 Above 14.4, a month's budget is used up within two days; above 6, within five.
 """
 
-SILENT, UNSEEN = "heat-none", "heat-unseen"
-UNSEEN_SIDE = 12
+SILENT, UNSEEN = ("heat-none", 2), ("heat-unseen", 12)
 
 
-class Heat(Struct, frozen=True):
-    """A drawn heat map: paths by CSS class, a table by hour, and its text alternative."""
-
-    paths: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-    desc: str
-
-
-def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
-    """The heat map of a tier over the hours of the week. None without data."""
-    by_place = {(cell.weekday, cell.hour): cell for cell in cells}
-    burns = [cell for cell in cells if cell.burn is not None]
-    if not burns:
-        return None
-    drawn: dict[str, list[str]] = {}
-    for weekday in range(DAYS):
-        for hour in range(HOURS):
-            name, side = _level(by_place.get((weekday, hour)))
-            x, y = LEFT + hour * CELL + (CELL - side) / 2, TOP + weekday * CELL + CELL / 2
-            drawn.setdefault(name, []).append(f"M{x:g} {y:g}h{side}")
-    names = [name for name, *_ in LEVELS] + [SILENT, UNSEEN]
-    rows = [
-        (
-            f"{hour:02}:00",
-            tuple(_cell_text(by_place.get((weekday, hour))) for weekday in range(DAYS)),
-        )
-        for hour in range(HOURS)
-    ]
-    worst = max(burns, key=lambda cell: cell.burn or 0.0)
-    return Heat(
-        tuple((name, "".join(drawn[name])) for name in names if name in drawn),
-        tuple(rows),
-        "Burn rate of the error budget by hour and weekday. Highest: "
-        f"{WEEKDAYS[worst.weekday % DAYS]} {worst.hour:02}:00 at {number(worst.burn)}x the budget.",
-    )
-
-
-def _level(cell: WeekdayHour | None) -> tuple[str, int]:
-    if cell is None or cell.requests is None:
-        return UNSEEN, UNSEEN_SIDE
+def heat_level(cell: WeekdayHour) -> tuple[str, int]:
+    """The CSS class and the side of an hour's square."""
     if cell.burn is None:
-        return (SILENT, 2) if cell.requests <= 0 else (UNSEEN, UNSEEN_SIDE)
+        return SILENT if cell.requests is not None and cell.requests <= 0 else UNSEEN
     return next((name, side) for name, top, _, side in LEVELS if cell.burn <= top)
 
 
-def _cell_text(cell: WeekdayHour | None) -> str:
-    if cell is None or cell.requests is None:
-        return "?"
+def heat_words(cell: WeekdayHour) -> str:
+    """An hour in the table: its burn rate, - without requests, ? if unknown."""
     if cell.burn is None:
-        return "-" if cell.requests <= 0 else "?"
+        return "-" if heat_level(cell) == SILENT else "?"
     return number(cell.burn)
 
 
@@ -404,86 +308,18 @@ def _positive(value: float | None) -> float:
 TTFT = "ttft"
 
 
-class Charts(Struct, frozen=True):
-    """The charts of a tier. Those without data are None or empty."""
-
-    latency: Plot | None = None
-    requests: Plot | None = None
-    heat: Heat | None = None
-    shares: tuple[Part, ...] = ()
-    knee_tokens: Plot | None = None
-    knee_latency: Plot | None = None
-    present: Squares | None = None
-    needed: Squares | None = None
-    memory: tuple[Part, ...] = ()
-    hours: tuple[Part, ...] = ()
-
-
 def charts(
-    slo: TierSlo,
-    knee: TierKnee,
-    size: TierSize,
-    money: TierMoney,
-    calendar: Calendar,
-    *,
-    plots: bool = True,
-) -> Charts:
-    """The charts of a tier. `plots`: include the charts with axes."""
-    present, needed = _gpus(size)
-    return Charts(
-        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if plots else None,
-        requests=requests_by_hour(slo.hours, calendar) if plots else None,
-        heat=heat(slo.by_weekday),
-        shares=_shares(slo),
-        knee_tokens=knee_tokens(knee) if plots else None,
-        knee_latency=knee_latency(knee) if plots else None,
-        present=present,
-        needed=needed,
-        memory=_memory(size),
-        hours=_hours(money),
-    )
+    slo: TierSlo, knee: TierKnee, calendar: Calendar, *, plots: bool = True
+) -> dict[str, Plot | None]:
+    """The charts of a tier that have axes, by name; None without data, or without `plots`."""
+    return {
+        "latency": latency_by_hour(slo.hours, calendar, budget_s(slo)) if plots else None,
+        "requests": requests_by_hour(slo.hours, calendar) if plots else None,
+        "knee_tokens": knee_tokens(knee) if plots else None,
+        "knee_latency": knee_latency(knee) if plots else None,
+    }
 
 
 def budget_s(slo: TierSlo) -> float | None:
     """The TTFT P99 target in seconds; None if not set."""
     return next((latency.budget_s for latency in slo.latencies if latency.name == TTFT), None)
-
-
-def _shares(slo: TierSlo) -> tuple[Part, ...]:
-    """The time of requests by phase, as parts of a bar."""
-    named = (
-        ("queue", slo.queue_ratio),
-        ("prefill", slo.prefill_ratio),
-        ("decode", slo.decode_ratio),
-        ("other", slo.other_ratio),
-    )
-    present = [
-        (name, ratio, with_unit(ratio, "ratio")) for name, ratio in named if ratio is not None
-    ]
-    return stack(present, whole=max(1.0, sum(ratio for _, ratio, _ in present))) if present else ()
-
-
-def _gpus(size: TierSize) -> tuple[Squares | None, Squares | None]:
-    if size.gpus_present is None or size.gpus_needed is None:
-        return None, None
-    present, needed = size.gpus_present, size.gpus_needed
-    return squares(present, beside=needed), squares(needed, beside=present)
-
-
-def _memory(size: TierSize) -> tuple[Part, ...]:
-    """The memory of one GPU, as parts of a bar. The rest is free."""
-    parts = [(part.name, part.bytes, with_unit(part.bytes, "bytes")) for part in size.memory]
-    taken = sum(part.bytes for part in size.memory)
-    return stack(parts, whole=max(taken, size.gpu_memory_bytes or 0.0))
-
-
-def _hours(money: TierMoney) -> tuple[Part, ...]:
-    """The paid GPU-hours, divided into busy and idle, as parts of a bar."""
-    if money.idle_ratio is None or not 0 <= money.idle_ratio <= 1:
-        return ()
-    busy = 1.0 - money.idle_ratio
-    parts = [
-        ("with requests", busy, with_unit(busy, "ratio")),
-        ("idle", money.idle_ratio, with_unit(money.idle_ratio, "ratio")),
-    ]
-    return stack(parts, whole=1.0)

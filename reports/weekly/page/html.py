@@ -13,7 +13,6 @@ from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
-from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.templates import environment, palette
@@ -21,21 +20,15 @@ from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
 from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
-from kneewatch.reports.weekly.page.incident_chart import Strip, strip
 from kneewatch.reports.weekly.page.summary import (
     changed,
     first_steps,
     headline,
     title,
 )
-from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
+from kneewatch.reports.weekly.report import Incident, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
-    TierKnee,
-    TierMoney,
-    TierSize,
-    TierSlo,
-    TierWorkload,
 )
 from kneewatch.rules.formatting import (
     as_sentence,
@@ -79,77 +72,51 @@ SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A repo
 INCIDENTS_IN_FULL = 20
 
 
-SparkTable = tuple[list[str], list[tuple[float, list[str]]]]
-"""The values behind sparklines: headings and, for each step, its start and the values."""
-
-
-class TablePart(Struct, frozen=True):
-    """A metric table: its rows with their sparklines, and the rows without data. `behind` has the
-    values of the sparklines."""
-
-    name: str
-    rows: tuple[tuple[TableRow, charts.SparkLine | None], ...]
-    behind: tuple[SparkTable, ...]
-    empty: tuple[TableRow, ...]
-
-
-class TierPart(Struct, frozen=True):
-    """The sections of a tier. Only tiers shown in full have charts."""
-
-    number: int
-    tier: Tier
-    verdict: Verdict
-    tables: tuple[TablePart, ...]
-    slo: TierSlo
-    knee: TierKnee
-    workload: TierWorkload
-    size: TierSize
-    money: TierMoney
-    charts: charts.Charts
-    full: bool
-
-    @property
-    def watched(self) -> bool:
-        """Whether the tier was watched in the period. If not, it appears only in the verdict."""
-        return bool(self.tier.engines)
-
-
 def _badness(verdict: Verdict) -> int:
     return RANKS[health(verdict.health)]
 
 
-def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[TierPart]:
-    """The tiers in the order of the report. `plots`: include the charts with axes."""
+def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[dict[str, Any]]:
+    """The sections of each tier by name, in the order of the report. Only tiers shown in full have
+    charts. `plots`: include the charts with axes."""
     worst = sorted(report.verdicts, key=_badness, reverse=True)
     full = worst if len(worst) <= ALL_MOST else worst[:SOME]
     sections = zip(
         report.tiers, report.verdicts, report.tables, report.slo, report.knees, report.workloads,
         report.sizes, report.money, strict=True,
     )  # fmt: skip
-    parts: list[TierPart] = []
-    for place, (tier, verdict, tables, slo, knee, workload, size, money) in enumerate(sections, 1):
-        drawn, is_full = charts.Charts(), verdict in full
-        if is_full:
-            drawn = charts.charts(slo, knee, size, money, calendar, plots=plots)
-        shown = (
-            _table("Monitoring", tables.monitoring, sparks=is_full),
-            _table("KV cache", tables.kv, sparks=is_full),
+    return [
+        {
+            "number": place,
+            "tier": tier,
+            "verdict": verdict,
+            "tables": (
+                _table("Monitoring", tables.monitoring, sparks=verdict in full),
+                _table("KV cache", tables.kv, sparks=verdict in full),
+            ),
+            "slo": slo,
+            "knee": knee,
+            "workload": workload,
+            "size": size,
+            "money": money,
+            "charts": charts.charts(slo, knee, calendar, plots=plots and verdict in full),
+            "full": verdict in full,
+        }
+        for place, (tier, verdict, tables, slo, knee, workload, size, money) in enumerate(
+            sections, 1
         )
-        parts.append(
-            TierPart(place, tier, verdict, shown, slo, knee, workload, size, money, drawn, is_full)
-        )
-    return parts
+    ]
 
 
-def strips(report: WeeklyReport, calendar: Calendar) -> dict[str, Strip]:
-    """The charts of the incidents that are shown in full, by id. They are those with the worst
-    severity and the most harm, the worst first."""
+def incidents_in_full(report: WeeklyReport) -> list[str]:
+    """The ids of the incidents that are shown in full. They are those with the worst severity and
+    the most harm, the worst first."""
     worst = sorted(
         report.incidents,
         key=lambda incident: (-RANKS[health(incident.severity)], -incident.cost.harmed_requests),
     )
     most = INCIDENTS_IN_FULL if len(report.tiers) <= ALL_MOST else SOME_IN_FULL
-    return {incident.id: strip(incident, calendar) for incident in worst[:most]}
+    return [incident.id for incident in worst[:most]]
 
 
 NEEDS = re.compile(r"on the page \((needs .+)\)$")
@@ -192,7 +159,9 @@ def methods(report: WeeklyReport) -> list[TableRow]:
     return list({(row.section, row.subject, row.how, row.rules): row for row in rows}.values())
 
 
-def _table(name: str, stated: Sequence[TableRow], *, sparks: bool) -> TablePart:
+def _table(name: str, stated: Sequence[TableRow], *, sparks: bool) -> dict[str, Any]:
+    """A metric table: its rows with their sparklines, the values of these, and the rows without
+    data."""
     rows = [row for row in stated if any(figure.value is not None for figure in row.figures)]
     empty = tuple(row for row in stated if row not in rows)
     lines = [
@@ -201,7 +170,12 @@ def _table(name: str, stated: Sequence[TableRow], *, sparks: bool) -> TablePart:
     ]
     drawn = sorted((row for row, line in zip(rows, lines, strict=True) if line), key=_steps)
     behind = tuple(_spark_table(list(group)) for _, group in groupby(drawn, _steps))
-    return TablePart(name, tuple(zip(rows, lines, strict=True)), behind, empty)
+    return {
+        "name": name,
+        "rows": list(zip(rows, lines, strict=True)),
+        "behind": behind,
+        "empty": empty,
+    }
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
@@ -210,7 +184,8 @@ def _steps(row: TableRow) -> tuple[float, float, int]:
     return (row.spark.from_s, row.spark.step_s, len(row.spark.values)) if row.spark else (0, 0, 0)
 
 
-def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
+def _spark_table(rows: Sequence[TableRow]) -> tuple[list[str], list[tuple[float, list[str]]]]:
+    """The values behind sparklines: headings and, for each step, its start and the values."""
     sparks = [row.spark for row in rows if row.spark is not None]
     first = sparks[0]
     return [row.subject for row in rows], [
@@ -225,6 +200,7 @@ def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
 FILTERS: dict[str, Any] = {
     "signal": quantity,
     "signal_name": formatting.signal_name,
+    "time_ticks": incident_chart.ticks,
     **{
         function.__name__: function
         for function in (
@@ -239,7 +215,9 @@ FILTERS: dict[str, Any] = {
             formatting.points, formatting.request_count, formatting.saved, formatting.sentence,
             formatting.share, formatting.size_name, formatting.size_state,
             formatting.size_verdict, formatting.spent, formatting.spread, formatting.stamp,
-            formatting.state, formatting.tone, formatting.with_unit,
+            formatting.state, formatting.tone, formatting.with_unit, charts.heat_level,
+            charts.heat_words, incident_chart.alternative_text, incident_chart.axis_of,
+            incident_chart.placed, incident_chart.signal_chart, incident_chart.signal_rows,
         )
     },
 }  # fmt: skip
@@ -250,9 +228,9 @@ GLOBALS: dict[str, Any] = {
     "cause_page": cause_page,
     "ending": ending,
     "followed": formatting.followed,
-    "incident_chart": incident_chart,
     "plural": plural,
-    "chart_sizes": charts,
+    "LEVELS": charts.LEVELS,
+    "SPARK": (charts.WIDE, charts.TALL),
     "svg": svg,
     "unknown_groups": unknown_groups,
 }
@@ -281,19 +259,20 @@ def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict
     """What the templates show, by name."""
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
-    drawn = strips(report, calendar)
-    worst_first = sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True)
+    in_full = incidents_in_full(report)
+    watched = [part for part in tiers if part["tier"].engines]
+    worst_first = sorted(tiers, key=lambda part: _badness(part["verdict"]), reverse=True)
     return {
         "report": report,
         "docs_url": docs_url,
         "calendar": calendar,
-        "tiers": [part for part in tiers if part.watched],
+        "tiers": watched,
         "worst_first": worst_first,
-        "week": next((part for part in worst_first if part.watched and part.full), None),
-        "strips": drawn,
-        "printed": next(iter(drawn), ""),
+        "week": next((p for p in worst_first if p["tier"].engines and p["full"]), None),
+        "in_full": in_full,
+        "printed": next(iter(in_full), ""),
         "methods": methods(report),
-        "rest": [part for part in tiers if part.watched and not part.full],
+        "rest": [part for part in watched if not part["full"]],
         "headline": headline(report),
         "steps": first_steps(report),
         "differences": changed(report),

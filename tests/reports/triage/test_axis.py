@@ -36,7 +36,7 @@ def test_labels_are_round_and_the_day_stands_where_it_begins(
     reach_s: float, labels: list[str]
 ) -> None:
     until_s = MIDNIGHT_S + min(90.0, reach_s / 2) + (reach_s > 7200) * 3600
-    assert [tick.label for tick in Axis(until_s - reach_s, until_s).ticks()] == labels
+    assert [words for _, words in Axis(until_s - reach_s, until_s).ticks()] == labels
 
 
 def test_a_mark_at_the_end_is_none() -> None:
@@ -68,4 +68,4 @@ def test_ticks_are_few_and_on_the_axis(since_s: float, length_s: float) -> None:
     axis = Axis(since_s, since_s + length_s)
     ticks = axis.ticks()
     assert len(ticks) <= TICKS_MOST + 1 or length_s > TICKS_MOST * 604800
-    assert all(0 <= tick.x <= 100 for tick in ticks)
+    assert all(0 <= x <= 100 for x, _ in ticks)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.reports.triage.causes import EnginePart
-from kneewatch.reports.triage.charts import Axis, Bound, Chart, ceiling, chart
+from kneewatch.reports.triage.charts import Axis, Chart, ceiling, chart
 from kneewatch.reports.triage.view_model import standings
 from kneewatch.rules.formatting import quantity
 from tests.reports.triage.views import cascade
@@ -26,7 +26,7 @@ def made(key: str, values: list[float], *bounds: float, moment_s: float = 1100.0
         times,
         values,
         AXIS,
-        bounds=[Bound(bound) for bound in bounds],
+        bounds=[(bound, "bound") for bound in bounds],
         held=(1050.0, None),
         moment_s=moment_s,
     )
@@ -39,7 +39,7 @@ def test_a_chart() -> None:
     assert drawn.top == "2.5 s"
     assert drawn.line == "M0,100.0L500,60.0L1000,20.0"
     assert drawn.area == "M0,100.0L500,60.0L1000,20.0L1000,100.0L0,100.0Z"
-    assert [(bound.y, bound.words) for bound in drawn.bounds] == [(80.0, "bound 500 ms")]
+    assert [(y, words) for y, words, _ in drawn.bounds] == [(80.0, "bound 500 ms")]
     assert drawn.held == (50.0, 50.0)
     assert drawn.last == pytest.approx((100.0, 20.0))
     assert drawn.moment_x is None
@@ -58,7 +58,7 @@ def test_a_lone_point_is_a_dot() -> None:
 
 def test_a_bound_above_all_values_is_inside_the_chart() -> None:
     drawn = made("running", [1.0, 2.0], 100.0)
-    assert 0 < drawn.bounds[0].y < 20
+    assert 0 < drawn.bounds[0][0] < 20
 
 
 def test_a_past_moment_has_its_mark_and_its_value() -> None:
@@ -130,7 +130,7 @@ def test_round_numbers(value: float, key: str, top: float) -> None:
 )
 def test_everything_lies_inside(values: list[float], bounds: list[float]) -> None:
     drawn = made("running", values, *bounds)
-    assert all(-0.1 <= bound.y <= 100.1 for bound in drawn.bounds)
+    assert all(-0.1 <= y <= 100.1 for y, *_ in drawn.bounds)
     pairs = drawn.line.replace("M", "L").replace("h0", "").split("L")
     heights = [float(pair.split(",")[1]) for pair in pairs if pair.strip()]
     assert all(-0.1 <= height <= 100.1 for height in heights)

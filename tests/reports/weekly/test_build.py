@@ -36,8 +36,7 @@ from kneewatch.reports.weekly.observed import (
     Span,
     TierStated,
 )
-from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.html import strips
+from kneewatch.reports.weekly.page.html import incidents_in_full
 from kneewatch.reports.weekly.page.summary import first_steps
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
@@ -273,10 +272,10 @@ def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> Non
     tiers = observed(tier("t", [engine("a")], stated=STATED), episodes=[*rollouts, overload])
     report = made(tiers)
     assert report.verdicts[0].health_text.startswith(title("queue_saturation"))
-    drawn = strips(report, Calendar(report.timezone, report.period))
+    shown = incidents_in_full(report)
     assert report.incidents[-1].cause == "queue_saturation"
-    assert report.incidents[-1].id in drawn
-    assert len(drawn) < len(report.incidents)
+    assert report.incidents[-1].id in shown
+    assert len(shown) < len(report.incidents)
 
 
 def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kneewatch.reports.templates import environment
 from kneewatch.reports.weekly.figures import Period, Spark
 from kneewatch.reports.weekly.page import charts as plots
 from kneewatch.reports.weekly.page.charts import (
@@ -16,17 +18,23 @@ from kneewatch.reports.weekly.page.charts import (
     TALL,
     WIDE,
     charts,
-    heat,
+    heat_level,
+    heat_words,
     spark_line,
-    squares,
-    stack,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.incident_chart import TABLE_ROWS, strip
+from kneewatch.reports.weekly.page.html import FILTERS, GLOBALS, read_template, render
+from kneewatch.reports.weekly.page.incident_chart import (
+    TABLE_ROWS,
+    alternative_text,
+    axis_of,
+    placed,
+    signal_rows,
+)
 from kneewatch.reports.weekly.page.svg import ROLES, path, run_path
+from tests.reports.triage.html_tree import Node, tree
 from tests.reports.weekly.page import (
     example_incidents,
-    example_planning,
     example_service,
     examples,
 )
@@ -90,31 +98,40 @@ def test_values_of_nothing_are_drawn() -> None:
     assert drawn.path == f"M0 {TALL}l{WIDE} 0"
 
 
+def drawn_bar(parts: Sequence[tuple[str, float, str]], whole: float) -> Node:
+    macros = environment(read_template, FILTERS, GLOBALS).get_template("bits.html.j2")
+    return tree(str(macros.make_module({"calendar": CALENDAR}).bar("b", parts, whole, "k")))  # pyright: ignore
+
+
 def test_parts_fill_a_bar_and_never_more() -> None:
-    parts = stack([("a", 60.0, "60"), ("b", 50.0, "50"), ("c", 1.0, "1")], whole=100.0)
-    assert [(part.x, part.width) for part in parts] == [(0, 60), (60, 40), (100, 0)]
-    assert [part.labelled for part in parts] == [True, True, False]
-    assert stack([("a", 1.0, "1")], whole=0.0) == ()
+    root = drawn_bar([("a", 60.0, "60"), ("b", 50.0, "50"), ("c", 1.0, "1")], whole=100.0)
+    ground, *parts = root.every("rect")
+    assert ground.attributes["width"] == "100%"
+    assert [(part.attributes["x"], part.attributes["width"]) for part in parts] == [
+        ("0.00%", "60.00%"), ("60.00%", "40.00%"), ("100.00%", "0.00%")
+    ]  # fmt: skip
+    assert [letter.text for letter in root.every("text")] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("count", "beside", "each", "shown"), [(8, 12, 1, 8), (0, 3, 1, 0),
-                                                               (1000, 10, 16, 63)])  # fmt: skip
-def test_gpus_are_squares(count: int, beside: int, each: int, shown: int) -> None:
-    drawn = squares(count, beside=beside)
-    assert (drawn.each, drawn.path.count("M")) == (each, shown)
+@pytest.fixture(scope="module")
+def fleet() -> Node:
+    return tree(render(examples.fleet(), plots=False))
 
 
-def test_the_field_of_hours_tells_each_hour_once() -> None:
-    slo = example_service.slo("t", examples.FROM_S, 0)
-    field = heat(slo.by_weekday)
-    assert field is not None
-    assert sum(drawn.count("M") for _, drawn in field.paths) == 7 * 24
-    counts = {name: drawn.count("M") for name, drawn in field.paths}
-    assert counts["heat-4"] == 3
-    assert counts["heat-unseen"] == 1
-    assert field.rows[2] == ("02:00", (*["0.0241"] * 5, "0.00842", "?"))
-    assert "Tue 14:00 at 31x the budget" in field.desc
-    assert heat([]) is None
+def test_the_field_of_hours_tells_each_hour_once(fleet: Node) -> None:
+    field, *_ = fleet.every("svg", css="heat")
+    names = [path.attributes["class"] for path in field.every("path")]
+    assert len(names) == 7 * 24
+    assert names.count("heat-4") == 3
+    assert names.count("heat-unseen") == 1
+    assert "Tue 14:00 at 31x the budget" in field.one("desc").text
+    (rows,) = [
+        [[cell.text for cell in row.children] for row in table.one("tbody").children]
+        for table in fleet.every("table", css="numbers")
+        if "Burn rate" in table.text
+    ][:1]
+    assert len(rows) == 24
+    assert rows[2] == ["02:00", *["0.0241"] * 5, "0.00842", "?"]
 
 
 @pytest.mark.parametrize(
@@ -127,61 +144,67 @@ def test_an_hour_that_nobody_watched_is_not_a_good_one(
 ) -> None:
     slo = example_service.slo("t", examples.FROM_S, 0)
     cell = replace(slo.by_weekday[5], requests=requests, burn=burn)
-    other = replace(slo.by_weekday[6], requests=1.0, burn=99.0)
-    field = heat([cell, other])
-    assert field is not None
-    names = {kind for kind, _ in field.paths}
-    assert name in names
-    if name != "heat-unseen":
-        assert all(kind in (name, "heat-4", "heat-unseen") for kind in names)
+    assert heat_level(cell)[0] == name
+    words = "" if burn is None else f"{burn:g}"
+    assert heat_words(cell) == {"heat-unseen": "?", "heat-none": "-"}.get(name, words)
     assert [side for *_, side in LEVELS] == sorted(side for *_, side in LEVELS)
 
 
-def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
-    incident = example_incidents.cascade("t", examples.FROM_S + 38.1 * 3600)
-    drawn = strip(incident, CALENDAR)
-    heights = [step.height for step in drawn.steps]
+def test_an_incident_draws_stages_as_steps_on_one_ground(fleet: Node) -> None:
+    article, *_ = fleet.every("article", css="incident")
+    strip, *small = (figure.one("svg") for figure in article.every("figure"))
+    sizes = [
+        {name: float(rect.attributes[name].rstrip("%")) for name in ("x", "y", "width", "height")}
+        for rect in strip.every("rect")
+    ]
+    steps = [size for size in sizes if size["height"] != 5]
+    heights = [step["height"] for step in steps]
     assert heights[3] == max(heights)
     assert heights[1] == heights[4]
-    assert all(step.y + step.height == drawn.ground_px for step in drawn.steps)
-    assert all(step.x >= 0 and step.x + step.width <= 100 for step in drawn.steps)
-    assert [mark.words for mark in drawn.marks] == ["preemption starts", "TTFT P99 over target"]
-    assert [words for _, words in drawn.ticks] == ["14:00", "14:15", "14:30", "14:45"]
-    assert [cause.label for cause in drawn.causes if cause.first] == ["kv_pressure", "past_knee"]
-    (late,) = [chart for chart in drawn.charts if chart.bound]
-    assert (late.signal, late.bound, late.top) == ("ttft_p99_s", "target 2.0 s", "40 s")
-    assert late.desc == "From 800 ms to 31 s; target 2.0 s."
-    assert drawn.thinned
-    assert len(drawn.rows) <= TABLE_ROWS
-    assert drawn.rows[0][1] == ("70%", "0%/s", "800 ms", "0", "2,100/s")
+    assert len({step["y"] + step["height"] for step in steps}) == 1
+    assert all(size["x"] >= 0 and size["x"] + size["width"] <= 100 for size in sizes)
+    words = [text.text for text in strip.every("text")]
+    for shown in ("14:00", "14:20", "14:40", "preemption starts", "TTFT P99 over target"):
+        assert shown in words
+    assert [word for word in words if "_" in word] == ["kv_pressure", "past_knee"]
+    (late,) = [chart for chart in small if "target" in chart.one("desc").text]
+    assert "From 800 ms to 31 s" in late.one("desc").text
+    assert "target 2.0 s" in late.one("desc").text
+
+
+def test_the_numbers_of_an_incident_are_few() -> None:
+    incident = example_incidents.cascade("t", examples.FROM_S + 38.1 * 3600)
+    rows = signal_rows(incident.lines)
+    assert len(rows) <= TABLE_ROWS < len(incident.lines[0].times_s)
+    assert rows[0][1] == ["70%", "0%/s", "800 ms", "0", "2,100/s"]
 
 
 def test_an_incident_that_is_a_moment_or_has_no_lines() -> None:
     incident = example_incidents.queue("t", examples.FROM_S)
     moment = replace(incident, end_s=incident.start_s, last_s=incident.start_s, lines=(), causes=())
-    drawn = strip(moment, CALENDAR)
-    assert drawn.charts == ()
-    assert drawn.rows == ()
-    assert drawn.desc == moment.title
+    x, width = placed(axis_of(moment), moment)
+    assert 0 <= x <= 100 - width
+    assert width > 0
+    assert signal_rows(moment.lines) == []
+    assert alternative_text(moment, CALENDAR) == moment.title
 
 
 def test_a_chart_has_only_roles_and_no_ids() -> None:
     slo = example_service.slo("t", examples.FROM_S, 0)
     knee = example_service.knee("t", examples.FROM_S, 0)
-    size, money = example_planning.size("t", 0), example_planning.money("t", 0)
-    drawn = charts(slo, knee, size, money, CALENDAR)
-    for plot in (drawn.latency, drawn.requests, drawn.knee_tokens, drawn.knee_latency):
+    drawn = charts(slo, knee, CALENDAR)
+    assert len(drawn) == 4
+    for plot in drawn.values():
         assert plot is not None
         assert set(re.findall(r'class="([^"]*)"', plot.inside)) <= ROLES
         assert not re.search(r"\bid=|style=|url\(|http", plot.inside)
         assert plot.desc.endswith(".")
-    assert drawn.latency is not None
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.latency.inside)
+    latency = drawn["latency"]
+    assert latency is not None
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", latency.inside)
     assert words == ["100 ms", "500 ms", "2.0 s", "10 s", "50 s", "Mon 9", "Tue 10", "Wed 11",
                      "Thu 12", "Fri 13", "Sat 14", "Sun 15"]  # fmt: skip
-    assert drawn.latency.desc == "P99 from 438 ms to 31 s; target 2.0 s."
-    assert [part.value for part in drawn.shares] == ["7%", "5%", "86%", "2%"]
-    assert drawn.memory[0].name == "weights"
+    assert latency.desc == "P99 from 438 ms to 31 s; target 2.0 s."
 
 
 def test_an_hour_between_two_that_nobody_watched_is_a_dot() -> None:

@@ -74,7 +74,7 @@ def test_the_same_figures_as_in_html() -> None:
         "220% spent: exhausted",
         "- C_max of one engine: 41 (37 to 46) requests in flight",
         "29% short of the peak",
-        "| Needed | 12 GPUs |",
+        "- GPUs: **8 GPUs present, 12 needed**",
         "To enable it: Start vLLM with --kv-cache-metrics",
         "TTFT P99, Before 31 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
     ):
