@@ -372,6 +372,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     setup: str = ""
     sets: Any = None
     shown: bool = False
+    printed: bool = False
     may_change: str = ""
     help: str = ""
     first: bool = False
@@ -445,19 +446,7 @@ COUNTS = tuple(name for name, flag in VLLM.items() if flag.kind == "count")
 SHOWN = frozenset(name for name, flag in VLLM.items() if flag.shown or flag.help)
 """vLLM's flags whose values become facts."""
 
-PRINTED = SHOWN | {
-    "--chat-template",
-    "--compilation-config",
-    "--config",
-    "--distributed-executor-backend",
-    "--download-dir",
-    "--host",
-    "--load-format",
-    "--reasoning-parser",
-    "--revision",
-    "--tokenizer",
-    "--tool-call-parser",
-}
+PRINTED = SHOWN | {name for name, flag in VLLM.items() if flag.printed}
 """Flags whose values are printed. Values of others may be secrets (--api-key)."""
 
 

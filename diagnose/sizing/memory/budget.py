@@ -42,8 +42,8 @@ class Memory(Struct, frozen=True):
     """The memory of one GPU.
 
     - `weights`, `overhead`: None if the KV bytes were stated.
-    - `weights_bytes`: everything that vLLM logs as loaded: the model, `adapter_bytes` and
-      `draft_bytes`.
+    - `weights_bytes`: everything that vLLM logs as loaded: the model, `adapter_bytes`,
+      `draft_bytes` and the launch's `added_bytes`.
     - `logged_tokens`: what this vLLM version logs as "GPU KV cache size".
     - `held_tokens`: tokens that the cache can hold if every request has the context's length.
     - `concurrency`: the number of such requests.
@@ -224,6 +224,7 @@ def memory(setup: Setup) -> Memory:
             )
         overhead = overhead_of(setup, weights_bytes, setup.gpu)
         room = setup.utilization * setup.gpu.memory_bytes - weights_bytes - adapters - draft
+        room -= setup.added_bytes
         copied_bytes = second_copy_ratio(setup) * weights_bytes
         spared_bytes = 0.0
         if weights is not None:
@@ -249,11 +250,12 @@ def memory(setup: Setup) -> Memory:
     logged = held
     if not setup.defaults.capacity_by_context:
         logged = available.map(layout.tokens_of_blocks)
+    beside_bytes = adapters + draft + setup.added_bytes
     return Memory(
         setup=setup,
         layout=layout,
         weights=weights,
-        weights_bytes=None if weights_bytes is None else weights_bytes + adapters + draft,
+        weights_bytes=None if weights_bytes is None else weights_bytes + beside_bytes,
         overhead=overhead,
         available_bytes=available,
         logged_tokens=logged,

@@ -77,7 +77,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
     setup, weights = answer.setup, answer.weights
     parts: dict[str, float] = {}
     if weights is None:
-        own = (answer.weights_bytes or 0.0) - answer.adapter_bytes - answer.draft_bytes
+        own = setup.weights_bytes or 0.0
         _stated(sheet, "Weights on each GPU", own)
         parts["weights"] = own
     else:
@@ -114,6 +114,9 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
                 "guide 6.6; vllm/config/speculative.py (0.32)",
             )
         )
+    if setup.added_bytes:
+        parts["adapters and draft"] = setup.added_bytes
+        _stated(sheet, "Adapters and draft on each GPU", setup.added_bytes)
     if len(parts) == 1:
         return parts["weights"]
     return sheet.line(
@@ -161,7 +164,8 @@ def _available(sheet: Sheet, answer: Memory) -> float:
             result=result,
             source="guide 2.3, 2.4" if guide else "fitted to logged start-ups of vLLM 0.6 to 0.31",
         )
-    loaded = "loaded" if answer.adapter_bytes or answer.draft_bytes else "weights"
+    beside = answer.adapter_bytes or answer.draft_bytes or setup.added_bytes
+    loaded = "loaded" if beside else "weights"
     return sheet.line(
         "Available KV cache on each GPU",
         f"{{utilization}} x {{memory:GiB}} - {{{loaded}:GiB}} - {{overhead:GiB}}",

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
@@ -18,7 +17,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, 
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
@@ -39,7 +38,7 @@ _BATCH_GAIN_RATIO = 0.99
 def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
-    """The launch of one replica. Adapters and draft weights count as weights."""
+    """The launch of one replica, with its adapters and the draft's weights."""
     lora, drafted = pool.profile.lora, pool.profile.speculation
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
     adapters = None
@@ -47,16 +46,14 @@ def launch(
         # vLLM splits adapter buffers of a known rank over the GPUs by a rule of their own.
         adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
     extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
-    setup = replace(
+    return replace(
         pool.launch,
         parallel=parallel,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         adapters=adapters,
+        added_bytes=extra_bytes / parallel.gpus,
     )
-    plain = weights_per_gpu(setup.model, scheme(quantization), parallel, vendor=pool.gpu.vendor)
-    loaded_bytes = max(plain.total_bytes - setup.cpu_offload_bytes, 0.0)
-    return replace(setup, weights_bytes=loaded_bytes + extra_bytes / parallel.gpus)
 
 
 class Serving(Struct, frozen=True, kw_only=True):

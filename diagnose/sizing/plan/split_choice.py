@@ -13,7 +13,6 @@ from msgspec import Struct
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
@@ -21,6 +20,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     check_tensor_parallel,
     tensor_parallel_choices,
 )
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory
 from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
@@ -266,8 +266,8 @@ def parallel_step(
     pool: Pool, split: Split, before: PlannedMemory, after: PlannedMemory
 ) -> PlanStep:
     """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
-    setup, node = split.setup, pool.profile.hosting.node_gpus
-    parallel, replica = setup.parallel, serving(pool, setup)
+    node, replica = pool.profile.hosting.node_gpus, serving(pool, split.setup)
+    parallel = split.setup.parallel
     stages, decode = parallel.pipeline, at(replica, 1).decode_step
     link, planned = replica.costs.link.lower(), None
     if link in TP_OVERHEAD_RATIO:
@@ -297,7 +297,15 @@ def parallel_step(
         notes=list(split.refused),
         tier=pool.name,
     )
-    _parallel(step.sheet, pool, replica, planned, decode.interconnect_s / decode.total_s)
+    step.sheet.text(*memory_steps(replica.memory))
+    lost = decode.interconnect_s / decode.total_s if planned is None else planned
+    step.sheet.line(
+        "Speedup of tensor parallelism",
+        "{TP} x (1 - {all-reduce share})",
+        (parallel.tensor, lost),
+        result="{}x one GPU",
+        source="guide 5.1; roofline" if planned is None else "guide 5.1, 5.6",
+    )
     if parallel.tensor > 1:
         step.to_measure.append("the all-reduce share of a decode step on these nodes")
     if parallel.experts:
@@ -343,32 +351,3 @@ def _experts(pool: Pool, replica: Serving) -> Part:
             f"the experts' all-to-all takes {percent(exchange_s / target_s)} of the TTFT target"
         )
     return part
-
-
-def _parallel(
-    sheet: Sheet, pool: Pool, replica: Serving, planned: float | None, predicted: float
-) -> None:
-    setup, answer = replica.setup, replica.memory
-    lost = predicted if planned is None else planned
-    overhead = 0.0 if answer.overhead is None else answer.overhead.expected_bytes
-    free = sheet.line(
-        "KV cache of one GPU",
-        "{utilization} x {memory:GB} - {weights:GB} - {overhead:GB}",
-        (setup.utilization, pool.gpu.memory_bytes, answer.weights_bytes or 0.0, overhead),
-        result="{:GB}",
-        source="guide 2.6; overheads fitted to vLLM's start-up logs",
-    )
-    blocks = (answer.layout.block_bytes, answer.layout.request_blocks(setup.context))
-    sheet.line(
-        "Concurrent requests of P95 length",
-        "floor({KV cache per GPU:GB} / {bytes of a block:GB}) / {blocks of a request}",
-        (free, *blocks),
-        source="guide 2.2",
-    )
-    sheet.line(
-        "Speedup of tensor parallelism",
-        "{TP} x (1 - {all-reduce share})",
-        (setup.parallel.tensor, lost),
-        result="{}x one GPU",
-        source="guide 5.1; roofline" if planned is None else "guide 5.1, 5.6",
-    )
