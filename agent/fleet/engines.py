@@ -173,7 +173,9 @@ class FleetEngines:
                 if t_s < due_s:
                     continue
                 due_s = t_s + THINNED_S
-            yield monitor.read(t_s, page, gpus)
+            # The GPUs were read now: of pages of the past, they would date a fault too early.
+            is_now = at_s - t_s <= self._profile.window_s
+            yield monitor.read(t_s, page, gpus if is_now else NO_GPUS)
 
     def _read(
         self,

@@ -17,7 +17,8 @@ from kneewatch.diagnose.fleet.inventory import LabelMap
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
-from tests.living_faults import outcomes
+from tests.living_faults import FAULTS as PLANTED
+from tests.living_faults import FROM_S, outcomes
 from tests.living_fleet import (
     FAULTS,
     FAULTS_S,
@@ -94,6 +95,16 @@ def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetVerdict:
     """The diagnosis at a moment of a fleet's life, up to which it is loaded."""
     fleet.load(server, from_s=t_s - 40 * MIN_S, to_s=t_s)
     return watched(server, at_s=fleet.epoch_s + t_s)
+
+
+def test_a_gpu_fault_seen_at_the_start_is_not_dated_before_it(server: Prometheus) -> None:
+    fleet = living(15)
+    planted = next(fault for fault in PLANTED if fault.name == "xid")
+    planted.plant(fleet, "xid")
+    fleet_diagnosis = seen(fleet, server, FROM_S + 3 * MIN_S)
+    (cause,) = (cause for cause in fleet_diagnosis.causes if cause.id == "gpu_fault")
+    assert cause.since_s is not None
+    assert cause.since_s >= fleet.epoch_s + FROM_S
 
 
 def summaries(fleet_diagnosis: FleetVerdict) -> list[tuple[str, str]]:
