@@ -69,7 +69,11 @@ def reading(
         arrivals=30.0,
         generated=values.get("generation_tokens_per_s"),
         preempted=(values.get("preemption_per_s") or 0.0) * SCRAPE_S,
-        gpus=GpuReading(states=situation.gpus, lost=situation.gpus_lost),
+        gpus=GpuReading(
+            values=situation.gpus[0].values if situation.gpus else {},
+            states=situation.gpus,
+            lost=situation.gpus_lost,
+        ),
     )
 
 

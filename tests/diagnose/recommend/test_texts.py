@@ -43,8 +43,9 @@ MORE = re.compile(r" \(and (\d+) more\)")
 QUIET = re.compile(
     r"[\d.]+% in its newest part|are above [\d.]+ tokens|chance explains at most [\d.]+%"
     r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?|longest 1% of prompts"
+    r"|GPUs? [\d, and]+(?: of [\w.-]+)?|node-\w+|XID \d+|SM clock \d+ MHz"
 )
-"""A value of quiet times or a bound of a bucket, which the document does not have."""
+"""A value of quiet times, a bound of a bucket, or a GPU's name and clock: not in the document."""
 
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
 
@@ -60,12 +61,14 @@ def number(text: str) -> float:
 
 
 NUMBER = re.compile(
-    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)(?!xx)\s*(%|percentage points|GB/s|ms\b|s\b|min\b|h\b|GiB)?"
+    r"(?<![\w.\-])(\d[\d,]*(?:\.\d+)?)(?!xx)\s*"
+    r"(%|percentage points|GB/s|MHz|ms\b|s\b|min\b|h\b|GiB)?"
 )
 SCALES = {
     "%": 100.0,
     "percentage points": 100.0,
     "GB/s": 1e-9,
+    "MHz": 1e-6,
     "ms": 1e3,
     "min": 1 / 60,
     "h": 1 / 3600,
@@ -269,7 +272,7 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
                 figures = [*figures_with_inverses(now, of_parts)]
                 yield from unexplained(QUIET.sub("", alone), figures)
                 for part in parts:
-                    if part.signal not in LISTS and not part.signal.startswith("gpu_"):
+                    if part.signal not in LISTS:
                         yield from unexplained(QUIET.sub("", part.text), figures)
         yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
 
@@ -294,7 +297,7 @@ def is_too_full(advice: Recommendation) -> bool:
 
 
 LISTS = {"process_start", "lora_turns"}
-"""Evidence that lists what other processes and adapters did. That of GPUs names clocks and GPUs."""
+"""Evidence that lists what other processes and adapters did."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
