@@ -22,10 +22,10 @@ from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
+from kneewatch.diagnose.account_signals import STALL
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S, stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.values import STALL
 from kneewatch.diagnose.verdict import LogFact, Server, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
 from kneewatch.rules.formatting import span

@@ -1,6 +1,6 @@
-"""The signals of an engine's account and of its open calls, for all that read them. Pure.
+"""The signals that are followed from scrape to scrape, for all that read them. Pure.
 
-learned/account.py and learned/open_calls.py compute them.
+learned/account.py, learned/open_calls.py, learned/derived_signals.py and others compute them.
 """
 
 from __future__ import annotations
@@ -48,3 +48,8 @@ logarithms)."""
 
 ALL_CANCELLED = 0.9
 """From this share of cancelled requests on, none of those on the gauges is in flight."""
+
+STALL, PREFILL_SILENCE, DRAINS = "stalled_s", "prefill_silence_s", "backlog_drains"
+KV_UNACCOUNTED = "kv_unaccounted_ratio"
+CAPACITY_USED = "capacity_used_ratio"
+HIT_SPREAD = "prefix_hit_spread_sigmas"

@@ -22,15 +22,14 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.values import (
+from kneewatch.diagnose.deployment.server_state import (
     CLOCK_SEEN,
     GPU_BUSY_FROM,
-    NO_GPUS,
-    GpuReading,
     GpuState,
     XidSeen,
     gpu_name,
 )
+from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import LONG_WINDOWS
 

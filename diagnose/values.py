@@ -9,69 +9,13 @@ from math import inf
 from msgspec import Struct, field
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
-from kneewatch.diagnose.deployment.server_state import CanaryState
-
-STALL, PREFILL_SILENCE, DRAINS = "stalled_s", "prefill_silence_s", "backlog_drains"
-KV_UNACCOUNTED = "kv_unaccounted_ratio"
-CAPACITY_USED = "capacity_used_ratio"
-HIT_SPREAD = "prefix_hit_spread_sigmas"
-"""Keys of signals that are followed from scrape to scrape."""
+from kneewatch.diagnose.deployment.server_state import AdapterUse, CanaryState, GpuState
 
 Signals = Mapping[str, float | None]
 """Signals by key; None for unknown."""
 
 Histogram = Mapping[float, float]
 """Number of observations up to each upper edge, as in Prometheus; `inf` has all of them."""
-
-
-GPU_BUSY_FROM = 0.5
-"""A GPU that is busy less than this share of the time may lower its clocks."""
-
-CLOCK_SEEN = "gpu_sm_clock_seen_hz"
-"""Key of the highest SM clock that a busy GPU has had since it is watched."""
-
-
-class XidSeen(Struct, frozen=True):
-    """An XID that a GPU reported.
-
-    `since_s`: when it was first seen; None if the first scrape already had it. `worked_since`: the
-    GPU has done work since then.
-    """
-
-    code: int
-    since_s: float | None
-    worked_since: bool = False
-
-
-class GpuState(Struct, frozen=True):
-    """One GPU now.
-
-    `values` are the signals of collector/signals/gpu.py; None for unknown. `is_awake`: the GPU
-    reports its clock and power, and uses energy.
-    """
-
-    index: str
-    uuid: str
-    node: str
-    model: str
-    values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    xids: Sequence[XidSeen] = ()
-    is_awake: bool = False
-
-    @property
-    def name(self) -> str:
-        """The GPU's name in messages: `GPU 3 of node-7`."""
-        return gpu_name(self.uuid, self.index, self.node)
-
-    def get(self, signal: str) -> float:
-        """A signal's value; 0 if it has none."""
-        return self.values.get(signal) or 0.0
-
-
-def gpu_name(uuid: str, index: str, node: str) -> str:
-    """A GPU's name in messages: `GPU 3 of node-7`."""
-    gpu = f"GPU {index or uuid}"
-    return f"{gpu} of {node}" if node else gpu
 
 
 class GpuReading(Struct, frozen=True):
@@ -95,17 +39,6 @@ class GpuReading(Struct, frozen=True):
 
 
 NO_GPUS = GpuReading()
-
-
-class AdapterUse(Struct, frozen=True):
-    """One LoRA adapter in the window.
-
-    `turns`: it got a slot at least this many times. `unseen_s`: seconds since it last ran.
-    """
-
-    name: str
-    turns: int
-    unseen_s: float
 
 
 class RequestCounts(Struct, frozen=True):

@@ -31,6 +31,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.routers import router_queries
+from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
@@ -48,7 +49,7 @@ from kneewatch.diagnose.fleet.inventory import (
 )
 from kneewatch.diagnose.fleet.routers import routers_of
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
-from kneewatch.diagnose.values import GpuReading, GpuState, XidSeen
+from kneewatch.diagnose.values import GpuReading
 from kneewatch.rules.facts import range_s
 
 MODEL = ("modelName", "model_name")

@@ -7,13 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.account_signals import ALL_CANCELLED, AT_THE_DOOR, CANCELLED
+from kneewatch.diagnose.account_signals import (
+    ALL_CANCELLED,
+    AT_THE_DOOR,
+    CANCELLED,
+    PREFILL_SILENCE,
+)
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.common_conditions import RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
-from kneewatch.diagnose.values import PREFILL_SILENCE
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span
 from kneewatch.rules.quantities import Signal

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from kneewatch.diagnose.account_signals import COMPUTED, SEATED
+from kneewatch.diagnose.account_signals import COMPUTED, KV_UNACCOUNTED, SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE

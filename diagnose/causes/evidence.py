@@ -14,8 +14,8 @@ from msgspec import Struct, field
 
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.cause import Cause, Evidence
+from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
 from kneewatch.diagnose.lengths import Departure, LiveWorkload
-from kneewatch.diagnose.values import AdapterUse, GpuState
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity

@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOWER
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import Term, Terms, cause, term
-from kneewatch.diagnose.values import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
+from kneewatch.diagnose.deployment.server_state import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity

@@ -14,7 +14,7 @@ from msgspec import Struct
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
-from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.rules.rule import Severity
 
 # --- XID errors -----------------------------------------------------------------------------------

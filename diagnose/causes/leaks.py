@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.account_signals import PROMPTS
+from kneewatch.diagnose.account_signals import KV_UNACCOUNTED, PROMPTS
 from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_GROWS,
     EXPIRED_PER_MIN,
@@ -28,7 +28,6 @@ from kneewatch.diagnose.slow_quantities import (
     WORK_GROWTH,
     goes_on,
 )
-from kneewatch.diagnose.values import KV_UNACCOUNTED
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal

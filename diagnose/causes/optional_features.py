@@ -19,8 +19,8 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
+from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
-from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import RECENT_SHARE, Exposed, Recent, Signal, WindowSeconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.collector.engines.engine_kind import BLOCK_SIZE, NO_PREFIX_CACHE
+from kneewatch.diagnose.account_signals import HIT_SPREAD
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH_MOST,
@@ -17,7 +18,6 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, Term, cause, term
-from kneewatch.diagnose.values import HIT_SPREAD
 from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Configured, Minimum, Recent, Signal, Watched

@@ -1,8 +1,10 @@
-"""The state of a server beside its metrics page: health, process, canary requests. Pure."""
+"""The state of a server beside its signals: health, process, canary, GPUs, adapters. Pure."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
 
 LOOP_S = 600.0
 """Several processes of one server within this many seconds are a restart loop."""
@@ -91,3 +93,67 @@ class CanaryState(Struct, frozen=True):
     since_s: float = 0.0
     error: str = ""
     refused: str = ""
+
+
+# --- GPUs and adapters ----------------------------------------------------------------------------
+
+
+GPU_BUSY_FROM = 0.5
+"""A GPU that is busy less than this share of the time may lower its clocks."""
+
+CLOCK_SEEN = "gpu_sm_clock_seen_hz"
+"""Key of the highest SM clock that a busy GPU has had since it is watched."""
+
+
+class XidSeen(Struct, frozen=True):
+    """An XID that a GPU reported.
+
+    `since_s`: when it was first seen; None if the first scrape already had it. `worked_since`: the
+    GPU has done work since then.
+    """
+
+    code: int
+    since_s: float | None
+    worked_since: bool = False
+
+
+class GpuState(Struct, frozen=True):
+    """One GPU now.
+
+    `values` are the signals of collector/signals/gpu.py; None for unknown. `is_awake`: the GPU
+    reports its clock and power, and uses energy.
+    """
+
+    index: str
+    uuid: str
+    node: str
+    model: str
+    values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    xids: Sequence[XidSeen] = ()
+    is_awake: bool = False
+
+    @property
+    def name(self) -> str:
+        """The GPU's name in messages: `GPU 3 of node-7`."""
+        return gpu_name(self.uuid, self.index, self.node)
+
+    def get(self, signal: str) -> float:
+        """A signal's value; 0 if it has none."""
+        return self.values.get(signal) or 0.0
+
+
+def gpu_name(uuid: str, index: str, node: str) -> str:
+    """A GPU's name in messages: `GPU 3 of node-7`."""
+    gpu = f"GPU {index or uuid}"
+    return f"{gpu} of {node}" if node else gpu
+
+
+class AdapterUse(Struct, frozen=True):
+    """One LoRA adapter in the window.
+
+    `turns`: it got a slot at least this many times. `unseen_s`: seconds since it last ran.
+    """
+
+    name: str
+    turns: int
+    unseen_s: float

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
-from kneewatch.diagnose.values import GpuState
+from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
 
 CLOCK = "gpu_sm_clock_ratio"

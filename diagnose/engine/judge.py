@@ -15,7 +15,14 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.diagnose.account_signals import MOVED_FOR
+from kneewatch.diagnose.account_signals import (
+    CAPACITY_USED,
+    DRAINS,
+    KV_UNACCOUNTED,
+    MOVED_FOR,
+    PREFILL_SILENCE,
+    STALL,
+)
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
@@ -62,14 +69,7 @@ from kneewatch.diagnose.ranking import (
     without_queues,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.values import (
-    CAPACITY_USED,
-    DRAINS,
-    KV_UNACCOUNTED,
-    PREFILL_SILENCE,
-    STALL,
-    Values,
-)
+from kneewatch.diagnose.values import Values
 from kneewatch.diagnose.verdict import (
     UNKNOWN_STAGE,
     Cause,

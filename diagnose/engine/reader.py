@@ -28,7 +28,7 @@ from kneewatch.collector.signals.vllm import (
     VLLM_SIGNALS,
 )
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.deployment.server_state import CanaryState
+from kneewatch.diagnose.deployment.server_state import AdapterUse, CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.derived_signals import (
     ABORTED,
@@ -40,14 +40,7 @@ from kneewatch.diagnose.learned.derived_signals import (
 )
 from kneewatch.diagnose.learned.length_drift import FEW
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, METRICS
-from kneewatch.diagnose.values import (
-    NO_GPUS,
-    AdapterUse,
-    GpuReading,
-    Histogram,
-    RequestCounts,
-    Values,
-)
+from kneewatch.diagnose.values import NO_GPUS, GpuReading, Histogram, RequestCounts, Values
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import (
     OF_REQUESTS,

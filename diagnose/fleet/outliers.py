@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import DRAINS, STALL
 from kneewatch.diagnose.causes.common_conditions import ONE_TOKEN
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
-from kneewatch.diagnose.values import DRAINS, STALL
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.quantities import Signal

@@ -14,7 +14,13 @@ from kneewatch.diagnose.account_signals import (
     ALL_CANCELLED,
     AT_THE_DOOR,
     CANCELLED,
+    CAPACITY_USED,
+    DRAINS,
+    HIT_SPREAD,
+    KV_UNACCOUNTED,
     OPEN_CALLS_SIGNALS,
+    PREFILL_SILENCE,
+    STALL,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
@@ -27,16 +33,7 @@ from kneewatch.diagnose.learned.stops import (
     prefill_explains,
 )
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
-from kneewatch.diagnose.values import (
-    CAPACITY_USED,
-    DRAINS,
-    HIT_SPREAD,
-    KV_UNACCOUNTED,
-    PREFILL_SILENCE,
-    STALL,
-    Signals,
-    Values,
-)
+from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import Number, Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
+from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, LiveWorkload, Point
 from kneewatch.diagnose.ranking import conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
-from kneewatch.diagnose.values import GpuState, XidSeen
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import staged

@@ -13,11 +13,12 @@ from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import Gpus
 from kneewatch.diagnose.causes.gpu_faults import TABLE, XIDS
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_state import XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor, whole_page
 from kneewatch.diagnose.ranking import ranked
-from kneewatch.diagnose.values import GpuReading, XidSeen
+from kneewatch.diagnose.values import GpuReading
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels

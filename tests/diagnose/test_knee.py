@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.account_signals import CAPACITY_USED
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner, capacity_used
-from kneewatch.diagnose.values import CAPACITY_USED
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES_BY_ID
 from tests.recordings import CAPTURES

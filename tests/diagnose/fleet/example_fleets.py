@@ -8,6 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import health
 from kneewatch.diagnose.fleet.diagnosis import diagnose
@@ -27,7 +28,7 @@ from kneewatch.diagnose.fleet.inventory import (
 from kneewatch.diagnose.fleet.routers import RouterState
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.ranking import conclude, ranked
-from kneewatch.diagnose.values import GpuState, Histogram
+from kneewatch.diagnose.values import Histogram
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict, worst_of
 from kneewatch.rules.cascade import lacking as lacking_for
 from kneewatch.rules.facts import Baselines

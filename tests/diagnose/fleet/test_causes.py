@@ -8,12 +8,13 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import folded
 from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
-from kneewatch.diagnose.values import GpuState, Histogram, XidSeen
+from kneewatch.diagnose.values import Histogram
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.fleet_rendering import spread_words
 from kneewatch.rules.facts import Targets
