@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import V1, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from tests.kvtruth import (
     SIMPLE_RULES,
@@ -123,10 +123,11 @@ def test_the_band_of_an_unmeasured_class_holds_nine_of_ten_of_the_measured_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each class as if none of its start-ups were recorded."""
-    bands = packaged_tables("diagnose.sizing.memory", "overhead.toml")["bands"]
-    monkeypatch.setattr(
-        "kneewatch.diagnose.sizing.memory.overhead._band", lambda *_: bands["unmeasured"]
-    )
+
+    def unmeasured(_setup: Setup, _gpu: Gpu) -> dict[str, float]:
+        return packaged_tables("diagnose.sizing.memory", "overhead.toml")["bands"]["unmeasured"]
+
+    monkeypatch.setattr("kneewatch.diagnose.sizing.memory.overhead._band", unmeasured)
     banded = [row.in_band for row in map(row_of, recorded()) if row.in_band is not None]
 
     assert len(banded) >= 40
