@@ -18,7 +18,7 @@ from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.reports.weekly.figures import UnknownSignal
-from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
+from kneewatch.reports.weekly.page import charts, formatting, svg
 from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
 from kneewatch.reports.weekly.page.summary import (
     changed,
@@ -200,7 +200,6 @@ def _spark_table(rows: Sequence[TableRow]) -> tuple[list[str], list[tuple[float,
 FILTERS: dict[str, Any] = {
     "signal": quantity,
     "signal_name": formatting.signal_name,
-    "time_ticks": incident_chart.ticks,
     **{
         function.__name__: function
         for function in (
@@ -216,8 +215,8 @@ FILTERS: dict[str, Any] = {
             formatting.share, formatting.size_name, formatting.size_state,
             formatting.size_verdict, formatting.spent, formatting.spread, formatting.stamp,
             formatting.state, formatting.tone, formatting.with_unit, charts.heat_level,
-            charts.heat_words, incident_chart.alternative_text, incident_chart.axis_of,
-            incident_chart.placed, incident_chart.signal_chart, incident_chart.signal_rows,
+            charts.heat_words, charts.alternative_text, charts.axis_of,
+            charts.placed, charts.signal_chart, charts.signal_rows, charts.time_ticks,
         )
     },
 }  # fmt: skip

@@ -15,22 +15,20 @@ from kneewatch.reports.weekly.figures import Period, Spark
 from kneewatch.reports.weekly.page import charts as plots
 from kneewatch.reports.weekly.page.charts import (
     LEVELS,
+    TABLE_ROWS,
     TALL,
     WIDE,
+    alternative_text,
+    axis_of,
     charts,
     heat_level,
     heat_words,
+    placed,
+    signal_rows,
     spark_line,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import FILTERS, GLOBALS, read_template, render
-from kneewatch.reports.weekly.page.incident_chart import (
-    TABLE_ROWS,
-    alternative_text,
-    axis_of,
-    placed,
-    signal_rows,
-)
 from kneewatch.reports.weekly.page.svg import ROLES, path, run_path
 from tests.reports.triage.html_tree import Node, tree
 from tests.reports.weekly.page import (
