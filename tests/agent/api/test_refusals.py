@@ -97,7 +97,9 @@ def test_what_is_refused_before_it_is_routed_names_nothing(
         refused = client.get("/triage?target=nope", accept=BROWSER)
     assert refused.status_code == 401
     assert is_page(refused)
-    assert "oken" in refused.text
+    assert "Authorization: Bearer TOKEN" in refused.text
+    assert "`" not in refused.text
+    assert "All targets" not in refused.text, "it would be refused, too"
     assert "gpu-7" not in refused.text
     assert "Basic" in refused.headers["www-authenticate"]
     assert "default-src 'none'" in refused.headers["content-security-policy"]
