@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
+from math import ceil, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
-from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.memory.weights import Parallel, splits
 from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
     ASSUMED_ITL_S,
@@ -101,12 +101,14 @@ class Space(Struct, frozen=True, kw_only=True):
     @property
     def spreads(self) -> tuple[Parallel, ...]:
         """The splits to try first: each tensor-parallel size with each number of engines."""
-        stated = len(self.data_parallels) == 1
         return tuple(
-            Parallel(tensor, self.pipeline_parallel, data, self.expert_parallel or data > 1)
-            for data in self.data_parallels
-            for tensor in self.tensor_parallels
-            if stated or data == 1 or tensor * data * self.pipeline_parallel <= NODE_GPUS
+            splits(
+                self.tensor_parallels,
+                stages=(self.pipeline_parallel,),
+                engines=self.data_parallels,
+                experts=self.expert_parallel,
+                most_gpus=inf if len(self.data_parallels) == 1 else NODE_GPUS,
+            )
         )
 
 
@@ -260,8 +262,8 @@ def _spread(setup: Setup, space: Space) -> Iterator[Started | Rejection]:
         (tensor for tensor in space.tensor_parallels if not heads % tensor),
         default=space.tensor_parallels[-1],
     )
-    for pipeline in space.deeper:
-        spread = Parallel(widest, pipeline, space.data_parallels[0], space.expert_parallel)
+    engines, experts = space.data_parallels[:1], space.expert_parallel
+    for spread in splits((widest,), stages=space.deeper, engines=engines, experts=experts):
         yield from _lengths(replace(setup, parallel=spread), space.max_model_lens)
 
 

@@ -27,6 +27,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     adapter_bytes,
     draft_bytes,
     draft_layers,
+    splits,
     weights_per_gpu,
 )
 
@@ -270,12 +271,7 @@ def memory(setup: Setup) -> Memory:
 
 
 # Tensor parallel inside a node, then more nodes as pipeline stages.
-_SPREADS = tuple(
-    Parallel(tensor=tensor, pipeline=pipeline)
-    for pipeline in (1, 2, 4)
-    for tensor in (1, 2, 4, 8)
-    if pipeline == 1 or tensor == 8
-)
+_SPREADS = (*splits((1, 2, 4, 8)), *splits((8,), stages=(2, 4)))
 
 
 class FewestGpus(Struct, frozen=True):

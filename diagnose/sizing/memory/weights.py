@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Iterator, Sequence
+from math import ceil, inf
 
 from msgspec import Struct
 
@@ -43,6 +44,23 @@ class Parallel(Struct, frozen=True):
 
 
 ONE_GPU = Parallel()
+
+
+def splits(
+    tensors: Sequence[int],
+    *,
+    stages: Sequence[int] = (1,),
+    engines: Sequence[int] = (1,),
+    experts: bool = False,
+    most_gpus: float = inf,
+) -> Iterator[Parallel]:
+    """Every split of these sizes. Several engines share their experts, on `most_gpus` at most."""
+    for tensor in tensors:
+        for data in engines:
+            for pipeline in stages:
+                split = Parallel(tensor, pipeline, data, experts or data > 1)
+                if data == 1 or split.gpus <= most_gpus:
+                    yield split
 
 
 class Weights(Struct, frozen=True):

@@ -6,7 +6,7 @@ Guide 4, 5 and 9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -22,7 +22,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
 )
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory
-from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
+from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads, splits
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     four_bit_quantization,
@@ -78,58 +78,48 @@ class Split(Struct, frozen=True, kw_only=True):
     precisions: tuple[str, ...] = ()
 
 
-def splits(pool: Pool) -> Iterator[Parallel]:
-    """The splits that the model and the node allow: TP within a node, and pipeline stages.
+def possible_splits(pool: Pool) -> Iterator[Parallel]:
+    """The splits that the model and the node allow: engines that share their experts, then TP
+    within a node with pipeline stages.
 
     Raises:
         SizingError: the stated tensor-parallel size is impossible for the model or the node.
     """
-    node, gpu = pool.profile.hosting.node_gpus, pool.gpu
+    node, gpu, stated = pool.profile.hosting.node_gpus, pool.gpu, pool.deployment
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else node
     heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
-    stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
-    experts, engines = bool(pool.deployment.expert_parallel), pool.deployment.data_parallel or 1
-    if (experts or engines > 1) and not pool.model.experts.count:
+    tensor, data, depth = stated.tensor_parallel, stated.data_parallel or 0, pool.model.depth
+    pipeline = stated.pipeline_parallel or (1 if tensor else None)
+    experts, several = bool(stated.expert_parallel), data > 1
+    if (experts or several) and not pool.model.experts.count:
         name = "expert_parallel" if experts else "data_parallel"
         raise SizingError(f"{pool.model.id} has no routed experts", name=name)
-    if stated is not None:
+    if tensor is not None:
         check_tensor_parallel(
-            tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
+            tensor_parallel=tensor, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
         )
-        if engines == 1:
-            yield Parallel(tensor=stated, pipeline=pipeline or 1, experts=experts)
-        yield from _engines(pool, (stated,), node)
-        return
-    degrees = tensor_parallel_choices(attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked)
     # A degree that does not divide the node strands GPUs.
-    degrees = tuple(degree for degree in degrees if node % degree == 0)
-    yield from _engines(pool, degrees, linked)
-    if engines > 1:
+    degrees = (
+        (tensor,)
+        if tensor
+        else tuple(
+            degree
+            for degree in tensor_parallel_choices(
+                attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked
+            )
+            if node % degree == 0
+        )
+    )
+    if pool.model.experts.count and stated.expert_parallel is not False and (pipeline or 1) == 1:
+        engines = (data,) if several else () if tensor or data else (2, 4, 8)
+        yield from splits(degrees, engines=engines, most_gpus=math.inf if several else linked)
+    if several:
         return
-    for degree in degrees:
-        for count in _STAGES if pipeline is None else (pipeline,):
-            if count <= pool.model.depth:
-                yield Parallel(tensor=degree, pipeline=count, experts=experts)
+    stages = [count for count in ((pipeline,) if pipeline else _STAGES) if tensor or count <= depth]
+    yield from splits(degrees, stages=stages, experts=experts)
     if pipeline is None:
-        for count in _OTHER_STAGES:
-            stages = min(count, pool.model.depth)
-            yield Parallel(tensor=degrees[-1], pipeline=stages, experts=experts)
-
-
-_ENGINES = (2, 4, 8)
-
-
-def _engines(pool: Pool, degrees: Sequence[int], linked: int) -> Iterator[Parallel]:
-    """Data-parallel engines that share their experts: the stated number, or those of a node."""
-    stated = pool.deployment
-    if not pool.model.experts.count or stated.expert_parallel is False:
-        return
-    if (stated.pipeline_parallel or 1) > 1 or (stated.tensor_parallel and not stated.data_parallel):
-        return
-    for degree in degrees:
-        for count in _ENGINES if stated.data_parallel is None else (stated.data_parallel,):
-            if count > 1 and (stated.data_parallel or degree * count <= linked):
-                yield Parallel(tensor=degree, data=count, experts=True)
+        deeper = [min(count, depth) for count in _OTHER_STAGES]
+        yield from splits(degrees[-1:], stages=deeper, experts=experts)
 
 
 def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
@@ -183,7 +173,7 @@ def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Tr
     """Every split with this precision that fits, and why others do not."""
     trials: list[Trial] = []
     short: dict[str, list[str]] = {}
-    for parallel in splits(pool):
+    for parallel in possible_splits(pool):
         if trials and parallel.pipeline in _OTHER_STAGES and not pool.deployment.pipeline_parallel:
             break
         setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
