@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import decoder, packaged_tables, read_as
 from kneewatch.diagnose.cause import Cause as Cause
 from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
@@ -48,7 +48,7 @@ class Symptom(Struct, frozen=True, forbid_unknown_fields=True):
     causes: tuple[str, ...] = ()
 
 
-SYMPTOMS = msgspec.convert(packaged_tables("diagnose", "symptoms.toml"), dict[str, Symptom])
+SYMPTOMS = read_as(packaged_tables("diagnose", "symptoms.toml"), dict[str, Symptom])
 SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
 
 
@@ -257,7 +257,7 @@ def worst_of(causes: Sequence[Cause], stage: Stage, findings: Sequence[Finding])
 # --- As JSON --------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Verdict)
+_DECODER = decoder(Verdict)
 WORDS_OF = {
     "schema": (SCHEMA,),
     "health": tuple(STATES),

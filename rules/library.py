@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, WORDS, Bound, Finding, Guard, Rule
 
 _ALL = [
-    msgspec.convert({"id": rule_id, **table}, Rule)
+    read_as({"id": rule_id, **table}, Rule)
     for rule_id, table in packaged_tables("rules", "rules.toml").items()
 ]
 RULES = tuple(rule for rule in _ALL if not rule.setting)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.collector.packaged import read_as
 
 Kind = TypeVar("Kind")
 
@@ -112,7 +113,7 @@ def converted(
         DocumentError: it is not such a document, or a value has the wrong type.
     """
     try:
-        return msgspec.convert(document, kind)
+        return read_as(document, kind)
     except msgspec.ValidationError as exc:
         raise DocumentError(
             f"not a {schema} document: {_mistake(str(exc), document, words)}"

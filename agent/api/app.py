@@ -38,6 +38,7 @@ from kneewatch.agent.api.sizing import converted, json_object, parameters_of, si
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import PageRequest, Views, page_request
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.acceptance import AcceptRequest
@@ -157,7 +158,7 @@ class Routes:
         are set."""
         need_admin(_granted(request))
         try:
-            asked = msgspec.convert(await json_object(request), AcceptRequest)
+            asked = read_as(await json_object(request), AcceptRequest)
         except msgspec.ValidationError as exc:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
         accepted = await run_in_threadpool(self._service.accept, asked)

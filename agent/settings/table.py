@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem
 from msgspec import Struct
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 
 if TYPE_CHECKING:
     from kneewatch.agent.settings.effective import Settings
@@ -84,7 +83,7 @@ def settings_of(section: str) -> tuple[Setting, ...]:
     settings: list[Setting] = []
     for key, row in rows.items():
         heading = row.get("heading", heading)
-        settings.append(msgspec.convert({"key": key, **row, "heading": heading}, Setting))
+        settings.append(read_as({"key": key, **row, "heading": heading}, Setting))
     return tuple(settings)
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import orjson
 from msgspec import Struct
 
@@ -44,13 +43,14 @@ from kneewatch.agent.store.stored_series import (
     read_signals,
 )
 from kneewatch.collector.errors import StoreError
+from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import SEVERITIES
 
-RECOMMENDATION = msgspec.json.Decoder(Recommendation)
+RECOMMENDATION = decoder(Recommendation)
 
 
 class Scrape(Struct, frozen=True):

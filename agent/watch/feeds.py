@@ -22,6 +22,7 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.verdict import Verdict, decode
 from kneewatch.rules.wire import DocumentError, UnixTime
 
@@ -221,7 +222,7 @@ class Triage(Struct, frozen=True):
         return verdicts, problem
 
 
-TRIAGE = msgspec.json.Decoder(Triage)
+TRIAGE = decoder(Triage)
 
 
 class DaemonFeed(Struct, frozen=True):

@@ -13,11 +13,10 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 
 FOLDERS = "collector.engines"
 Texts = dict[str, str]
@@ -246,8 +245,7 @@ def engine_kinds() -> tuple[EngineKind, ...]:
         if entry.joinpath("engine.toml").is_file()
     )
     return tuple(
-        msgspec.convert(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind)
-        for folder in folders
+        read_as(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind) for folder in folders
     )
 
 

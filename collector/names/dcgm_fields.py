@@ -10,11 +10,10 @@ from operator import attrgetter
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.samples import Layout, Series
 
 BY_NAMESPACE = attrgetter("namespace", "pod", "container")
@@ -58,7 +57,7 @@ def field_table() -> FieldTable:
     fields: dict[str, Field] = {}
     names: dict[str, FieldName] = {}
     for name, row in packaged_tables("collector.names", "dcgm_metrics.toml")["fields"].items():
-        field = fields[name] = msgspec.convert({"name": name, **row}, Field)
+        field = fields[name] = read_as({"name": name, **row}, Field)
         scale = float(row.get("scale", 1))
         spellings = [(newer["name"], newer.get("scale", 1)) for newer in row.get("newer", ())]
         spellings += [(old, scale) for old in (name, *row.get("former", ()))]

@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct, field
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.samples import Layout
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
@@ -102,7 +101,7 @@ def table_from(document: Mapping[str, Any]) -> MetricTable:
 
 def _metric(name: str, row: Mapping[str, Any]) -> Metric:
     former = (spelling["name"] for spelling in row.get("former", ()))
-    return msgspec.convert({**row, "name": name, "names": (name, *former)}, Metric)
+    return read_as({**row, "name": name, "names": (name, *former)}, Metric)
 
 
 def _samples(metric: Metric, name: str, age: int) -> dict[str, SampleName]:

@@ -28,6 +28,7 @@ from kneewatch.collector.http.connection import request_headers, words_of
 from kneewatch.collector.http.fetch import Answer as HttpAnswer
 from kneewatch.collector.http.fetch import KeptConnection, request_bytes
 from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.packaged import decoder
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,
     NOT_ITS_JSON,
@@ -59,7 +60,7 @@ from kneewatch.collector.prometheus.responses import (
 # The client itself has no default timeout, lets errors of requests through, drops warnings and puts
 # long queries into the URL.
 
-_read_matrix = msgspec.json.Decoder(MatrixAnswer).decode
+_read_matrix = decoder(MatrixAnswer).decode
 RETRY_AFTER_MOST_S = 5.0
 
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds, kind_of
 from kneewatch.collector.engines.translation import sample_names
 from kneewatch.collector.names.vllm_metrics import OF_THE_PAGE, metric_table
+from kneewatch.collector.packaged import decoder
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.samples import Layout, Page, Series
 
@@ -341,8 +342,8 @@ class ScrapedPages:
         return start + len(pages.series) - 1
 
 
-_read_numbers = msgspec.json.Decoder(list[tuple[float, float]], strict=False).decode
-_read_texts = msgspec.json.Decoder(list[tuple[float, str]]).decode
+_read_numbers = decoder(list[tuple[float, float]], strict=False).decode
+_read_texts = decoder(list[tuple[float, str]]).decode
 
 
 def values_of(row: RawSeries) -> list[tuple[float, float]]:
@@ -353,7 +354,7 @@ def values_of(row: RawSeries) -> list[tuple[float, float]]:
         return [(t_s, float(value)) for t_s, value in _read_texts(row.values)]
 
 
-_read_flat = msgspec.json.Decoder(list[float], strict=False).decode
+_read_flat = decoder(list[float], strict=False).decode
 
 
 def single_samples(answer: Sequence[RawSeries]) -> list[float] | None:
@@ -367,4 +368,4 @@ def single_samples(answer: Sequence[RawSeries]) -> list[float] | None:
     return samples if len(samples) == 2 * len(answer) else None
 
 
-_read_labels = msgspec.json.Decoder(dict[str, str]).decode
+_read_labels = decoder(dict[str, str]).decode

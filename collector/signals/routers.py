@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
 
-from msgspec import Struct, convert, field
+from msgspec import Struct, field
 
 from kneewatch.collector.engines.engine_kind import EngineKind, Quantity, Source
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.samples import Layout
 from kneewatch.collector.scrape_history import Columns, History, Where
 from kneewatch.collector.signals.catalogue import expression
@@ -100,8 +100,8 @@ class Router(Struct, frozen=True, dict=True):
 
 
 _TABLES = packaged_tables("collector.signals", "routers.toml")
-QUESTIONS = convert(_TABLES["questions"], dict[str, Question])
-ROUTERS = convert(_TABLES["routers"], tuple[Router, ...])
+QUESTIONS = read_as(_TABLES["questions"], dict[str, Question])
+ROUTERS = read_as(_TABLES["routers"], tuple[Router, ...])
 """The routers whose metrics are read."""
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.signals.expr import bound_matcher
 from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.vllm import within_ttft
@@ -193,7 +192,7 @@ class AlertText(Struct, frozen=True, forbid_unknown_fields=True):
 
 _TABLES = packaged_tables("dashboards.prometheus", "alerts.toml")
 _PARTS: Mapping[str, str] = _TABLES["parts"]
-ALERTS = msgspec.convert(_TABLES["alert"], list[AlertText])
+ALERTS = read_as(_TABLES["alert"], list[AlertText])
 
 NAME = re.compile(r"<(\w+)>")
 METRIC = re.compile(r"\b(vllm:|DCGM_FI_|process_start_time_)(\w+)(?:\{([^}]*)\})?")

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct, convert
+from msgspec import Struct
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -57,7 +57,7 @@ def tower_of(config: Config) -> Tower | None:
         return None
     # Tuples: results are kept by launch, so a launch must be hashable.
     rows = [(name, *sizes) for name, sizes in described["modalities"].items()]
-    return convert({**described, "modalities": rows}, Tower)
+    return read_as({**described, "modalities": rows}, Tower)
 
 
 def _tables() -> Mapping[str, Mapping[str, Any]]:

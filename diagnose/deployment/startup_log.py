@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, Literal, cast
 
-import msgspec
 from msgspec import Struct
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure
 from kneewatch.diagnose.deployment.vllm_flags import (
     LARGEST,
@@ -106,7 +105,7 @@ def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
     for row in _tables()[table]:
         regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER)
         spans = {name: parse_version(row[name]) for name in ("since", "until") if name in row}
-        rows.append(msgspec.convert({**row, **spans, "regex": regex}, Wording))
+        rows.append(read_as({**row, **spans, "regex": regex}, Wording))
     return tuple(rows)
 
 

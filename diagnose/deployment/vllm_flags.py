@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import DecodeError, Struct, convert, field
+from msgspec import DecodeError, Struct, field
 from msgspec.json import decode
 
 from kneewatch.collector.engines.engine_kind import ADAPTERS
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 
 Version = tuple[int, int, int]
 
@@ -427,11 +427,11 @@ _TABLES = packaged_tables("collector.engines", "vllm/flags.toml")
 _UNSET: dict[str, dict[str, Any]] = {"switch": {"default": False}, "pair": {"default": ()}}
 FLAGS = (
     *(
-        convert({"name": f"--{name}", **_UNSET.get(row["kind"], {}), **row}, Flag)
+        read_as({"name": f"--{name}", **_UNSET.get(row["kind"], {}), **row}, Flag)
         for name, row in _TABLES["size"].items()
     ),
     *(
-        convert({"name": f"--{name}", "launch": f"--{name}", **row}, Flag)
+        read_as({"name": f"--{name}", "launch": f"--{name}", **row}, Flag)
         for name, row in _TABLES["vllm"].items()
     ),
 )

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.engine import Engine
@@ -414,7 +415,7 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- As JSON --------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(FleetVerdict)
+_DECODER = decoder(FleetVerdict)
 
 
 def encode(verdict: FleetVerdict) -> bytes:

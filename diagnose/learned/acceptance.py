@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.account_signals import (
     PREFILL_SPEED,
     SPEED,
@@ -117,7 +118,7 @@ class LearnedState(Struct, frozen=True):
     launch: Mapping[str, str] = {}
 
 
-_DECODER = msgspec.json.Decoder(LearnedState)
+_DECODER = decoder(LearnedState)
 
 
 class KeptApart:
