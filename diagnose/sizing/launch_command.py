@@ -65,7 +65,8 @@ def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
             # Versions that lack the flag of its own have this one.
             values["--compilation-config"] = json.dumps({flag.setup: value})
         elif flag.launch:
-            values[flag.launch] = _WRITTEN.get(flag.kind, _as_it_is)(value)
+            written = _WRITTEN.get(flag.kind)
+            values[flag.launch] = value if written is None else written(value)
     draft = setup.draft
     if draft is not None:
         own = draft.model == setup.model.own_draft
@@ -80,10 +81,6 @@ def shown_flags(setup: Setup) -> dict[str, str | float | bool]:
     """The flags of the launch, without values that may be secrets."""
     others = {flag: text for flag, text in setup.other_flags if not is_hidden(flag, text)}
     return {**flag_values(setup), **others}
-
-
-def _as_it_is(value: Any) -> Any:  # noqa: ANN401 - a flag's value
-    return value
 
 
 _WRITTEN: Mapping[str, Callable[[Any], str | float | bool]] = {

@@ -230,7 +230,7 @@ def workload(tier: TierObserved, now: TierPeriod, before: TierPeriod) -> TierWor
         arrivals=arrived,
         archetype=kind,
         archetype_why=why,
-        bottleneck=ARCHETYPES[kind].bottleneck if kind else "",
+        bottleneck=ARCHETYPES[kind]["bottleneck"] if kind else "",
         drift=_drift(tier.stated.workload, prompt, output, arrived),
         drift_missing="" if tier.stated.workload is not None else NO_PROFILE,
     )

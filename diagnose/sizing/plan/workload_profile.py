@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, cast
 
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.documents import (
@@ -42,36 +43,11 @@ Z95 = 1.6449
 """Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 
-@dataclass(frozen=True, slots=True)
-class Archetype:
-    """A kind of workload: its bottleneck, the latency to watch, and the GPU resource to buy."""
-
-    bottleneck: str
-    slo: str
-    hardware: str
-
-
-ARCHETYPES: Mapping[str, Archetype] = {
-    "chat": Archetype("prefill at low concurrency", "TTFT under load", "compute"),
-    "rag": Archetype("prefill compute", "TTFT", "compute"),
-    "code": Archetype("memory bandwidth in decode", "ITL and decode throughput", "bandwidth"),
-    "agentic": Archetype("KV cache held over a session, both phases", "session time", "memory"),
-}
+_TABLES = packaged_tables("diagnose.sizing.plan", "labels.toml")
+ARCHETYPES: Mapping[str, Mapping[str, str]] = _TABLES["archetypes"]
 """The guide's four archetypes (1.2; hardware: 3.5 and 9.1, step 2)."""
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A fleet's goal, and where on the latency curve it runs."""
-
-    optimize: str
-    operating_point: str
-
-
-TARGETS: Mapping[str, Target] = {
-    "online": Target("TTFT", "a load below the knee"),
-    "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
-}
+TARGETS: Mapping[str, Mapping[str, str]] = _TABLES["targets"]
 """Online streaming and offline batch are optimized differently (guide 1.4)."""
 
 

@@ -49,7 +49,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     lengths = call_lengths(profile.lengths, profile.session)
     kind, target = ARCHETYPES[traffic.archetype], TARGETS[traffic.kind]
     average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
-    notes = [f"{traffic.archetype}: the bottleneck is {kind.bottleneck}; watch {kind.slo}"]
+    notes = [f"{traffic.archetype}: the bottleneck is {kind['bottleneck']}; watch {kind['slo']}"]
     if not slo.are_set and traffic.kind == "online":
         notes.append(_NO_SLO)
     elif traffic.kind == "online":
@@ -82,7 +82,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     step = PlanStep(
         number=1,
         title="Characterize the workload",
-        decision=f"optimize {target.optimize}; run at {target.operating_point}",
+        decision=f"optimize {target['optimize']}; run at {target['operating_point']}",
         output=output,
         to_measure=_unmeasured(profile),
         notes=notes,
@@ -192,7 +192,7 @@ def hardware_step(
 ) -> PlanStep:
     """Step 2: the GPU of each fleet, chosen from the available ones, with the cost of each
     candidate."""
-    bottleneck = ARCHETYPES[pools[0].profile.traffic.archetype].hardware
+    bottleneck = ARCHETYPES[pools[0].profile.traffic.archetype]["hardware"]
     names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
     step = PlanStep(
         number=2,
@@ -285,7 +285,7 @@ def pool_of(
         SizingError: the model or a GPU is unknown.
     """
     own_model = models.get(deployment.model)
-    bottleneck = ARCHETYPES[profile.traffic.archetype].hardware
+    bottleneck = ARCHETYPES[profile.traffic.archetype]["hardware"]
     return Pool(
         name=name,
         profile=profile,

@@ -22,16 +22,16 @@ from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 )
 def test_archetypes(name: str, slo: str, hardware: str) -> None:
     entry = ARCHETYPES[name]
-    assert (entry.slo, entry.hardware) == (slo, hardware)
+    assert (entry["slo"], entry["hardware"]) == (slo, hardware)
 
 
 def test_archetypes_are_four_and_distinct() -> None:
-    assert len({entry.bottleneck for entry in ARCHETYPES.values()}) == len(ARCHETYPES) == 4
+    assert len({entry["bottleneck"] for entry in ARCHETYPES.values()}) == len(ARCHETYPES) == 4
 
 
 def test_online_and_batch_optimise_for_different_things() -> None:
-    assert TARGETS["online"].optimize == "TTFT"
-    assert TARGETS["batch"].optimize == "tokens per GPU-hour"
+    assert TARGETS["online"]["optimize"] == "TTFT"
+    assert TARGETS["batch"]["optimize"] == "tokens per GPU-hour"
 
 
 def test_a_session_is_an_order_of_magnitude_more_than_a_call() -> None:
