@@ -324,7 +324,7 @@ If one of these was not measured, the cause is queue_saturation instead.
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
-GROWS, IS_QUEUED = SLOPE_PER_S > GROWS_FROM_PER_S, QUEUE > 0.0
+GROWS = SLOPE_PER_S > GROWS_FROM_PER_S
 """From this growth of the queue (requests/s) on, more requests arrive than are served.
 
 A smaller growth may be noise of a steady queue.
@@ -405,8 +405,7 @@ def _queue(gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say)
     With `pinned`, the batch limit explains it.
     """
     return Form(
-        # A streak outlasts one scrape without a queue, and the wait is the window's mean.
-        gate=QUEUE_HELD & IS_QUEUED & RUNS & HURTS & NOT_EVICTING & gate,
+        gate=QUEUE_HELD & RUNS & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
         terms=(
             term(QUEUE, 2.0, 1.2, _expected_wait),
