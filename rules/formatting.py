@@ -98,6 +98,13 @@ def _in_unit(seconds: float) -> tuple[float, str]:
     return (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
 
 
+def usd(value: float) -> str:
+    """An amount of money, below 100 USD with cents: 2,688 USD, 0.51 USD, under 0.01 USD."""
+    if 0 < value < 0.005:
+        return "under 0.01 USD"
+    return f"{value:,.2f} USD" if 0 < abs(value) < 100 else f"{value:,.0f} USD"
+
+
 def rate(per_s: float, noun: str = "") -> str:
     """A rate in the shortest unit in which it does not round to 0.0: 4.6 requests/s, 1.2
     requests/min, 3.0 requests/h; without a noun 4.6/s."""

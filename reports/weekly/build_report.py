@@ -36,7 +36,7 @@ from kneewatch.reports.weekly.observed import (
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
 from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
 from kneewatch.reports.weekly.slo_and_workload import slo, workload
-from kneewatch.reports.weekly.verdict import TierSections, severity, verdict, watched_share
+from kneewatch.reports.weekly.verdict import TierSections, severity, verdict, watched_words
 from kneewatch.rules.rule import BY_WORD, Severity
 
 Value = TypeVar("Value")
@@ -201,6 +201,7 @@ def _sections(
     size = sized(tier, work, knee_curve, now, roots=_worst(roots), recommended=recommended)
     sections = TierSections(
         tier=_tier(tier, observed.grid),
+        period=_period(observed.grid, [tier], before=False),
         partial=observed.partial,
         tables=tables(
             tier.id,
@@ -280,12 +281,11 @@ def _notices(observed: Observed) -> tuple[str, ...]:
     """Warnings for the top of the report: the period is empty or partial, or there is no period to
     compare with."""
     notices = list(observed.notices)
-    length_s = observed.grid.to_s - observed.grid.from_s
-    covered_s = _period(observed.grid, observed.tiers, before=False).covered_s
+    period = _period(observed.grid, observed.tiers, before=False)
     if not any(tier.engines for tier in observed.tiers):
         notices.append(EMPTY)
-    elif covered_s < PARTIAL_RATIO * length_s:
-        notices.append(f"only {watched_share(covered_s / length_s)} of this period was watched")
+    elif period.covered_s < PARTIAL_RATIO * (period.to_s - period.from_s):
+        notices.append(watched_words(period))
     if observed.before_grid is not None and not any(tier.before for tier in observed.tiers):
         notices.append("nothing was watched in the period before: no comparison")
     return tuple(notices)

@@ -350,7 +350,7 @@ def _missing(launched: Deployment, need: Need) -> str:
             "tensor_parallel": launched.tensor_parallel,
         }
         names = [name for name, value in facts.items() if value is None] or list(facts)
-        lacking.append(f"set {', '.join(names)} (or launch_file) to get memory and prices")
+        lacking.append(f"set {', '.join(names)} (or launch_file) for memory and cheaper launches")
     return "; ".join(lacking)
 
 

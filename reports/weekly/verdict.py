@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
-from kneewatch.reports.weekly.figures import Trend
+from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.incidents import STOPPED
 from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
 from kneewatch.reports.weekly.tier_sections import (
@@ -22,7 +22,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierTables,
     TierWorkload,
 )
-from kneewatch.rules.formatting import duration, number, percent, plural
+from kneewatch.rules.formatting import duration, first_sentence, number, percent, plural, span, usd
 from kneewatch.rules.rule import BY_WORD, Severity
 
 SIZED = ("right", "too small", "too large")
@@ -31,19 +31,23 @@ HEALTHY = "no incidents, nothing at warning or worse"
 WATCHED_LEAST = 0.1
 """Share of the period that must have been watched before a tier is called healthy: 17 h of a week.
 A tier that is scaled to zero outside of office hours is watched for a quarter of it."""
-MUCH_IDLE_RATIO = 0.3
-"""Share of idle hours from which the verdict mentions them (guide 9.2)."""
 
 
-def watched_share(ratio: float) -> str:
-    """The share of a period that was watched, in percent."""
-    return percent(ratio) if ratio >= 0.01 else "under 1%"
+def watched_words(period: Period) -> str:
+    """How much of a period was watched, such as "only 3 min of 7 days were watched"."""
+    watched, length = (
+        span(length_s).replace(".0 ", " ")
+        for length_s in (period.covered_s, period.to_s - period.from_s)
+    )
+    return f"only {watched} of {length} were watched"
 
 
 class TierSections(Struct, frozen=True):
-    """All sections of a tier. `partial`: some queries had no complete answer."""
+    """All sections of a tier. `period` has the seconds in which the tier was watched; `partial`:
+    some queries had no complete answer."""
 
     tier: Tier
+    period: Period
     partial: bool
     incidents: Sequence[Incident]
     tables: TierTables
@@ -56,14 +60,14 @@ class TierSections(Struct, frozen=True):
     @property
     def watched_ratio(self) -> float:
         """The share of the period in which the tier was watched."""
-        return fsum(hour.watched_ratio for hour in self.slo.hours) / max(1, len(self.slo.hours))
+        return self.period.covered_s / (self.period.to_s - self.period.from_s)
 
     @property
     def doubt(self) -> str:
         """Why a tier without problems is not called healthy; empty if it is."""
         if self.partial or self.watched_ratio >= WATCHED_LEAST:
             return "the data is partial" if self.partial else ""
-        return f"only {watched_share(self.watched_ratio)} of the period was watched"
+        return watched_words(self.period)
 
 
 def verdict(of: TierSections) -> Verdict:
@@ -80,7 +84,7 @@ def verdict(of: TierSections) -> Verdict:
         incident_s=_lasted_s(serious),
         size=of.size.verdict,
         size_text=_size(of.size),
-        money_text=_money(of.money, of.size.replicas_present),
+        money_text=_money(of.money, of.size),
         action=_action(of, serious),
         trends=_trends(of),
     )
@@ -158,15 +162,26 @@ def _size(size: TierSize) -> str:
     return f"{text}; {doubt}" if doubt else text
 
 
-def _money(money: TierMoney, replicas: int) -> str:
+def _money(money: TierMoney, size: TierSize) -> str:
     if money.usd.value is None:
-        return f"unknown: {(money.missing if replicas else '') or NOT_WATCHED}"
-    text = f"{money.usd.value:,.0f} USD"
+        return f"unknown: {(money.missing if size.replicas_present else '') or NOT_WATCHED}"
+    text = usd(money.usd.value)
     if money.usd_per_million_tokens.value is not None:
-        text += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
-    if money.idle_usd is not None and (money.idle_ratio or 0.0) >= MUCH_IDLE_RATIO:
-        text += f"; idle hours cost {money.idle_usd:,.0f} USD"
-    return text
+        text += f", {usd(money.usd_per_million_tokens.value)} per million generated tokens"
+    if money.idle_usd is not None:
+        text += f"; idle hours cost {usd(money.idle_usd)}"
+    return f"{text}; {saving_words(money, size)}"
+
+
+def saving_words(money: TierMoney, size: TierSize) -> str:
+    """What can be saved at most, as text. Without the size that the load needs, it is unknown
+    whether there is more."""
+    best = money.savings[0] if money.savings else None
+    if best is not None and best.saves_usd_per_month:
+        return f"can save {usd(best.saves_usd_per_month)} a month: {first_sentence(best.summary)}"
+    if size.verdict not in SIZED:
+        return "savings unknown, like the size that the load needs"
+    return "nothing to save: no recommendation costs less"
 
 
 def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
@@ -193,8 +208,8 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
         why = first.evidence[0].text if first.evidence else ""
         return Action(f"investigate {first.id}: {first.title}", why, "", (), first.id)
     best = of.money.savings[0] if of.money.savings else None
-    if best is not None and (best.saves_usd_per_month or 0.0) > 0:
-        why = f"saves about {best.saves_usd_per_month:,.0f} USD per month"
+    if best is not None and best.saves_usd_per_month:
+        why = f"saves about {usd(best.saves_usd_per_month)} a month"
         return Action(best.summary, why, best.id, ())
     if size.verdict == "too large" and size.replicas_needed is not None:
         text = f"try {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"

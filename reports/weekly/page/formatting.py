@@ -15,7 +15,7 @@ from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.recommendation_text import NUMBERS
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
-from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span
+from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span, usd
 
 UNKNOWN = "unknown"
 GIB = 1024.0**3
@@ -76,11 +76,6 @@ def with_unit(value: float | None, unit: str) -> str:
     return formatter(value) if formatter else " ".join((number(value), *WORD.findall(unit)))
 
 
-def _usd(value: float) -> str:
-    cents = 0 < abs(value) < 100
-    return f"{value:,.2f} USD" if cents else f"{value:,.0f} USD"
-
-
 def _counted(noun: str) -> Callable[[float], str]:
     return lambda value: f"{number(value)} {noun if value == 1 else noun + 's'}"
 
@@ -96,9 +91,9 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "tokens": lambda value: f"{number(value)} tokens",
     "tokens_per_s": lambda value: f"{number(value)} tokens/s",
     "bytes": lambda value: f"{number(value / GIB)} GiB",
-    "usd": _usd,
-    "usd_per_hour": lambda value: f"{_usd(value)}/h",
-    "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
+    "usd": usd,
+    "usd_per_hour": lambda value: f"{usd(value)}/h",
+    "usd_per_million_tokens": lambda value: f"{usd(value)} per million tokens",
     "requests": lambda value: _counted("request")(round(value) if value >= 10 else value),
     "requests_per_usd": lambda value: f"{number(value)} requests per USD",
     "gpus": _counted("GPU"),

@@ -30,6 +30,7 @@ from kneewatch.reports.weekly.report import Incident, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
 )
+from kneewatch.reports.weekly.verdict import saving_words
 from kneewatch.rules.formatting import (
     as_sentence,
     duration,
@@ -228,6 +229,7 @@ GLOBALS: dict[str, Any] = {
     "ending": ending,
     "followed": formatting.followed,
     "plural": plural,
+    "saving_words": saving_words,
     "LEVELS": charts.LEVELS,
     "SPARK": (charts.WIDE, charts.TALL),
     "svg": svg,

@@ -19,7 +19,7 @@ from kneewatch.reports.weekly.page.formatting import (
 )
 from kneewatch.reports.weekly.report import Action, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import TierMoney
-from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural
+from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, usd
 
 STEPS_MOST, CHANGES_MOST = 3, 8
 ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns the GPUs"
@@ -123,8 +123,8 @@ def _restarted(action: Action, tier: Tier, report: WeeklyReport) -> str:
 
 def _saving(action: Action, tier: Tier, money: TierMoney, report: WeeklyReport) -> str:
     for saving in money.savings:
-        if saving.id == action.recommendation and (saving.saves_usd_per_month or 0.0) > 0:
-            return f"saves {saving.saves_usd_per_month:,.0f} USD a month"
+        if saving.id == action.recommendation and saving.saves_usd_per_month:
+            return f"saves {usd(saving.saves_usd_per_month)} a month"
     harmed = sum(
         each.cost.harmed_requests
         for each in report.incidents

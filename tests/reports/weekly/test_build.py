@@ -23,7 +23,7 @@ from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
-from kneewatch.reports.weekly.figures import DOWN, SAME, UP
+from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Period
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
@@ -40,7 +40,7 @@ from kneewatch.reports.weekly.page.html import incidents_in_full
 from kneewatch.reports.weekly.page.summary import first_steps
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
-from kneewatch.reports.weekly.verdict import watched_share
+from kneewatch.reports.weekly.verdict import watched_words
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import number
 from kneewatch.rules.rule import Severity
@@ -108,6 +108,10 @@ def test_figures_are_sums_over_time_and_engines() -> None:
     assert money.usd_per_million_tokens.value == pytest.approx(12e6 / (4 * 150 * 3600))
     assert money.requests_per_s_per_gpu.value == pytest.approx(4 / 4)
     assert money.requests_in_time_per_usd.value == pytest.approx(4 * 3600 / 12)
+    assert report.verdicts[0].money_text == (
+        "2,016 USD, 5.56 USD per million generated tokens; idle hours cost 0 USD; "
+        "nothing to save: no recommendation costs less"
+    )
     assert work.arrivals.mean_per_s.value == pytest.approx(4.0)
     assert work.computed_prompt_ratio == pytest.approx(0.25)
     hits = row(report.tables[0].monitoring, "Prefix cache hit rate")
@@ -239,8 +243,9 @@ def test_a_partial_week_says_so() -> None:
     spans = [Span() if slot.day > 3 else was
              for slot, was in zip(WEEK.slots, engine_week.spans, strict=True)]  # fmt: skip
     report = made(observed(tier("t", [replace(engine_week, spans=spans)])))
-    assert any("only 57%" in notice for notice in report.notices), report.notices
-    assert watched_share(0.0003) == "under 1%", "not 0%"
+    assert "only 4 days of 7 days were watched" in report.notices
+    minutes = Period(0.0, 7 * 86_400.0, 180.0, 7)
+    assert watched_words(minutes) == "only 3 min of 7 days were watched"
 
 
 def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> EpisodeObserved:
@@ -317,6 +322,7 @@ def test_an_incident_with_its_cost_and_advice() -> None:
     eviction = row(report.tables[0].monitoring, "KV cache eviction rate")
     assert eviction.state == "critical", "the row knows of the incident"
     assert report.money[0].savings[0].saves_usd_per_month == pytest.approx(6 * 730)
+    assert "; can save 4,380 USD a month: " in verdict.money_text
 
 
 def test_what_replicas_have_of_one_cause_at_the_same_time_is_one_incident() -> None:
@@ -395,7 +401,7 @@ def test_the_report_has_one_verdict_on_replicas_and_the_ledgers_order() -> None:
     assert report.sizes[0].verdict == "right"
     assert [lever.id for lever in report.sizes[0].levers] == ["max-num-seqs-up", "kv-fp8"]
     assert first_steps(report)[0].effort == "a restart of a", "the other engine is not concerned"
-    assert not report.money[0].savings, "none of them costs less"
+    assert report.verdicts[0].money_text.endswith("; nothing to save: no recommendation costs less")
     told = [advice.id for advice in report.incidents[0].advice]
     assert told == ["max-num-seqs-up", "kv-fp8"]
     alone = made(
@@ -543,6 +549,7 @@ def test_incidents_of_too_little_capacity_are_a_doubt() -> None:
     report = made(observed(tier("t", engines, stated=STATED), episodes=[short]))
     assert report.sizes[0].verdict == "unknown"
     assert "incidents of too little capacity" in report.verdicts[0].size_text
+    assert "; savings unknown, like the size" in report.verdicts[0].money_text
 
 
 def test_what_an_engine_serves_in_a_fault_is_no_measure_of_its_capacity() -> None:
@@ -606,7 +613,7 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
 def test_only_the_settings_that_are_missing_are_asked_for() -> None:
     stated = replace(STATED, stated=Stated(gpu=gpu("h100-sxm"), tensor_parallel=2))
     missing = made(observed(tier("t", [engine("a")], stated=stated))).sizes[0].missing
-    assert "set model (or launch_file)" in missing
+    assert "set model (or launch_file) for memory and cheaper launches" in missing, "has a price"
 
 
 def test_a_launch_that_holds_few_requests_has_the_changes_that_size_lists() -> None:
@@ -714,7 +721,7 @@ def test_a_tier_that_was_watched_for_an_hour_of_the_week_is_not_called_healthy(
     spans = [span if place < hours else Span() for place, span in enumerate(whole.spans)]
     line = made(observed(tier("t", [replace(whole, spans=spans)]))).verdicts[0]
     assert line.health.replace("info", "ok") == health
-    assert ("of the period was watched" in line.health_text) == (health == "unknown")
+    assert ("of 7 days were watched" in line.health_text) == (health == "unknown")
 
 
 def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:

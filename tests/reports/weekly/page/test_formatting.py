@@ -35,6 +35,8 @@ from kneewatch.rules.library import RULES
         (2688.4, "usd", "2,688 USD"),
         (1.5, "usd", "1.50 USD"),
         (0.0, "usd", "0 USD"),
+        (0.51, "usd", "0.51 USD"),
+        (0.004, "usd", "under 0.01 USD"),
         (12.0, "usd_per_hour", "12.00 USD/h"),
         (1.84, "usd_per_million_tokens", "1.84 USD per million tokens"),
         (1.0, "gpus", "1 GPU"),
