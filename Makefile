@@ -17,6 +17,7 @@ LOCKED ?=
 
 # setuptools warns at each editable installation, also at one whose folders can hide nothing, and at each folder of data files.
 $(BIN)/kneewatch: pyproject.toml
+	@echo "Setting up $(VENV): pip installs for some minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@if [ -n "$(LOCKED)" ]; then $(BIN)/python packaging/requirements.py '[report,kubernetes,mcp]' > $(VENV)/requirements.txt && \

@@ -101,8 +101,8 @@ def run(
         raise SettingsError("--selector needs --prometheus or the setting fleet.prometheus")
     discovery = Discovery(targets, settings, may_be_empty=prometheus is not None)
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
-    note = _demo_note(settings, for_s) if demo else ""
     with _store_file(settings, demo=demo) as store_file:
+        note = _demo_note(settings, for_s, store_file) if demo else ""
         daemon = Daemon(discovery, settings, store_file, fleet_watch)
         daemon.run(settings_of, for_s, note=note)
     # Everything is closed. Freeing the memory of 1,000 targets would take seconds.
@@ -115,16 +115,19 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
     return FleetWatch(url, settings, selector)
 
 
-def _demo_note(settings: Settings, for_s: float | None) -> str:
+def _demo_note(settings: Settings, for_s: float | None, store_file: Path) -> str:
     """The start-up message of the demo: when the recording turns critical, that it is played in a
-    loop, and that its history is deleted at exit."""
+    loop, how to report on its history, and that this is deleted at exit."""
     note = f"demo     healthy at first, critical after {span(DEMO_CRITICAL_AFTER_S)}"
     if for_s is not None and for_s <= DEMO_CRITICAL_AFTER_S:
         note += f" (--for {for_s:g}s ends before that)"
     else:
         note += "; at its end the recording starts again"
     if not settings["store.file"]:
-        note += "; its history is deleted at exit (--store FILE keeps it)"
+        note += (
+            f"\n         its history is deleted at exit (--store FILE keeps it); until then: "
+            f"kneewatch report --store {store_file}"
+        )
     return note
 
 

@@ -295,7 +295,10 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
         StoreError: the store is missing, damaged or of an unsupported version.
     """
     if not path.is_file():
-        raise StoreError(f"no store at {path}; `kneewatch run --store FILE` creates one")
+        raise StoreError(
+            f"no store at {path}: `kneewatch run` creates it; --store FILE reads another. The demo "
+            "has its own, which its line `history` names, and deletes it at exit"
+        )
     try:
         return _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:

@@ -196,10 +196,14 @@ def test_the_demo_says_when_it_turns_critical_and_that_its_history_goes(tmp_path
     demo = ("run", "--demo", "--listen", "127.0.0.1:0", "--for", "100ms")
     ended = run(*demo, cwd=tmp_path)
     assert ended.status == 0
-    assert ended.out.splitlines()[-1] == (
-        "demo     healthy at first, critical after 80 s (--for 0.1s ends before that); "
-        "its history is deleted at exit (--store FILE keeps it)"
-    )
+    history, *said = ended.out.splitlines()[-3:]
+    assert said == [
+        "demo     healthy at first, critical after 80 s (--for 0.1s ends before that)",
+        "         its history is deleted at exit (--store FILE keeps it); until then: "
+        f"kneewatch report --store {history.split()[-1]}",
+    ]
+    refused = run("report", "--store", "none.db", cwd=tmp_path)
+    assert "--store FILE reads another. The demo has its own" in refused.err
     ended = run(*demo, "--store", str(tmp_path / "k.db"), cwd=tmp_path)
     assert "deleted" not in ended.out
     assert (tmp_path / "k.db").exists()
