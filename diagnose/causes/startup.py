@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from kneewatch.collector.engines.engine_kind import (
-    MEMORY_SHARE,
-    SEATS,
-    STEP_TOKENS,
-    TENSOR_SPLIT,
-)
-from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.log_failure import Failure
@@ -19,34 +12,47 @@ CONFIDENCE = 0.95
 
 
 ENGINE_DIED, STARTUP_FAILED = "engine_died", "startup_failed"
-OTHERS_LEAST_GIB = 1.0
-"""A process without tensors, such as a monitor or a display, uses less GPU memory than this."""
 
 
-def _gpu_lever(others_gib: float) -> str:
-    """What to do about exhausted GPU memory, of which other processes use `others_gib`."""
-    less = f"Lower {MEMORY_SHARE}, {SEATS} or {STEP_TOKENS}, or use more GPUs ({TENSOR_SPLIT})."
-    if others_gib < OTHERS_LEAST_GIB:
-        return less
-    return (
-        f"Other processes hold {others_gib:.1f} GiB of this GPU: find them with nvidia-smi, a "
-        f"previous vLLM may still run. Else: {less[0].lower()}{less[1:]}"
-    )
+def _out_of_gpu_memory(failure: Failure) -> tuple[str, str]:
+    """What happened and what to do, by who holds the memory and by the phase of the start."""
+    reason = log.reasons()[log.GPU_MEMORY]
+    others_gib = log.others_gpu_gib(failure)
+    phase = log.phases().get(str(failure.details.get("phase")), {})
+    what = f"{reason['what']} {phase.get('what', '')}".strip()
+    lever: str = phase.get("lever", reason["lever"])
+    first: list[str] = []
+    if log.is_fragmented(failure):
+        asked, cached = failure.details["asked"], failure.details["cached"]
+        first.append(
+            f"Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: PyTorch held {cached} "
+            f"in pieces and could not allocate {asked}."
+        )
+    if others_gib:
+        first.append(
+            f"Other processes hold {others_gib:.1f} GiB of this GPU: find them with nvidia-smi, a "
+            "previous vLLM may still run."
+        )
+    elif others_gib is None and "max_num_seqs" not in failure.details:
+        first.append("Check with nvidia-smi that no other process uses the GPU.")
+    if first:
+        lever = f"{' '.join(reversed(first))} Else {lever[0].lower()}{lever[1:]}"
+    return what, lever
 
 
 def failed(failure: Failure, t_s: float) -> Cause:
     """The cause of a failure that a log proves, with the log line as evidence; it starts at
     `t_s`."""
-    reason = packaged_tables("collector.engines", "vllm/startup_failures.toml")[failure.kind]
-    lever: str = reason["lever"]
-    if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:
-        lever = _gpu_lever(others_gib)
+    reason = log.reasons()[failure.kind]
+    what, lever = reason["what"], reason["lever"]
+    if failure.kind == log.GPU_MEMORY:
+        what, lever = _out_of_gpu_memory(failure)
     who = "The engine died" if failure.served else "vLLM did not start"
     return Cause(
         id=ENGINE_DIED if failure.served else STARTUP_FAILED,
         confidence=CONFIDENCE,
         severity=Severity.CRITICAL,
-        summary=f"{who}: {reason['what']}.",
+        summary=f"{who}: {what}.",
         evidence=(Evidence("server_log", None, None, f"log: {failure.line}"),),
         lever=lever,
         since_s=t_s,

@@ -16,7 +16,15 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.diagnose.deployment.log_failure import FLAG, HOST_MEMORY, OTHER, Failure
+from kneewatch.diagnose.deployment.log_failure import (
+    FLAG,
+    GPU_MEMORY,
+    HOST_MEMORY,
+    OTHER,
+    SIZE,
+    Failure,
+    phases,
+)
 from kneewatch.diagnose.deployment.vllm_flags import (
     LARGEST,
     PRINTED,
@@ -103,7 +111,7 @@ def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
     """The wordings of facts or of failures, from the packaged startup_log.toml."""
     rows: list[Wording] = []
     for row in _tables()[table]:
-        regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER)
+        regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER).replace("SIZE", SIZE)
         spans = {name: parse_version(row[name]) for name in ("since", "until") if name in row}
         rows.append(read_as({**row, **spans, "regex": regex}, Wording))
     return tuple(rows)
@@ -171,7 +179,7 @@ _WHILE_SERVING = re.compile(_SERVING_WORDS)
 _WHILE_STARTING = re.compile(
     _SERVING_WORDS + b"|model len|took |GiB|blocks|KV|concurrency|backend|Graph|memory|seq len"
     b"|max_model_len|uantization|NCCL|Errno|local folder|couldn't|Engine|startup complete|HTTP/"
-    b"|Traceback"
+    b'|Traceback|", line '
 )
 """Every line of interest contains one of these words, both while starting and while serving.
 
@@ -206,6 +214,8 @@ class StartupLog:
         """The flags of these with further values."""
         self._uncaught = False
         """Whether a traceback was written without vLLM's logger: its process ends."""
+        self._frame = ""
+        """The most specific phase of a start that the lines since the last fact name."""
         self._suspect: Failure | None = None
         """The first error since the server was last seen to work; one of a known kind replaces one
         that is not."""
@@ -328,10 +338,11 @@ class StartupLog:
             if self._facts_of(message):
                 self.phase = "starting"
                 # The start goes on, so the traceback was not from a process of the server.
-                self._uncaught = False
+                self._uncaught, self._frame = False, ""
                 if self.failure is not None and self.failure.kind == OTHER:
                     self.failure = self._suspect = None
             self._uncaught = self._uncaught or (not module and bool(_UNCAUGHT.match(message)))
+            self._frame = _phase(message, self._frame)
             self._error(message)
             root_logged = self._suspect is not None and self._suspect.kind != OTHER
             ended = self._uncaught and _EXCEPTION.match(message)
@@ -340,6 +351,13 @@ class StartupLog:
                 or _NOT_STARTED.match(message) or _DEAD.match(message)
             ):  # fmt: skip
                 self._fail(_without_quotes(message))
+
+    @property
+    def _phase_reached(self) -> str:
+        """The phase of the start; "" if neither a traceback nor a fact shows it."""
+        if self._frame or "weights_gib" not in self.facts:
+            return self._frame
+        return "warm_up" if self.facts.keys() & {"available_kv_gib", "gpu_blocks"} else "profile"
 
     @property
     def _loaded(self) -> bool:
@@ -352,7 +370,10 @@ class StartupLog:
         served = self.phase == "serving"
         failure = _known_failure(message)
         if failure is not None:
-            self._suspect = Failure(failure.kind, failure.line, served, failure.details)
+            details = failure.details
+            if failure.kind == GPU_MEMORY and not served and (phase := self._phase_reached):
+                details = {**details, "phase": phase}
+            self._suspect = Failure(failure.kind, failure.line, served, details)
         elif self._suspect is None and _EXCEPTION.match(message) and not _NO_ROOT.match(message):
             self._suspect = Failure(OTHER, _without_quotes(message), served)
 
@@ -452,6 +473,14 @@ def _plain(line: str) -> Iterator[tuple[str, str]]:
 def _starts(module: str, message: str) -> bool:
     """Whether the line is one of the first that a server logs; no request can cause such a line."""
     return bool(module) and _START.match(message) is not None
+
+
+def _phase(message: str, known: str) -> str:
+    """The more specific of a known phase and the one that a line names."""
+    for name, phase in phases().items():
+        if name == known or re.search(phase["frames"], message):
+            return name
+    return ""
 
 
 def _known_failure(message: str) -> Failure | None:

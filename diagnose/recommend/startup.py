@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, floor
+from math import ceil, floor, log2
 
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, MEMORY_SHARE, TENSOR_SPLIT
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTER_SLOTS,
+    LONGEST_TOKENS,
+    MEMORY_SHARE,
+    SEATS,
+    STEP_TOKENS,
+    TENSOR_SPLIT,
+)
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
@@ -29,6 +36,15 @@ LEAST_CONTEXT_TOKENS = 1024
 """A shorter context is not recommended: hardly any request would fit."""
 
 NO_MEMORY = (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
+_MOST_STEPS = 4
+_LEAST_LESS_GIB = 0.1
+"""Less memory than this is no change."""
+_RISKS = {
+    SEATS: "Fewer requests run at once: the others queue.",
+    STEP_TOKENS: "Long prompts take more steps, and TTFT grows.",
+    MEMORY_SHARE: "The KV cache becomes smaller.",
+    ADAPTER_SLOTS: "Fewer adapters run at once: requests for the others wait.",
+}
 VERIFY = "the log has no error and reaches `Application startup complete`"
 
 
@@ -49,7 +65,9 @@ class Remedies:
             yield from self._lower_utilization()
         if kind in (log.KV_NONE, log.KV_SMALL) and not self._failure.served:
             yield from self._higher_utilization()
-        if kind in NO_MEMORY and not self._failure.served:
+        if kind == log.GPU_MEMORY and not self._failure.served:
+            yield from self._out_of_memory()
+        if kind in (log.KV_NONE, log.KV_SMALL) and not self._failure.served:
             yield from self._more_gpus()
 
     def missing(self) -> list[str]:
@@ -101,24 +119,87 @@ class Remedies:
 
     def _lower_utilization(self) -> Iterator[Recommendation]:
         """Recommends a utilization that requests only the free share of the GPU's memory."""
-        free_gib, total_gib = self._number("free_gib"), self._number("gpu_memory_gib")
-        now = self._number("gpu_memory_utilization")
-        if not free_gib or not total_gib:
+        total_gib, others_gib = self._number("gpu_memory_gib"), log.others_gpu_gib(self._failure)
+        free_gib = self._number("free_gib") or (total_gib or 0.0) - (others_gib or 0.0)
+        now = self._number("gpu_memory_utilization") or self._utilization
+        if free_gib <= 0 or not total_gib:
             return
         to = floor(100 * free_gib / total_gib) / 100
         sized = self._sized(None, utilization=to)
-        if to < 0.05 or (sized is not None and not sized.holds_one):
+        if to < 0.05 or (now is not None and to >= now) or (sized and not sized.holds_one):
             return
         yield self._advice(
             "gpu-memory-utilization",
             Change(MEMORY_SHARE, now, to),
-            f"{free_gib:g} of {total_gib:g} GiB were free when vLLM started.",
+            f"{free_gib:.4g} of {total_gib:g} GiB were free when vLLM started.",
             before={} if now is None else {"gpu_memory_utilization_ratio": now},
             predicted={"gpu_memory_utilization_ratio": to},
             check="check with nvidia-smi which process uses the GPU: if it is a previous vLLM, end "
             "it instead",
             risk="The KV cache becomes smaller; if weights do not fit, vLLM still does not start.",
         )
+
+    def _out_of_memory(self) -> Iterator[Recommendation]:
+        """Recommends less of what the phase of the start takes memory for, or more GPUs where the
+        sizing shows that the launch does not fit. Another process must end first."""
+        if log.others_gpu_gib(self._failure):
+            yield from self._lower_utilization()
+            return
+        sized = self._sized(None, utilization=self._setup.utilization if self._setup else None)
+        if sized is not None and sized.holds_one and log.is_fragmented(self._failure):
+            return
+        phase = log.phases().get(str(self._failure.details.get("phase")), {})
+        lower = [each for flag in phase.get("flags", ()) for each in self._lower(flag)]
+        yield from lower
+        if not lower and (sized is None or not sized.holds_one):
+            yield from self._more_gpus()
+
+    def _lower(self, flag: str) -> Iterator[Recommendation]:
+        """Recommends a lower value of a flag: the next with which the launch is predicted to start
+        and to need as much less memory as PyTorch could not allocate."""
+        is_share, setup, total_gib = flag == MEMORY_SHARE, self._setup, self._memory_gib
+        now = self._utilization if is_share else self._count(flag)
+        # Before vLLM has sized the KV cache, its share limits nothing.
+        if now is None or (is_share and self._read.number("available_kv_gib") is None):
+            return
+        lacks_gib = log.size_gib(self._failure, "asked") - log.size_gib(self._failure, "free")
+        taken_gib = None if setup is None else _taken_gib(_memory_of(setup))
+        for to in _lower_shares(now) if is_share else _halves(now):
+            sized = None if setup is None else _memory_of(_with(setup, flag, to))
+            if setup is not None and (sized is None or not sized.holds_one):
+                continue
+            after_gib, less_gib = _taken_gib(sized), None
+            if is_share and total_gib is not None:
+                less_gib = (now - to) * total_gib
+            elif not is_share and taken_gib is not None and after_gib is not None:
+                less_gib = taken_gib - after_gib
+            if less_gib is not None and less_gib < max(lacks_gib, _LEAST_LESS_GIB):
+                continue
+            phase = log.phases()[str(self._failure.details["phase"])]
+            less = "less memory" if less_gib is None else f"{less_gib:.1f} GiB less"
+            yield self._advice(
+                flag[2:],
+                Change(flag, now, to),
+                f"GPU memory ran out {phase['what']}. With {to:g}, vLLM takes {less}.",
+                before={},
+                predicted={} if sized is None else _held(sized),
+                check="check with nvidia-smi that no other process uses the GPU",
+                risk=_RISKS[flag],
+            )
+            return
+
+    def _count(self, flag: str) -> int | None:
+        """A flag of the launch, as logged or, if the launch is sized, by default."""
+        logged = self._read.number(fact := flag[2:].replace("-", "_")) or self._number(fact)
+        if logged is not None or self._setup is None:
+            return None if logged is None else int(logged)
+        adapters = self._setup.adapters
+        defaults = {
+            SEATS: self._setup.seqs,
+            STEP_TOKENS: self._setup.batched_tokens,
+            ADAPTER_SLOTS: 1 if adapters is None else adapters.slots,
+        }
+        return defaults[flag]
 
     def _higher_utilization(self) -> Iterator[Recommendation]:
         """Recommends the lowest utilization at which one request of full length fits."""
@@ -156,7 +237,7 @@ class Remedies:
         now = setup.parallel.tensor
         usd = self._stated.usd_per_gpu_hour or setup.gpu.usd_per_hour
         to = 2 * now
-        while to <= min(MOST_TENSOR_PARALLEL, setup.gpu.nvlink_gpus):
+        while to <= MOST_TENSOR_PARALLEL:
             wider = replace(
                 setup,
                 parallel=replace(setup.parallel, tensor=to),
@@ -164,18 +245,17 @@ class Remedies:
             )
             sized = _memory_of(wider)
             if sized is not None and sized.holds_one:
-                requests = sized.concurrency.expected
+                held = _held(sized)
+                requests = held["max_concurrency"]
                 yield self._advice(
                     "tensor-parallel",
                     Change(TENSOR_SPLIT, now, to),
                     f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
                     f"each, and the KV cache holds {requests:.1f} requests of full length.",
                     before={},
-                    predicted={
-                        "kv_capacity_tokens": float(int(sized.held_tokens.expected)),
-                        "max_concurrency": float(f"{requests:.3g}"),
-                    },
-                    check=f"confirm that the {to} GPUs are connected by NVLink",
+                    predicted=held,
+                    check=f"confirm that the {to} GPUs are "
+                    + ("connected by NVLink" if to <= setup.gpu.nvlink_gpus else "in one node"),
                     risk="All-reduces cost throughput per GPU.",
                     cost_usd_per_hour=usd * (to - now) * setup.parallel.pipeline,
                 )
@@ -256,6 +336,43 @@ def _memory_of(setup: Setup) -> Memory | None:
         return memory(setup)
     except SizingError:
         return None
+
+
+def _lower_shares(now: float) -> Iterator[float]:
+    """Lower utilizations in steps of 0.05; where these hold too little, the least step."""
+    for step in range(1, _MOST_STEPS + 1):
+        yield round(ceil(20 * now - 1e-9) / 20 - step / 20, 2)
+    yield round(now - 0.02, 2)
+
+
+def _halves(now: float) -> Iterator[int]:
+    for step in range(1, _MOST_STEPS + 1):
+        if (to := 2 ** (ceil(log2(now)) - step)) >= 1:
+            yield int(to)
+
+
+def _held(sized: Memory) -> dict[str, float]:
+    return {
+        "kv_capacity_tokens": float(int(sized.held_tokens.expected)),
+        "max_concurrency": float(f"{sized.concurrency.expected:.3g}"),
+    }
+
+
+def _taken_gib(sized: Memory | None) -> float | None:
+    """What vLLM takes beside the model and the KV cache; None if it is not predicted."""
+    if sized is None or sized.overhead is None:
+        return None
+    return (sized.overhead.expected_bytes + sized.adapter_bytes) / GIB
+
+
+def _with(setup: Setup, flag: str, value: float) -> Setup:
+    """The launch with another value of a flag that takes memory."""
+    if flag != ADAPTER_SLOTS:
+        return replace(setup, **{flag[2:].replace("-", "_"): value})
+    adapters = setup.adapters
+    return (
+        setup if adapters is None else replace(setup, adapters=replace(adapters, slots=int(value)))
+    )
 
 
 # --- The diagnosis of a server by its log alone: started, not started or died ---------------------

@@ -243,6 +243,114 @@ def test_what_to_do_follows_from_who_holds_the_memory(
     assert "the GPU ran out of memory" in cause["summary"]
 
 
+HEADER = "(EngineCore_DP0 pid=7) {} 10-08 20:33:48 [core.py:708] "
+STARTED, FAILED = HEADER.format("INFO"), HEADER.format("ERROR")
+LAUNCHES = {
+    "8b": ("Qwen/Qwen3-8B", 1, "h100-sxm", 79.19, 15.27, 52.0),
+    "tight": ("Qwen/Qwen3-32B", 1, "h100-sxm", 79.19, 61.0, 4.9),
+    "70b": ("meta-llama/Llama-3.3-70B-Instruct", 2, "h200", 139.8, 65.7, 53.0),
+    "too large": ("Qwen/Qwen3-32B", 1, "l40s", 44.4, None, None),
+}
+SAMPLER = "CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try"
+SEATS, SHARE, SPLIT = "max-num-seqs", "gpu-memory-utilization", "tensor-parallel"
+
+
+def start_that_fails(launch: str, *, loaded: bool, sized: bool, functions: str, error: str) -> str:
+    model, tensor, _, _, weights_gib, kv_gib = LAUNCHES[launch]
+    lines = [
+        "INFO 10-08 20:33:00 [api_server.py:1839] vLLM API server version 0.11.0",
+        f"INFO 10-08 20:33:00 [utils.py:233] non-default args: {{'model': '{model}', "
+        f"'max_model_len': 8192, 'tensor_parallel_size': {tensor}"
+        + (
+            ", 'enable_lora': True, 'max_loras': 8, 'max_lora_rank': 32}"
+            if "lora" in functions
+            else "}"
+        ),
+    ]
+    if loaded and weights_gib:
+        lines.append(f"{STARTED}Model loading took {weights_gib} GiB and 5.0 seconds")
+    if sized and kv_gib:
+        lines.append(f"{STARTED}Available KV cache memory: {kv_gib} GiB")
+    lines += [
+        f'{FAILED}  File "/x/{path}.py", line 12, in {name}'
+        for path, _, name in (each.partition(":") for each in functions.split())
+    ]
+    return "\n".join((*lines, f"{FAILED}{error}", ""))
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(
+    ("reached", "functions", "error", "says", "advised"),
+    [
+        ("", "gpu_worker:load_model qwen3:__init__", "", "loaded the weights", []),
+        ("L", "runner:load_model v1/spec_decode/eagle:load_model l:load_model", "", "draft", []),
+        ("L", "runner:load_model lora/linear:create_lora_weights", "", "LoRA", ["max-loras"]),
+        ("L", "runner:profile_run qwen2_5_vl:get_multimodal_embeddings", "", "encoder", []),
+        ("L", "runner:profile_run runner:_dummy_run", "", "profile run", [SEATS]),
+        ("L", "", "", "profile run", [SEATS]),
+        ("L", "runner:profile_run runner:_dummy_sampler_run", "", "sampler", [SEATS]),
+        ("LK", "gpu_worker:initialize_from_config r:_allocate_kv_cache_tensors", "", "KV", [SHARE]),
+        ("LK", "gpu_worker:compile_or_warm_up_model r:capture_model", "", "graphs", [SHARE, SEATS]),
+        ("LK", "", f"RuntimeError: {SAMPLER}", "sampler", [SEATS, SHARE]),
+        ("LK", "", "", "after the KV cache was sized", [SHARE, SEATS]),
+    ],
+)
+def test_the_phase_that_failed_decides_the_change(
+    main: Main,
+    log_file: Path,
+    launch: str,
+    reached: str,
+    functions: str,
+    error: str,
+    says: str,
+    advised: list[str],
+) -> None:
+    *_, gpu, total_gib, _, _ = LAUNCHES[launch]
+    error = error or OUT_OF_MEMORY.format(total_gib, OWN, "75.00").partition("[core.py:708] ")[2]
+    log_file.write_text(
+        start_that_fails(
+            launch,
+            loaded="L" in reached,
+            sized="K" in reached,
+            functions=functions,
+            error=error.rstrip(),
+        )
+    )
+    document = told(main, "--log", log_file, "--gpu", gpu)
+    found = [each["id"] for each in document["recommendations"]]
+    if launch == "too large":
+        assert found == [SPLIT]
+    else:
+        assert found == advised
+        assert says in document["causes"][0]["summary"]
+    for each in document["recommendations"]:
+        # Each launch is one that our own sizing predicts to start.
+        given = ("--gpu", gpu, "--vllm-version", "0.11.0")
+        assert main("size", each["command"]["line"], *given).status == 0, each
+
+
+@pytest.mark.parametrize(
+    ("holders", "cached", "first", "advised"),
+    [
+        ("Process 4242 has 70.79 GiB memory in use. ", "66.00 MiB", "Other processes hold 70", []),
+        ("Process 4242 has 20.00 GiB memory in use. ", "66.00 MiB", "Other processes", [SHARE]),
+        ("", "9.00 GiB", "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", []),
+    ],
+)
+def test_more_gpus_are_no_answer_to_other_processes_or_fragments(
+    main: Main, log_file: Path, holders: str, cached: str, first: str, advised: list[str]
+) -> None:
+    error = OUT_OF_MEMORY.replace("PyTorch\n", "PyTorch but unallocated. If\n")
+    error = error.format("79.19", f"{holders}{OWN}", "7.00").replace("66.00 MiB", cached)
+    functions, error = "runner:load_model", error.partition("[core.py:708] ")[2].rstrip()
+    log_file.write_text(
+        start_that_fails("8b", loaded=False, sized=False, functions=functions, error=error)
+    )
+    document = told(main, "--log", log_file, "--gpu", "h100-sxm")
+    assert document["causes"][0]["lever"].startswith(first)
+    assert [each["id"] for each in document["recommendations"]] == advised
+
+
 def test_nothing_is_sized_for_a_gpu_that_is_not_the_logs(main: Main, log_file: Path) -> None:
     start = logs.KV_TOO_SMALL.partition("ERROR")[0] + "\n"
     log_file.write_text(start + OUT_OF_MEMORY.format("23.68", OWN, "22.00"))

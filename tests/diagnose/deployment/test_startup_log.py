@@ -266,13 +266,24 @@ def test_json_records_of_a_logger() -> None:
         (
             ERROR + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB.",
             log.GPU_MEMORY,
-            {},
+            {"asked": "50.00 MiB"},
         ),
         (
             "(Worker pid=226322) ERROR 10-25 13:12:42 [multiproc_executor.py:671] RuntimeError: "
             "CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please",
             log.GPU_MEMORY,
-            {"max_num_seqs": 1024},
+            {"max_num_seqs": 1024, "phase": "sampler"},
+        ),
+        (
+            ERROR + "OSError: [Errno 28] No space left on device: '/psm_12ab'",
+            log.SHARED_MEMORY,
+            {},
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error. "
+            "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)",
+            log.SHARED_MEMORY,
+            {},
         ),
         (
             "(APIServer pid=1)   Value error, User-specified max_model_len (131072) is greater "
