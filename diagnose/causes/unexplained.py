@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+from msgspec.structs import replace
+
 from kneewatch.diagnose.account_signals import (
     ANSWERS,
     COMPUTED,
@@ -295,6 +297,8 @@ LEAVES_S = 40.0
 LOAD_MOVED = frozenset({"workload_drift", "runaway_generation"})
 """A load that changed explains latency though it is only a note; other notes do not."""
 
+NOTES_BESIDE = frozenset({"workload_drift"})
+
 LATENCIES = ("itl_stall_time_ratio", "itl_mean_s", "ttft_mean_s")
 STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
@@ -325,7 +329,8 @@ class Explained:
         return [each for each, (_, then) in self._last.items() if _stays(now, then)]
 
     def without(self, causes: Sequence[Cause], facts: Facts) -> list[Cause]:
-        """The causes, without unexplained latency if another one explains it."""
+        """The causes, without unexplained latency if another one explains it. A load that changed
+        is a note beside a cause that explains the latency that it brought."""
         ours, now = UNEXPLAINED_LATENCY.id, _latencies(facts)
         for each in causes:
             if each.seen_s in (None, facts.now_s) and self._explains(each, facts):
@@ -336,7 +341,13 @@ class Explained:
         stays = _stays(now, then) and over_s > facts.window_s / 2
         allowed = stays or over_s > facts.window_s + LEAVES_S
         allowed = allowed or _STOPS_RECUR(facts)  # what another cause leaves does not stop
-        return [cause for cause in causes if cause.id != ours or allowed]
+        told = [cause for cause in causes if cause.id != ours or allowed]
+        if all(cause.id in LOAD_MOVED or not self._explains(cause, facts) for cause in told):
+            return told
+        return [
+            replace(cause, severity=Severity.INFO) if cause.id in NOTES_BESIDE else cause
+            for cause in told
+        ]
 
     def _explains(self, cause: Cause, facts: Facts) -> bool:
         """Whether it explains late tokens or first tokens."""

@@ -6,7 +6,7 @@ Guide 9.1, 9.2, 9.4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import copysign
+from math import copysign, inf
 
 from msgspec.structs import replace
 
@@ -14,9 +14,14 @@ from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, MOVED_FOR, PROMP
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
+    DEFERRED_AVG,
+    FAR,
+    ITL_DRIFT,
+    ITL_TARGET_S,
     MEAN_IS_LATE,
     MEAN_TTFT_GROWTH,
     SERVED,
+    SLOWER,
     TTFT_TARGET_S,
     WINDOW_S,
     at_hour,
@@ -50,28 +55,52 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
 )
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.formatting import number, percent, span
+from kneewatch.rules.formatting import duration, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import QUIET_WAITING, Severity
 
 NAMES = ("p50", "p95", "p99")
 
-GREW_FROM, GREW_FOR_S = 3.0, 60.0
+TTFT_MEAN_S, ITL_MEAN_S = Signal("ttft_mean_s"), Signal("itl_mean_s")
+
+MORE_WORK = {
+    DEMAND: "{:.1f}x as many requests/s arrive as usual",
+    PROMPTS: "prompts are {:.1f}x as long as usual",
+    ANSWERS: "answers are {:.1f}x as long as usual",
+}
+
+GREW_FOR_S = 60.0
+LONGER_FROM = {DEMAND: inf, PROMPTS: 3.0, ANSWERS: 3.0}
 """Without a profile, prompts or answers that are so many times as long as usual, for so long, are
 another workload."""
 
-MEAN_TTFT, HURTS_FROM_S = "ttft_mean_s", 1.0
+LATE_TTFT_S, LATE_ITL_S = 1.0, 0.1
+"""Latency that a change of the load makes far longer harms from these means on: people wait for the
+first words, and read faster than tokens come."""
+
+CROWD = (Signal("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING) | (ITL_DRIFT >= SLOWER)
+"""More load delays first tokens by a queue for capacity, or by slower steps."""
+
 HURTS = Held(
     "load_hurts",
-    (MEAN_IS_LATE & (Signal(MEAN_TTFT) >= HURTS_FROM_S) & ~TTFT_TARGET_S.known).assume(
-        unknown=False
+    (
+        (MEAN_IS_LATE & (TTFT_MEAN_S >= LATE_TTFT_S) & CROWD & ~TTFT_TARGET_S.known).assume(
+            unknown=False
+        )
+        | ((ITL_DRIFT >= FAR) & (ITL_MEAN_S >= LATE_ITL_S) & ~ITL_TARGET_S.known).assume(
+            unknown=False
+        )
     ),
     Number(60.0),
     stretch=False,
 )
-"""Callers have waited for a minute, longer than their own longer prompts explain."""
+"""For a minute latency has been far longer than usual, and longer than people like."""
 
-_hurts, _ttft_growth = HURTS.python(), MEAN_TTFT_GROWTH.read()
+_hurts = HURTS.python()
+LATE = (
+    ("first tokens take", TTFT_MEAN_S, MEAN_TTFT_GROWTH.read(), LATE_TTFT_S),
+    ("tokens take", ITL_MEAN_S, ITL_DRIFT.read(), LATE_ITL_S),
+)
 
 
 def workload_drift(facts: Facts) -> Cause | None:
@@ -113,30 +142,34 @@ def workload_drift(facts: Facts) -> Cause | None:
 
 
 def _more_work(facts: Facts) -> Cause | None:
+    hurts = _hurts(facts)
     grew = [
-        (key, ratio, f"{words} are {ratio:.1f}x as long as usual")
-        for words, key in (("prompts", PROMPTS), ("answers", ANSWERS))
-        if (ratio := facts.get(key)) >= GREW_FROM
+        (key, ratio, words.format(ratio))
+        for key, words in MORE_WORK.items()
+        if (ratio := facts.get(key)) >= (SLOWER if hurts else LONGER_FROM[key])
     ]
     if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
         return None
-    hurts = _hurts(facts)
-    late = f"first tokens take {_ttft_growth(facts):.1f}x as long as usual" if hurts else ""
+    late = [
+        (signal.key, facts.get(signal.key), from_s, f"{words} {times:.1f}x as long as usual")
+        for words, signal, growth, from_s in LATE
+        if hurts and (times := growth(facts) or 0.0) >= FAR
+    ]
     case = Case(
         "workload_drift",
         f"Requests ask for more work: {' and '.join(text for *_, text in grew)}"
-        f"{late and ', and '}{late}.",
+        f"{'; ' * bool(late)}{' and '.join(text for *_, text in late)}.",
         "Find the client, template or model version that changed"
-        f"{late and ', and limit its requests or their max_tokens until then'}. If it stays, put "
-        "the measured lengths into a profile and size again: kneewatch size --plan PROFILE.",
+        f"{', and limit its requests or their max_tokens until then' * bool(late)}. If it stays, "
+        "put the measured lengths into a profile and size again: kneewatch size --plan PROFILE.",
         ("9.1",),
-        Severity.WARNING if hurts else Severity.INFO,
+        Severity.WARNING if late else Severity.INFO,
         log_odds=0.4,
     )
     for key, ratio, text in grew:
-        case.weigh(key, ratio, GREW_FROM, 1.2, text)
-    if hurts:
-        case.weigh(MEAN_TTFT, facts.get(MEAN_TTFT), HURTS_FROM_S, 1.2, f"{late} (mean)")
+        case.weigh(key, ratio, SLOWER if hurts else LONGER_FROM[key], 1.2, text)
+    for key, value_s, from_s, text in late:
+        case.weigh(key, value_s, from_s, 1.2, f"{text}: {duration(value_s)} (mean)")
     return case.close()
 
 

@@ -24,6 +24,7 @@ from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import (
     FAMILIES,
+    LENGTHS,
     QUEUE_MOVES,
     QUIET_WAITING,
     SLOW_MOVES,
@@ -112,7 +113,7 @@ class Learned:
         if families:
             self.baseline.learn(facts.now_s, facts.values, families)
         if TTFT in families:
-            self.account.learn_usual(facts.now_s)
+            self.account.learn_usual(facts.now_s, answers=LENGTHS in families)
 
     def state(self, t_s: float) -> bytes | None:
         """What was learned, to be stored; None while it need not be stored again."""

@@ -321,8 +321,8 @@ class Account:
         now, usual = total.factors[DEMAND], self._usual_value(DEMAND)
         if now is not None:
             growth = now / usual if usual else 1.0
-            is_crowd = beyond_chance(growth, total.first_tokens) >= CROWD_FROM
-            self._crowd = growth if is_crowd else 1.0
+            chance = 1.0 + 1.0 / sqrt(max(1.0, total.first_tokens))
+            self._crowd = growth if growth >= CROWD_FROM * chance else 1.0
 
     def _ratios(self) -> tuple[float, float, int] | None:
         """The least and the most speed of the recent samples, each weighted by its tokens, and
@@ -457,13 +457,16 @@ class Account:
         samples = self._usual[key]
         return samples.median() if len(samples) >= USUAL_SAMPLES_MIN else None
 
-    def learn_usual(self, now_s: float) -> None:
-        """Learn demand and work of the newest samples, at a time at which TTFT is learned."""
+    def learn_usual(self, now_s: float, *, answers: bool = True) -> None:
+        """Learn demand and work of the newest samples, at a time at which TTFT is learned.
+
+        `answers`: whether their lengths are those of quiet times.
+        """
         if now_s - self._usual_s < USUAL_EVERY_S or not self._to_learn:
             return
         self._usual_s = now_s
         for key, value in self._to_learn.items():
-            if value is not None:
+            if value is not None and (answers or key != ANSWERS):
                 self._usual[key].add(value)
         self._to_learn = {}
 

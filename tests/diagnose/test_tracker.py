@@ -10,6 +10,7 @@ from kneewatch.diagnose.engine.diagnosis import Aftermath, CauseTracker
 from kneewatch.diagnose.ranking import BY_ID, over
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 
 SCRAPE_S = 5.0
@@ -50,6 +51,15 @@ def test_latency_that_is_as_late_as_before_lasts_until_something_else_explains_i
     assert not explained.lasting([cause], late)
     assert not explained.lasting([], slow.but(itl_mean_drift_ratio=1.5).facts())
     assert not explained.lasting([], slow.but(itl_mean_s=0.02).facts())
+
+
+def test_a_load_that_grew_is_a_note_beside_the_cause_of_the_latency_that_it_brings() -> None:
+    situation = CONCLUSIVE["queue_saturation"]
+    queue, facts = situation.causes()["queue_saturation"], situation.facts()
+    load = replace(queue, id="workload_drift", severity=Severity.WARNING)
+    assert Explained(BY_ID).without([load], facts) == [load]
+    told = Explained(BY_ID).without([queue, load], facts)
+    assert [cause.severity for cause in told] == [queue.severity, Severity.INFO]
 
 
 @pytest.mark.parametrize("cause_id", ["queue_saturation", "prefill_interference"])

@@ -50,7 +50,13 @@ def test_late_first_tokens_behind_long_prompts_are_told_after_two_minutes() -> N
 
 @pytest.mark.parametrize(
     ("seed", "cause"),
-    [(12, "unexplained_latency"), (44, "unexplained_latency"), (67, "slow_steps"), (55, "")],
+    [
+        (12, "unexplained_latency"),
+        (44, "unexplained_latency"),
+        (67, "slow_steps"),
+        (110, "workload_drift"),
+        (55, ""),
+    ],
 )
 def test_random_engines_are_told_and_quiet_ones_are_not(seed: int, cause: str) -> None:
     row = judged(seed)
