@@ -24,6 +24,15 @@ WORK: Mapping[str, str] = {
 }
 """The factors of a request's work, by name, and their signals."""
 
+WORDS: Mapping[str, str] = {
+    "prompts": "prompt length",
+    "answers": "answer length",
+    "hits": "prefix cache hits",
+    "drafts": "tokens per step with speculation",
+}
+RARELY_TOLD = ("prefill speed", WORDS["drafts"])
+"""Factors that are left out unless they changed."""
+
 Limit = Literal["seats", "kv"]
 LIMIT_WORDS: Mapping[Limit, str] = {
     "seats": "the limit on running requests",
@@ -108,28 +117,32 @@ class Changed(Struct, frozen=True):
     restart: Restarted | None = None
 
     def words(self) -> str:
-        """The split in one line."""
-        factors = {"requests/s": self.demand} | dict(self.work)
-        if (drafts := self.work.get("drafts")) is None or account.is_unchanged(drafts):
-            factors.pop("drafts", None)
-        parts = [f"{name} {_times(ratio)}" for name, ratio in factors.items()]
-        of = self.speed
-        speed = f"engine speed {_times(of.ratio)}"
-        if of.ratio is not None and of.error is not None:
-            speed = f"engine speed x{of.ratio:.2f} (+-{of.error:.2f})"
-        parts.append(speed)
-        if of.prefill is not None and not account.is_unchanged(of.prefill):
-            parts.append(f"prefill speed x{of.prefill:.2f}")
+        """The split in one line: what moved, what is as usual, and what is unknown."""
+        error = "" if self.speed.error is None else f" (+-{self.speed.error:.2f})"
+        factors = (
+            ("requests/s", self.demand, ""),
+            *((words, self.work.get(name), "") for name, words in WORDS.items()),
+            ("engine speed", self.speed.ratio, error),
+            ("prefill speed", self.speed.prefill, ""),
+        )
+        moved, usual, unknown = list[str](), list[str](), list[str]()
+        for name, ratio, note in factors:
+            if name not in RARELY_TOLD or (ratio is not None and not account.is_unchanged(ratio)):
+                times = _times(ratio)
+                of = unknown if ratio is None else moved if times else usual
+                of.append(f"{name}{times}{note}")
         if (streams := self.stream_words()) and self.since_s is not None:
-            parts.append(streams)
-        head = "as usual" if None not in (self.demand, of.ratio) else "as usual as far as known"
-        if self.since_s is not None:
-            head = f"since {clock(self.since_s)[:5]}"
+            moved.append(streams)
+        parts = (
+            ("compared with quiet times ", moved),
+            ("as usual: ", usual),
+            ("unknown: ", unknown),
+            ("limited by ", [LIMIT_WORDS[limit] for limit in self.limits]),
+        )
+        head = "" if self.since_s is None else f"since {clock(self.since_s)[:5]}: "
         if self.restart is not None:
-            head = self.restart.words()
-        words = " and ".join(LIMIT_WORDS[limit] for limit in self.limits)
-        limits = f"; limited by {words}" if words else ""
-        return f"{head}: {', '.join(parts)}{limits}"
+            head = f"{self.restart.words()}: "
+        return head + "; ".join(lead + ", ".join(words) for lead, words in parts if words)
 
     def stream_words(self) -> str:
         """How far the speed of one stream is off its usual value; empty if it is not."""
@@ -213,6 +226,7 @@ def _limits(values: Mapping[str, float | None]) -> tuple[Limit, ...]:
 
 
 def _times(ratio: float | None) -> str:
-    if ratio is None:
-        return "unknown"
-    return f"x{ratio:.1f}" if ratio >= 0.95 else f"x{ratio:.2f}"
+    """A ratio such as " x0.70"; empty if it rounds to 1 or is unknown."""
+    if ratio is None or 0.95 <= ratio < 1.05:
+        return ""
+    return f" x{ratio:.1f}" if ratio >= 1 else f" x{ratio:.2f}"

@@ -64,7 +64,7 @@ NUMBERS: tuple[Number, ...] = (
     ("kv_usage_ratio", "KV {}", percent),
     ("running", "{} running", number),
     ("waiting", "{} waiting", number),
-    ("preemption_ratio_per_s", "{} preempted/s", percent),
+    ("preemption_ratio_per_s", "{} of running requests preempted every second", percent),
     ("ttft_p99_s", "TTFT P99 {}", duration),
     ("itl_p99_s", "ITL P99 {}", duration),
 )
@@ -347,7 +347,7 @@ def clearing_words(finding: Finding, diagnosis: Verdict) -> str:
     rule, t_s = rule_of(finding), diagnosis.t_s
     if finding.clearing_since_s is None:
         return ""
-    was = f"{rule.signal} was {quantity(rule.signal, finding.was)}"
+    was = f"{advice.signal_name(rule.signal)} was {quantity(rule.signal, finding.was)}"
     was += f" until {moment(finding.clearing_since_s, t_s)}"
     if finding.value is None and not finding.note:
         return f"{was}, no value since"

@@ -48,6 +48,21 @@ NUMBERS: tuple[Column, ...] = (
 """The signals whose numbers are shown, in this order. The JSON document has all signals."""
 
 
+SIGNAL_NAMES = {key: label for key, label, _ in NUMBERS} | {
+    "preemption_ratio_per_s": "share of running requests preempted",
+    "kv_usage_avg_ratio": "mean KV usage",
+}
+UNITS = re.compile(r"(_ratio|_per_s|_tokens|_s|_usd|_bytes)+$")
+
+
+def signal_name(key: str) -> str:
+    """The name of a signal for people; the unit is with its value."""
+    words = UNITS.sub("", key).replace("_", " ")
+    return SIGNAL_NAMES.get(key) or re.sub(
+        r"\b(kv|ttft|itl|e2e|gpu)\b", lambda word: word[0].upper(), words
+    )
+
+
 def advised(diagnosis: Verdict, cause: Cause) -> list[Recommendation]:
     """The recommendations for a cause, the best first."""
     return [

@@ -24,6 +24,7 @@ RULES_BY_ID = {rule.id: replace(rule, bounds=()) if rule.setting else rule for r
 BENCHMARK, BENCHMARK_LOAD = "benchmark.", "benchmark.requests_per_s"
 AT_LOAD = 0.8, 1.2
 """A benchmark is compared while the load is within these shares of its requests/s."""
+OTHER_LOAD = "the load is more than 20% off the benchmark's"
 
 
 def slo_rules(
@@ -43,7 +44,9 @@ def slo_rules(
     if load_per_s is None:
         measured, load_per_s = {}, 0.0
     stated = {"slo.ttft_p99_s": ttft_p99_s, "slo.itl_p99_s": itl_p99_s, **measured}
-    guards = tuple(Guard("arrival_per_s", load_per_s * share, below=share > 1) for share in AT_LOAD)
+    guards = tuple(
+        Guard("arrival_per_s", load_per_s * share, OTHER_LOAD, below=share > 1) for share in AT_LOAD
+    )
     return tuple(
         replace(
             rule,

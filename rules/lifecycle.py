@@ -108,7 +108,9 @@ class RuleState:
             if not guard.holds(values):
                 if guard.ends:
                     self.forget()
-                return self._settle(now.now_s, OK, OK, value, note=self._kept_quiet(guard, value))
+                return self._settle(
+                    now.now_s, OK, OK, value, note=self._kept_quiet(guard, now, value)
+                )
         if value is None:
             if not now.idle or signal in now.notes:
                 return self._unknown((), now.notes.get(signal, NO_OBSERVATION))
@@ -126,15 +128,16 @@ class RuleState:
             self._last_unknown = finding
         return finding
 
-    def _kept_quiet(self, guard: Guard, value: float | None) -> str:
+    def _kept_quiet(self, guard: Guard, now: Judged, value: float | None) -> str:
         """A note that the guard suppresses the rule.
 
         Empty if the value is below the rule's warning threshold anyway.
         """
         if value is None or self.rule.level(value) < WARNING:
             return ""
-        side = "above" if guard.below else "below"
-        return f"not judged: {guard.signal} is {side} {guard.value:g}"
+        if now.values.get(guard.signal) is None:
+            return f"not judged: {guard.signal} is unknown"
+        return f"not judged: {guard.words}"
 
     def _settle(
         self,

@@ -136,6 +136,7 @@ class Bound(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Guard(Struct, frozen=True, forbid_unknown_fields=True):
     """A rule is judged only while this signal is at least the value; with `below`, at most.
+    `words` say what is the case while it fails.
 
     If the signal is unknown, the rule is not judged: without traffic there is nothing to judge.
     With `ends`, the state ends as soon as the guard fails; the guard's signal then has its own
@@ -144,6 +145,7 @@ class Guard(Struct, frozen=True, forbid_unknown_fields=True):
 
     signal: str
     value: float
+    words: str
     below: bool = False
     ends: bool = False
 

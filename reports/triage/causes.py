@@ -80,7 +80,7 @@ NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 LABELS = dict(
     zip(
         CASCADE_SIGNALS,
-        ("KV cache used", "running", "waiting", "preempted/s", "TTFT P99", "ITL P99"),
+        ("KV cache used", "running", "waiting", "preempted every second", "TTFT P99", "ITL P99"),
         strict=True,
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from math import inf
 
 import pytest
@@ -177,7 +178,7 @@ def test_a_batch_that_grew_as_much_as_its_steps_leaves_the_speed_unknown(
     assert "not seen in quiet times" in line
     split = changed(served.account.values, served.t_s)
     assert split is not None
-    assert "engine speed unknown" in split.words()
+    assert "unknown: engine speed" in split.words()
     assert split.since_s is not None
     assert not split.words().startswith("as usual")
 
@@ -465,8 +466,8 @@ def test_the_split_is_one_line() -> None:
     assert split is not None
     assert split.since_s is not None
     words = split.words()
-    assert "requests/s x1.0, prompts x1.0, answers x1.0, hits x1.0, engine speed x0." in words
-    assert words.startswith("since ")
+    assert "; as usual: requests/s, prompt length, answer length, prefix cache hits" in words
+    assert re.match(r"since \d\d:\d\d: compared with quiet times engine speed x0\.", words)
     assert changed({}, 0.0) is None
 
 
@@ -474,8 +475,8 @@ def test_an_unknown_factor_is_said() -> None:
     split = changed({accounts.DEMAND: 1.0}, 0.0)
     assert split is not None
     assert split.words() == (
-        "as usual as far as known: requests/s x1.0, prompts unknown, answers unknown, "
-        "hits unknown, engine speed unknown"
+        "as usual: requests/s; unknown: prompt length, answer length, prefix cache hits, "
+        "engine speed"
     )
 
 

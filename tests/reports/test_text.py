@@ -118,8 +118,9 @@ def test_a_sick_engine() -> None:
         "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
         "what changed since quiet times is unknown",
         "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
-        "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% preempted/s, TTFT P99 123 ms, "
-        "ITL P99 21 ms",
+        "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% of running requests preempted every "
+        "second, TTFT",
+        "  P99 123 ms, ITL P99 21 ms",
         "symptoms: S8 P99 latency good at low load, too high at peak load (add replicas or "
         "quantize before",
         "  the next peak)",
@@ -228,8 +229,8 @@ def test_findings_that_no_cause_speaks_of() -> None:
         pytest.param(0.0, {}, "its threshold for 9 s (0%/s in the last 60 s)", id="inside"),
         pytest.param(None, {}, "no value since", id="nothing observed"),
         pytest.param(
-            0.3, {"note": "not judged: cascade_stage is below 2"},
-            "30%/s in the last 60 s and not judged: cascade_stage is below 2", id="not judged",
+            0.3, {"note": "not judged: the KV cache is below stage 2"},
+            "30%/s in the last 60 s and not judged: the KV cache is below stage 2", id="not judged",
         ),
     ],
 )  # fmt: skip
@@ -241,7 +242,7 @@ def test_what_only_a_clear_time_holds_is_told_as_over(
     diagnosis = changed(HEALTHY, health="info", findings=[eviction])
     for rendered in (as_text(diagnosis), as_markdown(diagnosis)):
         whole = " ".join(rendered.replace("\\", "").split())
-        assert "preemption_ratio_per_s was 41%/s until 00:06:31 UTC" in whole
+        assert "share of running requests preempted was 41%/s until 00:06:31 UTC" in whole
         assert said in whole
         assert rule_of(eviction).summary not in whole, "it is not so now"
         assert rule_of(eviction).advice not in whole
@@ -258,11 +259,13 @@ def test_advice_of_a_rule_has_the_limit_to_set() -> None:
 
 
 def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
-    quiet = finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3")
+    quiet = finding(
+        "KV-EVICT", "ok", 0.14, note="not judged: fewer than 3 preemptions in the window"
+    )
     values = {"running": 7.0, "preemption_ratio_per_s": 0.14}
     rendered = as_text(changed(HEALTHY, findings=[quiet], values=values))
-    assert (
-        "now: 7 running; last 60 s: 14% preempted/s (not judged: preempted_in_window is" in rendered
+    assert "preempted every second (not judged: fewer than 3 preemptions" in " ".join(
+        rendered.split()
     )
 
 

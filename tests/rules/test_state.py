@@ -141,7 +141,7 @@ def test_a_rule_is_not_judged_where_a_guard_does_not_hold(rule: Rule, *, unknown
     ids=["after a while", "at once"],
 )
 def test_a_state_ends_with_its_guard(*, ends: bool, held: Severity) -> None:
-    guard = Guard("stage", 2.0, ends=ends)
+    guard = Guard("stage", 2.0, "below stage 2", ends=ends)
     judge = Judge(replace(steps((Severity.WARNING, 10.0)), guards=(guard,)))
     judge.at(0.0, 15.0)
     assert judge.at(10.0, 15.0).state == "warning"
@@ -150,7 +150,7 @@ def test_a_state_ends_with_its_guard(*, ends: bool, held: Severity) -> None:
 
 
 def test_a_guard_may_hold_below_a_value() -> None:
-    guard = Guard("x", 2.0, below=True)
+    guard = Guard("x", 2.0, "x above 2", below=True)
     assert guard.holds({"x": 2.0})
     assert not guard.holds({"x": 2.1})
     assert not guard.holds({"x": None})
@@ -207,9 +207,10 @@ def test_a_state_that_only_its_clear_time_holds_is_told_as_over() -> None:
 
 
 def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:
-    guard = Guard("requests", 3.0)
+    guard = Guard("requests", 3.0, "fewer than 3 requests")
     judge = Judge(replace(steps((Severity.INFO, 5.0), (Severity.WARNING, 10.0)), guards=(guard,)))
-    assert judge.at(0.0, 15.0, requests=2.0).note == "not judged: requests is below 3"
+    assert judge.at(0.0, 15.0, requests=2.0).note == "not judged: fewer than 3 requests"
+    assert judge.at(0.5, 15.0, requests=None).note == "not judged: requests is unknown"
     assert not judge.at(1.0, 7.0, requests=2.0).note, "no more than a note would be told"
     judge.at(2.0, 15.0)
     assert judge.at(6.0, 15.0).note == "out of bounds, reported if that lasts 10 s"

@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Range
-from kneewatch.reports.recommendation_text import NUMBERS
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span, usd
@@ -197,20 +196,6 @@ def moved(trend: Trend) -> str:
     if trend.direction not in ARROWS:
         return value
     return f"{value}, {trend.direction} from {with_unit(trend.before, trend.unit)}{_judged(trend)}"
-
-
-SIGNAL_NAMES = {key: label for key, label, _ in NUMBERS}
-UNITS = re.compile(r"(_ratio|_per_s|_tokens|_s|_usd|_bytes)+$")
-
-
-def signal_name(key: str) -> str:
-    """The name of a signal for people; the unit is with its value."""
-    words = UNITS.sub("", key).replace("_", " ")
-    return SIGNAL_NAMES.get(key) or re.sub(r"\b(kv|ttft|itl|e2e|gpu)\b", _upper, words)
-
-
-def _upper(word: re.Match[str]) -> str:
-    return word[0].upper()
 
 
 def flag(change: FlagChange) -> str:

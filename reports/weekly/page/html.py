@@ -15,6 +15,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.reports.recommendation_text import signal_name
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.reports.weekly.figures import UnknownSignal
@@ -200,7 +201,7 @@ def _spark_table(rows: Sequence[TableRow]) -> tuple[list[str], list[tuple[float,
 
 FILTERS: dict[str, Any] = {
     "signal": quantity,
-    "signal_name": formatting.signal_name,
+    "signal_name": signal_name,
     **{
         function.__name__: function
         for function in (

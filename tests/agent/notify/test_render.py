@@ -52,7 +52,8 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "  The KV cache is too small for this load.",
         "  KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
         "  now: KV 100%, 12 running, 9 waiting",
-        "  last 60 s: 24% preempted/s, TTFT P99 123 ms, ITL P99 21 ms",
+        "  last 60 s: 24% of running requests preempted every second, TTFT P99 123 ms, "
+        "ITL P99 21 ms",
         "  evidence: 24% are preempted a second [preemption_ratio_per_s]",
         "  evidence: the KV cache is 99% full [kv_usage_avg_ratio]",
         "  evidence: 9 requests queued for capacity [waiting_by_capacity]",

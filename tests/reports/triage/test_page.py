@@ -90,9 +90,10 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     assert facts == {
         "Where": "kv_pressure_cascade, model tiny, engine 0",
         "Since": "00:03:04 UTC, for 35 s",
-        "Cause": "kv_pressure, confidence 0.99",
-        "Changed": "since 00:03: requests/s x1.0, prompts x0.70, answers x1.8, hits x1.0, engine "
-        "speed unknown, 39 instead of 51 tokens/s a stream; limited by the size of the KV cache",
+        "Cause": "kv_pressure, confidence 0.98",
+        "Changed": "since 00:03: compared with quiet times prompt length x0.70, answer length "
+        "x1.8, 39 instead of 51 tokens/s a stream; as usual: requests/s, prefix cache hits; "
+        "unknown: engine speed; limited by the size of the KV cache",
         "KV cache": "stage 3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
     assert [node.text for node in verdict.every("h2")] == ["Do first", "Then fix it"]
@@ -135,7 +136,7 @@ def test_no_data_before_the_first_scrape_and_not_before_the_axis() -> None:
 
 def test_evidence_is_drawn_with_its_bound(cascade: Node) -> None:
     items = list(cascade.every("li", css="evidence"))
-    assert [item.one(css="side").text for item in items] == ["for"] * 4
+    assert [item.one(css="side").text for item in items] == ["for"] * 3
     signals = [item.one(css="signal").text for item in items]
     assert signals[0] == "preemption_ratio_per_s 23%/s"
     chart = items[0].one("svg", css="chart")
@@ -176,7 +177,7 @@ def test_a_healthy_page_is_short_and_says_so() -> None:
     assert not list(root.every(css="first"))
     assert not list(root.every("article"))
     labels = [node.text for node in root.one(css="vitals").every(css="label")]
-    assert labels == ["KV cache used", "running", "waiting", "preempted/s", "TTFT P99",
+    assert labels == ["KV cache used", "running", "waiting", "preempted every second", "TTFT P99",
                       "ITL P99"]  # fmt: skip
     measured = [node.text for node in root.one(css="vitals").every(css="signal")]
     assert measured == ["last scrape"] * 3 + ["last 15 s"] * 3
@@ -341,19 +342,19 @@ def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
 
 
 def test_what_keeps_a_rule_quiet_stands_by_its_vital_sign() -> None:
-    note = "not judged: preempted_in_window is below 3"
+    note = "not judged: fewer than 3 preemptions in the window"
     quiet = finding("KV-EVICT", "ok", 0.14, note=note)
     values = {**HEALTHY.values, "preemption_ratio_per_s": 0.14}
     root = page(alone(EngineView(changed(HEALTHY, findings=[quiet], values=values))))
     (said,) = [vital for vital in root.one(css="vitals").every("li") if note in vital.text]
-    assert "preempted/s" in said.text
+    assert "preempted every second" in said.text
 
 
 def test_what_was_checked_and_is_fine_is_a_list() -> None:
     findings = [
         finding("KV-FULL", "ok", 0.4),
         finding("ERRORS", "unknown", None),
-        finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3"),
+        finding("KV-EVICT", "ok", 0.14, note="not judged: fewer than 3 preemptions in the window"),
         finding("REJECTED", "ok", 0.0),
     ]
     root = page(alone(EngineView(changed(HEALTHY, findings=findings))))

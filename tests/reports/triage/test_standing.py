@@ -94,7 +94,7 @@ def test_a_state_that_is_over_is_no_headline() -> None:
     )
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over])))
     assert standing.headline == (
-        "No problem now: preemption_ratio_per_s was 41%/s until 00:06:31 UTC, back "
+        "No problem now: share of running requests preempted was 41%/s until 00:06:31 UTC, back "
         "below its threshold for 9 s (0%/s in the last 60 s)."
     )
     note = finding("KV-FULL", "info", 0.93)
