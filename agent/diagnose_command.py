@@ -242,7 +242,7 @@ def _watch_scrapes(
 
 
 def _with_url(url: str, error: CollectError) -> CollectError:
-    """A copy of the error whose message contains the page's URL."""
-    if url in str(error):
-        return error
-    return CollectError(f"{url}: {error}", kind=error.kind, hint=error.hint)
+    """A copy of the error whose message and hint contain the page's URL."""
+    hint = error.hint.replace("this address without /metrics", url.removesuffix("metrics"))
+    text = f"{error}" if url in f"{error}" else f"{url}: {error}"
+    return CollectError(text, kind=error.kind, hint=hint)

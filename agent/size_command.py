@@ -302,7 +302,8 @@ def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> i
 class Answer(Struct, frozen=True):
     """The answer to the flags of `size`: a launch's size, or None for a plan or a search without a
     result. `extra` and `lines` are what is said beside the size, as JSON and as text; `brief` are
-    the lines without arithmetic, `settings` a plan as the daemon's settings."""
+    the lines without arithmetic, `settings` a plan as the daemon's settings, `first` what
+    stands behind the verdict."""
 
     size: Size | None
     extra: Mapping[str, Any]
@@ -311,6 +312,7 @@ class Answer(Struct, frozen=True):
     brief: Sequence[str]
     compared: Sequence[Lever] = ()
     settings: Sequence[str] = ()
+    first: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document kneewatch.size/1."""
@@ -324,7 +326,14 @@ class Answer(Struct, frozen=True):
         if self.size is None:
             return lines
         say = self.size.question.setup.kind.said
-        text = size_text(self.size, extra=lines, compared=self.compared, width=width, whole=whole)
+        text = size_text(
+            self.size,
+            first=self.first,
+            extra=lines,
+            compared=self.compared,
+            width=width,
+            whole=whole,
+        )
         return [say(line) for line in text]
 
     def markdown(self) -> Sequence[str]:
@@ -381,7 +390,27 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
         extra["compare"] = [lever_document(each) for each in compared]
     fits = answer is not None and answer.fits
-    return Answer(answer, extra, lines, fits, brief_lines, compared)
+    first = _search_command(given, plain)
+    return Answer(answer, extra, lines, fits, brief_lines, compared, first=first)
+
+
+def _search_command(given: dict[str, Any], question: Question) -> list[str]:
+    """The same question with `--search`, where a rate and targets are set and the split is not."""
+    has_load = question.peak_requests_per_s and question.targets.are_set
+    if given["search"] or given["tp"] or given["gpus"] or not has_load:
+        return []
+    with suppress(SizingError):
+        choices_of(given)
+        words = ["kneewatch", "size", "--search"]
+        for flag in FLAGS:
+            value = given[flag.parameter]
+            if value != flag.default and flag.parameter != "launch":
+                unit = "s" if flag.kind == "seconds" else ""
+                words += filter(None, (flag.alias or flag.name, flag.text(value) + unit))
+        for parameter in ("input_tokens", "output_tokens"):
+            words += [] if given[parameter] else [f"--{parameter.replace('_', '-')}", "N"]
+        return [f"--search compares splits and precisions: {shlex.join(words)}"]
+    return []
 
 
 def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterator[Lever]:

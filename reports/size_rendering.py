@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
@@ -24,6 +25,7 @@ from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, size, start_failure
+from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.rules.formatting import (
     WIDTH,
     duration,
@@ -372,6 +374,7 @@ BRIEF_LINES = 11
 def size_text(
     answer: Size,
     *,
+    first: Sequence[str] = (),
     extra: Sequence[str] = (),
     compared: Sequence[Lever] = (),
     width: int = WIDTH,
@@ -380,15 +383,15 @@ def size_text(
     """Lines of text: the verdict, GPUs, cost and speed, missed targets, notes, then the memory bar
     and the arithmetic.
 
-    `extra` are the lines of a search or benchmark. They come before the arithmetic. Without `whole`
-    the arithmetic is left out, and the notes that do not fit in ten lines.
+    `first` follows the verdict; `extra`, of a search or benchmark, precedes the arithmetic. Without
+    `whole` the arithmetic is left out, and the notes that do not fit in ten lines.
     """
     better = levers(answer) if holds_few(answer) else ()
     lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
     changes = _compared(answer, compared) or _levers(answer, better)
     # What to change comes first where it is needed; the launch itself is known to its user.
     of_launch = (*_speed(answer), *_price(answer), *_fewest(answer), _setup(answer))
-    for line in (*_rate_on_fewest(answer), *changes, *of_launch):
+    for line in (*first, *_rate_on_fewest(answer), *changes, *of_launch):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
     for place, note in enumerate(_notes(answer), 1):
@@ -576,8 +579,12 @@ def _fewest(answer: Size) -> list[str]:
     fewest = answer.fewest
     if fewest is None:
         return []
+    longest = answer.memory.setup.longest_tokens
+    what = "Fewest GPUs for one replica"
+    if not answer.memory.holds_one:
+        what += f" without such a change, at {LONGEST_TOKENS} {longest}"
     if fewest.expected is None:
-        return ["Fewest GPUs for one replica: more than 32"]
+        return [f"{what}: more than 32"]
     spread = fewest.spread
     layout = ""
     if spread is not None:
@@ -585,7 +592,7 @@ def _fewest(answer: Size) -> list[str]:
         layout = f" (TP {spread.tensor} x PP {spread.pipeline}{engines})"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
     uncertain = "" if fewest.low == fewest.high else f", {bounds} within the overhead estimate"
-    return [f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"]
+    return [f"{what}: {fewest.expected}{layout}{uncertain}"]
 
 
 def _rate_on_fewest(answer: Size) -> list[str]:
@@ -672,8 +679,11 @@ def _usable(answer: Size) -> list[str]:
     served = f"{rate(usable_per_s, 'requests')} with {figure(concurrency)} in flight"
     engines = answer.question.setup.parallel.data
     served += f" on each of {engines} engines" if engines > 1 else ""
+    asked = answer.question
+    margin = f" ({margins(asked.targets, asked.setup)})" if asked.targets.are_set else ""
     return [
-        f"Predicted usable within the targets (means, not P99), for one replica: {served}{replicas}"
+        f"Predicted usable within the targets (means, not P99), for one replica: "
+        f"{served}{replicas}{margin}"
     ]
 
 

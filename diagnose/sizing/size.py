@@ -87,9 +87,12 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
         )
     longest = min(longest, setup.model.max_context_tokens or longest)
     change = f"use {LONGEST_TOKENS} {longest}" + (f" or {split}" if gpus else "")
+    default = ""
+    if setup.max_model_len is None and setup.context < setup.longest_tokens:
+        default = f", the default of {LONGEST_TOKENS}, which --context and mean lengths do not set"
     return (
         "vLLM would not start: the KV cache is too small for one request of "
-        f"{setup.longest_tokens:,} tokens; {change}"
+        f"{setup.longest_tokens:,} tokens{default}; {change}"
     )
 
 

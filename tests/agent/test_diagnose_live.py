@@ -146,6 +146,11 @@ FAILURES = {
     "HTML": (HTML, "a web page, not metrics", "port"),
     "empty": (answer(b""), "the page is empty", "port"),
     "no vLLM": (OTHER_PAGE, "no vLLM metrics on this page", ""),
+    "kneewatch itself": (
+        answer(b"kneewatch_stage 0\n"),
+        "kneewatch itself",
+        "curl http://127.0.0.1:",
+    ),
     "no exposition": (answer(b"hello there, world\n"), "line 1", "metrics page"),
     "stops": (answer(b"x" * 500)[:-100], "stops midway", "restart"),
     "chunk stops": (chunked(b"# TYPE a gauge\n", end=False), "stops midway", "restart"),

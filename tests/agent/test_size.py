@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -249,11 +250,37 @@ def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() 
     text = " ".join(size(*asked, "--ttft-slo", "1s").stdout.split())
     assert re.search(
         r"Predicted usable within the targets \(means, not P99\), for one replica: "
-        r"[\d.]+ requests/s with \d+ in flight; (\d) replicas",
+        r"[\d.]+ requests/s with \d+ in flight; (\d) replicas with a safety factor of 1.3 "
+        r"\(TTFT predicted up to [\d.]+ ms for a target of 1 s\)",
         text,
     )
     alone = size(*asked, "--ttft-slo", "1s", "--concurrency", "8").stdout
     assert "Predicted usable" not in alone
+
+
+def test_a_rate_with_targets_and_no_split_names_the_search_that_can_be_pasted() -> None:
+    asked = (
+        *("Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--input-tokens", "1000", "--output-tokens"),
+        *("200", "--rate", "20", "--slo-ttft", "2s", "--slo-itl", "50ms"),
+    )
+    said = "--search compares splits and precisions: kneewatch "
+    text = " ".join(size(*asked).stdout.split()[:90])
+    assert said in text
+    command = shlex.split(text.partition(said)[2].partition(" With ")[0])
+    assert command[0] == "size"
+    assert size(*command[1:]).stdout == size(*asked, "--search").stdout
+    for stated in (("--tp", "2"), ("--search",), ("--concurrency", "8")):
+        assert said not in " ".join(size(*asked, *stated).stdout.split())
+
+
+def test_the_length_of_requests_is_no_limit_of_the_launch_and_said_so() -> None:
+    launch = ("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm", "--tp", "2")
+    text = " ".join(size(*launch, "--context", "4096").stdout.split())
+    assert "131,072 tokens, the default of --max-model-len, which --context and" in text
+    assert "Fewest GPUs for one replica without such a change, at --max-model-len 131072: 4" in text
+    stated = " ".join(size(*launch, "--max-model-len", "4096").stdout.split())
+    assert "FITS" in stated
+    assert "Fewest GPUs for one replica: 2" in stated
 
 
 def test_the_latencies_at_a_rate_are_those_of_its_share_on_each_replica() -> None:

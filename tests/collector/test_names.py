@@ -228,6 +228,7 @@ def test_a_known_prefix_is_preferred_where_a_page_has_two() -> None:
         ("# TYPE vllm:num_requests_running gauge\n", "send vLLM a request"),
         ('vllm:current_qps{server="http://a"} 1\nvllm:healthy_pods_total 2\n', "behind it"),
         ('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 30\n', "GPU source"),
+        ("kneewatch_stage 0\n", "its verdict: curl"),
         # Another server that shares one telling name with vLLM
         ("maxserve_num_requests_running 1\nmaxserve_time_to_first_token_seconds_sum 1\n", "own"),
     ],
