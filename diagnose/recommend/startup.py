@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil, floor, log2
 
 from msgspec.structs import replace
@@ -74,27 +74,19 @@ class Remedies:
         """What the user must state so that changes can be computed, as lines for `unknown`."""
         if self._failure.kind not in NO_MEMORY or self._failure.served:
             return []
-        stated = self._stated
-        lacks = [
-            flag
-            for flag, value in (
-                ("--model", stated.model),
-                ("--gpu", stated.gpu),
-                ("--tensor-parallel", stated.tensor_parallel),
-            )
-            if value is None
-        ]
-        if not lacks:
-            return []
-        return [f"what fits on these GPUs: state {', '.join(lacks)}"]
+        facts = ("model", "gpu", "tensor_parallel")
+        lacks = [name for name in facts if getattr(self._stated, name) is None]
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in lacks)
+        return [f"what fits on these GPUs: state {named}"] if lacks else []
 
     def _shorter_context(self) -> Iterator[Recommendation]:
         """Recommends the longest context that fits, by vLLM's estimate and by the cache's
         layout."""
         longest = self._number("longest_tokens")
         if self._failure.kind == log.KV_SMALL:
-            sized = self._sized(self._available_gib())
-            if sized is not None:
+            available_gib = self._available_gib()
+            kv_bytes = None if available_gib is None else available_gib * GIB
+            if kv_bytes is not None and (sized := self._sized(available_kv_bytes=kv_bytes)):
                 longest = min(longest or sized.longest_that_fits, sized.longest_that_fits)
         now = self._number("max_model_len") or self._read.number("max_model_len")
         if longest is None:
@@ -108,7 +100,6 @@ class Remedies:
             else f"The model allows {longest:,.0f} tokens."
         )
         yield self._advice(
-            "max-model-len",
             Change(LONGEST_TOKENS, None if now is None else int(now), to),
             why,
             before={} if now is None else {"max_model_len_tokens": now},
@@ -125,11 +116,10 @@ class Remedies:
         if free_gib <= 0 or not total_gib:
             return
         to = floor(100 * free_gib / total_gib) / 100
-        sized = self._sized(None, utilization=to)
+        sized = self._sized(gpu_memory_utilization=to)
         if to < 0.05 or (now is not None and to >= now) or (sized and not sized.holds_one):
             return
         yield self._advice(
-            "gpu-memory-utilization",
             Change(MEMORY_SHARE, now, to),
             f"{free_gib:.4g} of {total_gib:g} GiB were free when vLLM started.",
             before={} if now is None else {"gpu_memory_utilization_ratio": now},
@@ -145,7 +135,7 @@ class Remedies:
         if log.others_gpu_gib(self._failure):
             yield from self._lower_utilization()
             return
-        sized = self._sized(None, utilization=self._setup.utilization if self._setup else None)
+        sized = self._sized()
         if sized is not None and sized.holds_one and log.is_fragmented(self._failure):
             return
         phase = log.phases().get(str(self._failure.details.get("phase")), {})
@@ -178,10 +168,8 @@ class Remedies:
             phase = log.phases()[str(self._failure.details["phase"])]
             less = "less memory" if less_gib is None else f"{less_gib:.1f} GiB less"
             yield self._advice(
-                flag[2:],
                 Change(flag, now, to),
                 f"GPU memory ran out {phase['what']}. With {to:g}, vLLM takes {less}.",
-                before={},
                 predicted={} if sized is None else _held(sized),
                 check="check with nvidia-smi that no other process uses the GPU",
                 risk=_RISKS[flag],
@@ -191,15 +179,9 @@ class Remedies:
     def _count(self, flag: str) -> int | None:
         """A flag of the launch, as logged or, if the launch is sized, by default."""
         logged = self._read.number(fact := flag[2:].replace("-", "_")) or self._number(fact)
-        if logged is not None or self._setup is None:
-            return None if logged is None else int(logged)
-        adapters = self._setup.adapters
-        defaults = {
-            SEATS: self._setup.seqs,
-            STEP_TOKENS: self._setup.batched_tokens,
-            ADAPTER_SLOTS: 1 if adapters is None else adapters.slots,
-        }
-        return defaults[flag]
+        setup = self._setup
+        defaults = {} if setup is None else {SEATS: setup.seqs, STEP_TOKENS: setup.batched_tokens}
+        return defaults.get(flag) if logged is None else int(logged)
 
     def _higher_utilization(self) -> Iterator[Recommendation]:
         """Recommends the lowest utilization at which one request of full length fits."""
@@ -208,7 +190,7 @@ class Remedies:
         if now is None or available_gib is None or memory_gib is None:
             return
         if needed_gib is None:
-            sized = self._sized(max(available_gib, 1.0))
+            sized = self._sized(available_kv_bytes=max(available_gib, 1.0) * GIB)
             if sized is None:
                 return
             blocks = sized.layout.request_blocks(sized.setup.longest_tokens) + 1
@@ -218,7 +200,6 @@ class Remedies:
         if not now < to <= UTILIZATION_MOST:
             return
         yield self._advice(
-            "gpu-memory-utilization",
             Change(MEMORY_SHARE, now, to),
             f"One request of full length needs {needed_gib:.2f} GiB of KV cache, and "
             f"{available_gib:.2f} GiB are available at {now:g}.",
@@ -236,52 +217,44 @@ class Remedies:
             return
         now = setup.parallel.tensor
         usd = self._stated.usd_per_gpu_hour or setup.gpu.usd_per_hour
-        to = 2 * now
-        while to <= MOST_TENSOR_PARALLEL:
-            wider = replace(
-                setup,
-                parallel=replace(setup.parallel, tensor=to),
-                weights_bytes=None,
-            )
+        for to in (now * 2**power for power in range(1, 4)):
+            wider = replace(setup, parallel=replace(setup.parallel, tensor=to), weights_bytes=None)
             sized = _memory_of(wider)
-            if sized is not None and sized.holds_one:
-                held = _held(sized)
-                requests = held["max_concurrency"]
-                yield self._advice(
-                    "tensor-parallel",
-                    Change(TENSOR_SPLIT, now, to),
-                    f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
-                    f"each, and the KV cache holds {requests:.1f} requests of full length.",
-                    before={},
-                    predicted=held,
-                    check=f"confirm that the {to} GPUs are "
-                    + ("connected by NVLink" if to <= setup.gpu.nvlink_gpus else "in one node"),
-                    risk="All-reduces cost throughput per GPU.",
-                    cost_usd_per_hour=usd * (to - now) * setup.parallel.pipeline,
-                )
-                return
-            to *= 2
+            if to > MOST_TENSOR_PARALLEL or sized is None or not sized.holds_one:
+                continue
+            linked = "connected by NVLink" if to <= setup.gpu.nvlink_gpus else "in one node"
+            held = _held(sized)
+            yield self._advice(
+                Change(TENSOR_SPLIT, now, to),
+                f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
+                f"each, and the KV cache holds {held['max_concurrency']:.1f} requests of full "
+                "length.",
+                predicted=held,
+                check=f"confirm that the {to} GPUs are {linked}",
+                risk="All-reduces cost throughput per GPU.",
+                cost_usd_per_hour=usd * (to - now) * setup.parallel.pipeline,
+            )
+            return
 
     def _advice(
         self,
-        lever_id: str,
         change: Change,
         summary: str,
         *,
-        before: dict[str, float],
         predicted: dict[str, float],
         check: str,
         risk: str,
+        before: Mapping[str, float] | None = None,
         cost_usd_per_hour: float | None = 0.0,
     ) -> Recommendation:
         launch, model = self._stated.launch, self._stated.model
         model_id = "" if model is None else model.id
         return Recommendation(
-            id=lever_id,
+            id=change.flag[2:].removesuffix("-size"),
             cause=self._cause,
             changes=(change,),
             summary=summary,
-            before=before,
+            before=before or {},
             predicted=predicted,
             cost_usd_per_hour=cost_usd_per_hour,
             checks=(check,),
@@ -317,18 +290,12 @@ class Remedies:
         default_holds = launch.absent(MEMORY_SHARE) and self._stated.version is not None
         return self._setup.defaults.gpu_memory_utilization if default_holds else None
 
-    def _sized(
-        self, available_gib: float | None, *, utilization: float | None = None
-    ) -> Memory | None:
-        """The memory of the launch with this KV cache, or with this utilization; None if
-        unknown."""
-        if self._setup is None:
+    def _sized(self, **changes: float | None) -> Memory | None:
+        """The memory of the launch with these fields of the setup changed; None if unknown."""
+        setup = self._setup
+        if setup is None or (setup.gpu is None and "available_kv_bytes" not in changes):
             return None
-        if available_gib is not None:
-            return _memory_of(replace(self._setup, available_kv_bytes=available_gib * GIB))
-        if self._setup.gpu is None or utilization is None:
-            return None
-        return _memory_of(replace(self._setup, gpu_memory_utilization=utilization))
+        return _memory_of(replace(setup, **changes))
 
 
 def _memory_of(setup: Setup) -> Memory | None:
@@ -338,17 +305,15 @@ def _memory_of(setup: Setup) -> Memory | None:
         return None
 
 
-def _lower_shares(now: float) -> Iterator[float]:
+def _lower_shares(now: float) -> list[float]:
     """Lower utilizations in steps of 0.05; where these hold too little, the least step."""
-    for step in range(1, _MOST_STEPS + 1):
-        yield round(ceil(20 * now - 1e-9) / 20 - step / 20, 2)
-    yield round(now - 0.02, 2)
+    grid = [ceil(20 * now - 1e-9) / 20 - step / 20 for step in range(1, _MOST_STEPS + 1)]
+    return [round(to, 2) for to in (*grid, now - 0.02)]
 
 
-def _halves(now: float) -> Iterator[int]:
-    for step in range(1, _MOST_STEPS + 1):
-        if (to := 2 ** (ceil(log2(now)) - step)) >= 1:
-            yield int(to)
+def _halves(now: float) -> list[int]:
+    powers = (ceil(log2(now)) - step for step in range(1, _MOST_STEPS + 1))
+    return [int(2**power) for power in powers if power >= 0]
 
 
 def _held(sized: Memory) -> dict[str, float]:
