@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.tier import FleetCause, place
 from kneewatch.diagnose.fleet.verdict import (
@@ -35,6 +33,7 @@ from kneewatch.rules.formatting import (
     clock,
     date,
     duration,
+    listed,
     number,
     percent,
     plural,
@@ -180,13 +179,6 @@ def spread_words(signal: str, spread: Spread) -> str:
     )
 
 
-def replica_words(replicas: Sequence[str]) -> str:
-    """The names of the first replicas, and the number of further ones."""
-    shown = ", ".join(replicas[:REPLICAS_SHOWN])
-    more = len(replicas) - REPLICAS_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def worst_engines(fleet: FleetVerdict) -> list[EngineVerdict]:
     """Engines whose health is unknown, and engines at warning or worse that are graver than every
     cause they are listed under."""
@@ -260,7 +252,7 @@ def _cause(at: int, cause: FleetCause, style: Style, first: dict[str, int]) -> l
     items = (
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
-        f"replicas: {replica_words(cause.replicas)}",
+        f"replicas: {listed(cause.replicas, REPLICAS_SHOWN)}",
         f"do first: {cause.lever if same_as == at else f'same as {same_as}'}",
         f"docs: {docs}" if docs else "",
     )

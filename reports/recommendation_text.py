@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import (
+    BACKLOG,
+    Change,
     Recommendation,
+    change_words,
     changes_words,
 )
+from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.formatting import duration, moment, number, percent, plural, rate, span
+from kneewatch.rules.formatting import (
+    as_sentence,
+    duration,
+    first_sentence,
+    moment,
+    number,
+    percent,
+    plural,
+    rate,
+    span,
+)
 from kneewatch.rules.rule import Severity
 
 NUMBERS_SHOWN = 5
@@ -188,6 +202,49 @@ def do_first_label(cause: Cause, t_s: float) -> str:
 
 
 FIX, THEN = "fix", "then fix it"
+
+
+def command(changes: Sequence[Change]) -> str:
+    """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
+    return " ".join(arguments(changes))
+
+
+def replaced(changes: Sequence[Change]) -> str:
+    """The current flags whose values the changes replace; empty if there are none."""
+    return ", ".join(
+        " ".join(arguments([Change(change.flag, None, change.before)]))
+        for change in changes
+        if not (change.before is None or isinstance(change.before, bool)) and arguments([change])
+    )
+
+
+def besides(changes: Sequence[Change]) -> list[str]:
+    """The changes that do not set a flag: a flag that is removed, or another number of replicas."""
+    return [change_words(change) for change in changes if not arguments([change])]
+
+
+def flags_words(recommendation: Recommendation) -> str:
+    """All changes in one line, without the values now."""
+    changes = recommendation.changes
+    return ", ".join(filter(None, (command(changes), *besides(changes))))
+
+
+def brief_words(recommendation: Recommendation) -> str:
+    """A change beside its flags, in a message: other changes, the flags that it replaces, the
+    restart, what it does, and what may go wrong. The derivation is left out."""
+    changes, numbers = recommendation.changes, recommendation.predicted
+    instead = replaced(changes)
+    parts = (
+        ", ".join(besides(changes)),
+        f"instead of {instead}" if instead else "",
+        restart_words(recommendation),
+        first_sentence(recommendation.summary),
+        doubt(recommendation),
+        f"still missed: {' and '.join(recommendation.unmet)}" if recommendation.unmet else "",
+        BACKLOG if "backlog_requests" in numbers else "",
+        recommendation.risk,
+    )
+    return " ".join(map(as_sentence, filter(None, parts)))
 
 
 def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:

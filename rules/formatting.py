@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 WIDTH = 100
@@ -201,6 +202,19 @@ def as_sentence(text: str) -> str:
 def first_sentence(text: str) -> str:
     """The first sentence of a text. What follows in a recommendation is its derivation."""
     return as_sentence(text.partition(". ")[0])
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and the number of further ones."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def cut_after_sentence(text: str, width: int) -> str:
+    """A text on one line, cut to `width` characters, if possible at the end of a sentence."""
+    whole, stop, _ = printable(text)[: width - 1].rpartition(". ")
+    is_cut = len(printable(text)) > width and len(whole) >= width / 2
+    return f"{whole}{stop}…" if is_cut else cut(text, width)
 
 
 def cut(line: str, width: int = WIDTH) -> str:

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from kneewatch.agent.api.past import History
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
+from kneewatch.agent.notify.events import action_lines
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line
 from kneewatch.agent.targets import TargetSpec
@@ -20,9 +21,8 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
 from kneewatch.diagnose.verdict import Verdict, documented
-from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import who
-from kneewatch.rules.formatting import cut, moment
+from kneewatch.rules.formatting import cut_after_sentence, moment
 from kneewatch.rules.wire import UnixTime, to_ms
 
 if TYPE_CHECKING:
@@ -256,8 +256,7 @@ class AlertContext(Struct, frozen=True):
         with_cause = next((d for d in (self.now, start) if d is not None and d.causes), None)
         if with_cause is None:
             return lines
-        steps = advice.first_steps(with_cause, with_cause.causes[0])
-        return [*lines, *(Line(*step) for step in steps)]
+        return [*lines, *action_lines(with_cause, with_cause.causes[0])]
 
 
 class AlertHistory:
@@ -476,7 +475,7 @@ class _AlertDiagnoser:
                 tuple(contexts),
                 left_out,
                 "\n".join(
-                    cut(line.plain(), LINE_MAX)
+                    cut_after_sentence(line.plain(), LINE_MAX)
                     for line in (*lines, *(Line("docs", page) for page in pages if page))
                 ),
             ),

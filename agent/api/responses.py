@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kneewatch.collector.spelling import did_you_mean
-from kneewatch.rules.formatting import as_sentence
+from kneewatch.rules.formatting import as_sentence, listed
 
 PROBLEM_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
@@ -61,10 +61,8 @@ def response_of(problem: Problem) -> Response:
 
 def no_such_target(names: Sequence[str]) -> Problem:
     """The problem for an unknown target. It lists the valid names, URL-encoded."""
-    shown = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
-    more = len(names) - NAMES_SHOWN
-    rest = f" and {more} more" if more > 0 else ""
-    detail = f"{NO_SUCH}; watched targets: {shown}{rest}"
+    shown = listed([quote(clean(name), safe="") for name in names], NAMES_SHOWN) or "none"
+    detail = f"{NO_SUCH}; watched targets: {shown}"
     return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, target_names=names)
 
 

@@ -61,11 +61,11 @@ class ActiveProblem(Struct):
 
     `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
     `notified_s` is the time of the last delivered message about the problem; None before the first.
-    `repeated_s` is the time of the last message that repeats it. `is_announced`: its first message
-    is due. `is_sent`: a message is queued or delivered; `is_end_sent`: that of its end too.
-    `gone_s` is the time since when the problem is absent, and `gone_scrapes` the number of scrapes
-    without it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem
-    was read from the state file.
+    `shown_s` is the moment that the newest message is about, and `told` the change that it advised;
+    `advised` is that of the newest scrape. `shown_s` is None before the first. `is_sent`: a message
+    is queued or delivered; `is_end_sent`: that of its end too. `gone_s` is the time since when the
+    problem is absent, and `gone_scrapes` the number of scrapes without it. `ended_s` and `how` are
+    set when the problem is resolved. `restored`: the problem was read from the state file.
     """
 
     severity: Severity
@@ -73,8 +73,9 @@ class ActiveProblem(Struct):
     since_s: float
     notified: tuple[Severity, int] | None = None
     notified_s: float | None = None
-    repeated_s: float | None = None
-    is_announced: bool = False
+    shown_s: float | None = None
+    told: str = ""
+    advised: str = ""
     is_sent: bool = False
     is_end_sent: bool = False
     ended_s: float | None = None
@@ -105,7 +106,7 @@ class AlertState:
             return []
         first_s = min(self._first_s.get(state.name, state.t_s), state.t_s)
         self._first_s[state.name] = first_s
-        now = {} if quiet else self._continued(problems(state, self._receiver.severity))
+        now = self._relevant(problems(state, min(self._receiver.severity, Severity.WARNING)))
         events = [
             event for problem in now.values() if (event := self._update_present(problem, state.t_s))
         ]
@@ -120,9 +121,9 @@ class AlertState:
                 active.gone_s, active.gone_scrapes = None, 0
         return events
 
-    def _continued(self, present: Mapping[Key, Event]) -> dict[Key, Event]:
-        """The problems. One that goes on under the name of its twin keeps the name that was
-        sent."""
+    def _relevant(self, present: Mapping[Key, Event]) -> dict[Key, Event]:
+        """The problems as severe as the receiver wants, and those that were. One that goes on under
+        the name of its twin keeps the name that was sent."""
         continued: dict[Key, Event] = {}
         for key, problem in present.items():
             before = key._replace(id=TWINS.get(key.id, key.id))
@@ -132,7 +133,11 @@ class AlertState:
                 continued[before] = replace(problem, key=before)
             else:
                 continued[key] = problem
-        return continued
+        return {
+            key: problem
+            for key, problem in continued.items()
+            if problem.severity >= self._receiver.severity or key in self.active(key.target)
+        }
 
     def drop(self, target: str, t_s: float) -> list[Event]:
         """The events that end all problems of a target because it is no longer watched."""
@@ -171,7 +176,7 @@ class AlertState:
         return {
             key: active
             for key in keys
-            if (active := self._active[key]).ended_s is None and active.is_announced
+            if (active := self._active[key]).ended_s is None and active.shown_s is not None
         }
 
     def targets(self) -> list[str]:
@@ -210,7 +215,7 @@ class AlertState:
                 float(row["since"]),
                 notified=None if notified_s is None else (severity, stage),
                 notified_s=None if notified_s is None else float(notified_s),
-                is_announced=notified_s is not None,
+                shown_s=None if notified_s is None else float(notified_s),
                 is_sent=notified_s is not None,
                 ended_s=None if ended_s is None else float(ended_s),
                 how=str(row["how"]),
@@ -230,31 +235,28 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
-        if not active.is_announced:
+        if active.shown_s is None:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
             if _develops(active, key, t_s):
                 return None
-            active.is_announced = True
-            return replace(problem, since_s=active.since_s, serial=active.serial)
+            return _shown(active, problem)
         if problem.is_ending:
             return None
+        active.advised = problem.advised or active.advised
         before = active.severity
         deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
         worse = problem.severity > before or deeper
         if worse and active.notified_s is not None and 0 <= t_s - active.notified_s < DEVELOPS_S:
             return None
         active.stage = max(problem.stage, active.stage)
-        problem = replace(problem, since_s=active.since_s, serial=active.serial)
         if worse:
             active.severity = max(problem.severity, before)
             self.is_changed = True
-            return replace(problem, kind="worse", before=before)
+            return _shown(active, replace(problem, kind="worse", before=before))
         repeat_s = self._receiver.repeat_s
-        last_s = max(active.since_s, active.notified_s or 0.0, active.repeated_s or 0.0)
-        if repeat_s is not None and active.is_sent and t_s - last_s >= repeat_s:
-            active.repeated_s = t_s
-            return replace(problem, kind="still")
+        if repeat_s is not None and active.is_sent and t_s - active.shown_s >= repeat_s:
+            return _shown(active, replace(problem, kind="still"))
         return None
 
     def _update_absent(self, key: Key, t_s: float) -> Event | None:
@@ -286,6 +288,9 @@ class AlertState:
             how=how,
             left=() if how else self._still_active(key),
             serial=active.serial,
+            shown_s=active.since_s if active.shown_s is None else active.shown_s,
+            advised=active.advised,
+            told=_told(active),
         )
 
     def _still_active(self, ended: Key) -> tuple[str, ...]:
@@ -314,6 +319,18 @@ class AlertState:
         keys.discard(key)
         if not keys:
             self._by_target.pop(key.target, None)
+
+
+def _shown(active: ActiveProblem, problem: Event) -> Event:
+    """The event of a message about a problem as it is now."""
+    active.advised = problem.advised or active.advised
+    told, active.told, active.shown_s = _told(active), active.advised, problem.t_s
+    return replace(problem, since_s=active.since_s, serial=active.serial, told=told)
+
+
+def _told(active: ActiveProblem) -> str:
+    """What the message before advised, unless it is what is advised now."""
+    return active.told if active.told != active.advised else ""
 
 
 def _end_waits(active: ActiveProblem) -> bool:

@@ -18,7 +18,14 @@ from kneewatch.agent.notify.receivers import Mail, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.verdict import FLEET
-from kneewatch.rules.formatting import duration, plural, printable, stated_duration, wrapped
+from kneewatch.rules.formatting import (
+    duration,
+    listed,
+    plural,
+    printable,
+    stated_duration,
+    wrapped,
+)
 from kneewatch.rules.rule import Severity
 
 STATUS = "test"
@@ -120,12 +127,7 @@ def _matched(receiver: Receiver, targets: Mapping[str, Labels]) -> str:
     matched = [name for name, labels in targets.items() if receiver.matches(name, labels)]
     if not matched:
         return f"{filters}: NONE of {plural(len(targets), 'target')}"
-    return f"{filters or 'all'}: {_names(matched)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    shown, left = ", ".join(names[:NAMED_MAX]), len(names) - NAMED_MAX
-    return f"{shown} and {left:,} more" if left > 0 else shown
+    return f"{filters or 'all'}: {listed(matched, NAMED_MAX)}"
 
 
 def _place(receiver: Receiver) -> str:
@@ -165,7 +167,7 @@ def _unsent_lines(usable: Sequence[Receiver], targets: Mapping[str, Labels]) -> 
             yield f"{severity.word} findings ({way_out})"
         if unsent:
             everywhere = len(unsent) == len(targets)
-            who = "all targets" if everywhere else _names([name for name, _ in unsent])
+            who = "all targets" if everywhere else listed([name for name, _ in unsent], NAMED_MAX)
             yield f"{severity.word} findings of {who} ({way_out})"
     yield "info findings, and a warning of a queue that ends within its first minute"
 

@@ -26,7 +26,7 @@ from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
 from kneewatch.rules.cascade import NAMES, Stage
-from kneewatch.rules.formatting import moment, span
+from kneewatch.rules.formatting import listed, moment, span
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import UnixTime, to_ms
 
@@ -56,6 +56,8 @@ class Event(Struct, frozen=True):
     if the problem got worse. `ended_s` is the time since when the problem is absent. `how` is the
     way in which it ended; empty if it cleared by itself. `serial` distinguishes problems with equal
     keys. `left` are the ids of problems that are still active on the same engine or target.
+    `shown_s` is the moment that the message is about: of a problem that ended, that of the message
+    before. `told` is the change that the message before advised, if `advised` is another one.
     """
 
     kind: EventKind
@@ -71,6 +73,9 @@ class Event(Struct, frozen=True):
     how: str = ""
     left: tuple[str, ...] = ()
     serial: int = 0
+    shown_s: float = 0.0
+    advised: str = ""
+    told: str = ""
 
     @property
     def badness(self) -> tuple[Severity, int, float]:
@@ -106,8 +111,10 @@ def _of_engine(target: str, diagnosis: Verdict, *, is_whole_target: bool) -> lis
 
     def add(name: str, severity: Severity, number: int, since_s: float, of: Cause | None) -> None:
         key = Key(target, *engine, name)
-        began = Event("began", key, severity, number, since_s, diagnosis.t_s, diagnosis, of)
-        engine_problems.append(began)
+        t_s, best = diagnosis.t_s, advice.advised(diagnosis, of)[:1] if of else []
+        flags = "".join(map(advice.flags_words, best))
+        began = Event("began", key, severity, number, since_s, t_s, diagnosis, of, shown_s=t_s)
+        engine_problems.append(replace(began, advised=flags))
 
     for cause in diagnosis.causes:
         if cause.id == KV_PRESSURE:
@@ -215,9 +222,7 @@ def _where(events: Sequence[Event]) -> str:
     names = list(dict.fromkeys(event.key.target for event in events))
     if len(names) == 1:
         return f"{names[0]} ({len(events)} engines)"
-    shown = ", ".join(names[:NAMED_MAX])
-    left = len(names) - NAMED_MAX
-    return f"{len(names)} targets: {shown}" + (f" and {left} more" if left > 0 else "")
+    return f"{len(names)} targets: {listed(names, NAMED_MAX)}"
 
 
 def _who(event: Event) -> str:
@@ -228,32 +233,38 @@ def _who(event: Event) -> str:
 
 
 def _part(event: Event, base: str, docs_url: str, *, full: bool) -> Part:
+    url = link(base, event.key.target, event.shown_s)
+    words = f"The message before advised {event.told}."
+    changed = [Line("advice changed", words, event.advised)] if event.told else []
     if event.kind == "ended" or event.diagnosis is None:
-        left = (Line("still active", ", ".join(event.left)),) if event.left else ()
-        # The problem is over, so link to the page as it was when the problem started.
-        return Part(_who(event), left, link(base, event.key.target, event.since_s))
+        left = [Line("still active", ", ".join(event.left))] if event.left else []
+        return Part(_who(event), (*left, *changed), url)
     lines = _lines(event, event.diagnosis, event.cause)
-    return Part(
-        _who(event),
-        tuple(lines if full else lines[:1]),
-        link(base, event.key.target),
-        cause_page(docs_url, event.key.id),
-    )
+    shown = [*lines, *changed] if full else lines[:1]
+    return Part(_who(event), tuple(shown), url, cause_page(docs_url, event.key.id))
 
 
 def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
-    lines = [Line("", summary_words(cause, diagnosis.t_s))] if cause else []
-    if event.stage:
+    lines = list[Line]()
+    if cause is not None:
+        lines = [Line("", summary_words(cause, diagnosis.t_s)), *action_lines(diagnosis, cause)]
+        # An effect at the load of another moment would contradict the figures of this one.
+        bests = [b for b in advice.advised(diagnosis, cause)[:1] if b.as_of_s in (None, event.t_s)]
+        lines += [Line(advice.EXPECTED, n) for best in bests if (n := advice.numbers_words(best))]
+    if event.stage:  # the figures are its evidence
         lines.append(Line("", stage_words(diagnosis)))
-    lines += [Line(when, numbers) for when, numbers in figures(diagnosis)]
-    if cause is None:
-        return lines
-    lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]
-    lines += [Line(*step) for step in advice.first_steps(diagnosis, cause)]
+    elif cause is not None:
+        lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]
+    return [*lines, *(Line(when, numbers) for when, numbers in figures(diagnosis))]
+
+
+def action_lines(diagnosis: Verdict, cause: Cause) -> list[Line]:
+    """What to do: the stop-gap, then the fix, whose code is what is pasted and nothing else."""
+    *stop_gaps, (label, words, _) = advice.first_steps(diagnosis, cause)
+    fix = Line(label, words)
     for best in advice.advised(diagnosis, cause)[:1]:
-        if numbers := advice.numbers_words(best):
-            lines.append(Line(advice.expected_label(best, diagnosis.t_s), numbers))
-    return lines
+        fix = Line(label, advice.brief_words(best), advice.command(best.changes))
+    return [*(Line(*step) for step in stop_gaps), fix]
 
 
 class EventDocument(Struct, frozen=True):
@@ -271,7 +282,8 @@ class EventDocument(Struct, frozen=True):
     - `stage`: the engine's stage; null if the problem ended.
     - `cause`: the cause; null if the problem ended, or is a stage without a cause.
     - `recommendation`: the best change for the cause; null if there is none.
-    - `link`: the address of the target's page; empty if kneewatch's own address is not set.
+    - `link`: the address of the target's page at the moment that the message is about; empty if
+      kneewatch's own address is not set.
     """
 
     what: EventKind
@@ -304,7 +316,7 @@ def _document(event: Event, base: str, docs_url: str) -> EventDocument:
         diagnosis.stage if diagnosis else None,
         replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
         in_document(recommendations[0]) if recommendations else None,
-        link(base, event.key.target, event.since_s if event.kind == "ended" else None),
+        link(base, event.key.target, event.shown_s),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
+from math import ceil
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.rules.formatting import clock, cut, date
+from kneewatch.rules.formatting import clock, cut, cut_after_sentence, date
 
 SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
@@ -76,10 +77,11 @@ def link(base: str, target: str, at_s: float | None = None) -> str:
     without a base URL."""
     if not base:
         return ""
-    if target == FLEET:
-        return f"{base}/triage"
-    at = f"&at={date(at_s)}T{clock(at_s)}Z" if at_s is not None else ""
-    return f"{base}/triage?target={quote(target, safe='')}{at}"
+    query = [f"target={quote(target, safe='')}"] if target != FLEET else []
+    if at_s is not None:
+        whole_s = ceil(at_s)  # so that the page has the scrape of that moment
+        query.append(f"at={date(whole_s)}T{clock(whole_s)}Z")
+    return "?".join(filter(None, (f"{base}/triage", "&".join(query))))
 
 
 def identity(*parts: object) -> str:
@@ -110,7 +112,7 @@ operator)."""
 def escape_mail(text: str, most: int) -> str:
     """The text on one line, cut to `most` characters. Addresses lose their scheme and other links
     are broken, so that mail programs do not make them clickable."""
-    return LINKS.sub(_broken, SCHEME.sub("", cut(text, most)))
+    return LINKS.sub(_broken, SCHEME.sub("", cut_after_sentence(text, most)))
 
 
 def escape_plain(text: str, most: int) -> str:
@@ -127,7 +129,8 @@ def escape_slack(text: str, most: int) -> str:
 
 def escape_markdown(text: str, most: int) -> str:
     """The same as `escape_plain`, for Markdown."""
-    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(SCHEME.sub("", cut(text, most)))))
+    plain = SCHEME.sub("", cut_after_sentence(text, most))
+    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(plain)))
 
 
 def escape_html(text: str, most: int) -> str:

@@ -22,7 +22,7 @@ from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
-from kneewatch.rules.formatting import percent, span
+from kneewatch.rules.formatting import listed, percent, span
 from kneewatch.rules.quantities import RECENT_SHARE, Exposed, Recent, Signal, WindowSeconds
 from kneewatch.rules.rule import Severity
 
@@ -420,11 +420,9 @@ def _turns(facts: Facts) -> float | None:
 
 def _turns_text(adapters: Sequence[AdapterUse]) -> str:
     """The adapters with the most turns, and the adapter that has not run for longest, as text."""
-    most = ", ".join(f"{use.name} {use.turns}" for use in adapters[:ADAPTERS_NAMED])
-    more = len(adapters) - ADAPTERS_NAMED
-    rest = f" and {more} more" if more > 0 else ""
+    most = listed([f"{use.name} {use.turns}" for use in adapters], ADAPTERS_NAMED)
     longest = max(adapters, key=lambda use: use.unseen_s)
     return (
-        f"least number of turns in a slot: {most}{rest}; {longest.name} last ran "
+        f"least number of turns in a slot: {most}; {longest.name} last ran "
         f"{span(longest.unseen_s)} ago"
     )

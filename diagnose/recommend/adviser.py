@@ -39,6 +39,7 @@ from kneewatch.diagnose.recommend.demand import (
 from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import (
+    BACKLOG,
     BUDGET,
     BUDGET_UP,
     QUEUE_LIMIT,
@@ -137,7 +138,7 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
         and context.demand.callers is None
         and waiting >= 1
     ):
-        left = "Requests that already queue fill the larger cache too, until they are served."
+        left = BACKLOG
         recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
     else:
         left = ""

@@ -124,6 +124,9 @@ PREFIX_ROUTING = "prefix-routing"
 LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
 """Hits count as random routing's if they are between these multiples of random routing's share."""
 
+BACKLOG = "Requests that already queue fill the larger cache too, until they are served."
+"""A remark on a change after which the predicted `backlog_requests` still wait."""
+
 BUDGET = "max-num-batched-tokens"
 QUEUE_LIMIT, FEWER_REPLICAS = "queue-limit", "fewer-replicas"
 """The first rejects user requests; the second is for quiet times."""

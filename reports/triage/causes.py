@@ -11,8 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from kneewatch.diagnose.intervals import Interval
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, change_words
-from kneewatch.diagnose.recommend.serve_command import arguments
+from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
@@ -30,36 +29,9 @@ from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding, Severity
 
 
-def command(changes: Sequence[Change]) -> str:
-    """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
-    return " ".join(arguments(changes))
-
-
-def replaced(changes: Sequence[Change]) -> str:
-    """The current flags whose values the changes replace; empty if there are none."""
-    return ", ".join(flag for change in changes if (flag := _current_flag(change)))
-
-
-def besides(changes: Sequence[Change]) -> list[str]:
-    """The changes that do not set a flag: a flag that is removed, or another number of replicas."""
-    return [words(change) for change in changes if not arguments([change])]
-
-
 def title(recommendation: Recommendation) -> str:
     """All changes in one line. Without changes: the advice."""
-    return ", ".join(map(words, recommendation.changes)) or recommendation.summary
-
-
-def words(change: Change) -> str:
-    """A change as a flag with the old and the new value."""
-    return change_words(change).replace(" -> ", " → ")
-
-
-def _current_flag(change: Change) -> str:
-    """The flag with its current value, if the change replaces that value; else empty."""
-    if not arguments([change]) or change.before is None or isinstance(change.before, bool):
-        return ""
-    return " ".join(arguments([Change(change.flag, None, change.before)]))
+    return changes_words(recommendation).replace(" -> ", " → ") or recommendation.summary
 
 
 def cost(recommendation: Recommendation) -> str:

@@ -29,22 +29,17 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.reports.recommendation_text import (
     advised,
+    besides,
+    command,
     do_first_label,
     doubt,
     expected_label,
     moved,
+    replaced,
     stop_gap_steps,
 )
 from kneewatch.reports.templates import environment, palette
-from kneewatch.reports.triage.causes import (
-    EnginePart,
-    besides,
-    command,
-    cost,
-    keyed,
-    replaced,
-    title,
-)
+from kneewatch.reports.triage.causes import EnginePart, cost, keyed, title
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label
 from kneewatch.reports.triage.timeline import Strip, interval_name, strip
 from kneewatch.reports.triage.view_model import (

@@ -228,7 +228,8 @@ def ends_last(interval: Interval) -> tuple[bool, float]:
 
 class Episode(Struct):
     """Intervals of one engine that form one incident. `cause` is the id of the root cause. Stages
-    without preemption are shown, but do not count for its start and severity."""
+    without preemption are shown, but do not count for its start, its end and its severity; nor does
+    what is below warning, which notifications leave out as well."""
 
     cause: str
     causes: list[Interval]
@@ -241,8 +242,10 @@ class Episode(Struct):
 
     @property
     def harm(self) -> list[Interval]:
-        """Its causes, and the stages in which requests are preempted."""
-        return [*self.causes, *(stage for stage in self.stages if int(stage.id) >= EVICTS)]
+        """Its causes, and the stages in which requests are preempted: those at warning or worse, if
+        there are any."""
+        every = [*self.causes, *(stage for stage in self.stages if int(stage.id) >= EVICTS)]
+        return [interval for interval in every if interval.severity >= Severity.WARNING] or every
 
     @property
     def severity(self) -> Severity:

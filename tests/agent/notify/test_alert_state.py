@@ -18,9 +18,19 @@ from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.recommend.recommendation import Change
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
-from tests.agent.notify.factories import cause, healthy, receiver, settings, sick, state, unreadable
+from tests.agent.notify.factories import (
+    FP8,
+    cause,
+    healthy,
+    receiver,
+    settings,
+    sick,
+    state,
+    unreadable,
+)
 from tests.recordings import CAPTURES
 from tests.reports.diagnoses import NOW_S
 
@@ -95,6 +105,30 @@ def test_what_is_not_judged_is_not_over(who: Receiver, blind: object) -> None:
     told(ledger, state(sick()))
     states = [state(blind, after_s=5.0 * n) for n in range(1, 40)]  # type: ignore[arg-type]
     assert ("ended", "kv_pressure") not in told(ledger, *states)
+
+
+def test_what_became_milder_is_not_over(tmp_path: Path) -> None:
+    """A receiver of critical problems gets no end while the problem is a warning."""
+    ledger = AlertState(receiver(tmp_path, f'kind = "slack"\nurl = "http://h/"\nhold_s = {HOLD_S}'))
+    assert told(ledger, state(sick())) == [("began", "kv_pressure")]
+    milder = [state(sick(Severity.WARNING, 2), after_s=5.0 * n) for n in range(1, 20)]
+    assert told(ledger, *milder, state(sick(), after_s=100)) == []
+    over = [state(healthy(), after_s=110.0 + 10 * n) for n in range(3)]
+    assert told(ledger, *over) == [("ended", "kv_pressure")]
+
+
+def test_the_end_says_that_the_advice_changed_and_shows_what_was_told(who: Receiver) -> None:
+    ledger, larger = AlertState(who), Change("--num-gpu-blocks-override", 160, 960)
+    first = replace(FP8, changes=(replace(larger, after=288),))
+    told(ledger, state(sick(recommendations=(first,))))
+    told(ledger, state(sick(recommendations=(replace(FP8, changes=(larger,)),)), after_s=20))
+    told(ledger, state(healthy(), after_s=30), state(healthy(), after_s=40))
+    over = ledger.update(state(healthy(), after_s=51))
+    assert [event.shown_s for event in over] == [NOW_S]
+    assert (
+        "  advice changed: --num-gpu-blocks-override 960. "
+        "The message before advised --num-gpu-blocks-override 288."
+    ) in text(message(over, receiver="x", base="")).splitlines()
 
 
 def test_a_trouble_that_still_develops_is_told_once(who: Receiver) -> None:

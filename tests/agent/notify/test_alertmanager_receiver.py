@@ -111,7 +111,7 @@ def test_an_alert_is_held_silenced_and_resolved(manager: Manager, starting: Star
     }  # fmt: skip
     assert alert["annotations"]["summary"].startswith("CRITICAL: kv_pressure on r0")
     assert "--kv-cache-dtype" in alert["annotations"]["description"]
-    assert alert["generatorURL"] == "https://ops.example/triage?target=r0"
+    assert alert["generatorURL"].startswith("https://ops.example/triage?target=r0&at=")
     assert alert["status"]["state"] == "active"
     silence = {
         "matchers": [{"name": "kneewatch_target", "value": "r0", "isRegex": False}],

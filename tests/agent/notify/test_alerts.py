@@ -96,8 +96,8 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "now: OK (KV cache: fine)",
         "do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
         "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",
-        "then fix it: --kv-cache-dtype fp8 (now auto). Half the bytes a token: the cache holds "
-        "twice as many.",
+        "then fix it: --kv-cache-dtype fp8. Instead of --kv-cache-dtype auto. Needs a restart, "
+        "which empties the caches. Half the bytes a token: the cache holds twice as many. Quality.",
         "docs: /docs/causes/kv_pressure",
     ]
     json.dumps(reply, allow_nan=False)
@@ -181,7 +181,7 @@ def test_alerts_are_sent_on_once_for_each_state_they_take(
     assert (sent.body["source"], sent.body["status"]) == ("alertmanager", "firing")
     assert sent.body["title"] == "ALERT: SlowFirstToken on r0"
     assert sent.body["events"][0]["diagnoses"][0]["now"]["health"] == "critical"
-    assert "--kv-cache-dtype fp8 (now auto)" in sent.body["text"]
+    assert "fp8. Instead of --kv-cache-dtype auto. Needs a restart" in sent.body["text"]
     settle(notifier)
     assert answer(firing, asked).sent == {"webhook-1": 0}, "Alertmanager repeats itself"
     notifier.close(PATIENCE_S)

@@ -159,4 +159,4 @@ def test_the_notifier_mails(mailing: Mailing, starting: Starting, tmp_path: Path
     assert message["Subject"].startswith("[kneewatch] CRITICAL: kv_pressure on r0")
     plain = message.get_body(("plain",))
     assert plain is not None
-    assert "--kv-cache-dtype fp8 (now auto)" in plain.get_content()
+    assert "fp8. Instead of --kv-cache-dtype auto. Needs a restart" in plain.get_content()

@@ -35,9 +35,11 @@ def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) ->
     assert event["recommendation"]["changes"] == [
         {"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}
     ]
-    assert event["link"] == "https://ops.example/kneewatch/triage?target=r0"
-    assert "--kv-cache-dtype fp8 (now auto)" in began.body["text"]
+    shown = "https://ops.example/kneewatch/triage?target=r0&at=2026-11-21T00:06:40Z"
+    assert event["link"] == shown
+    assert "fp8. Instead of --kv-cache-dtype auto. Needs a restart" in began.body["text"]
     assert over.body["status"] == "resolved"
+    assert over.body["events"][0]["link"] == shown, "the moment that the first message was about"
     # From 40 s before the first state until the first of those without it.
     assert over.body["title"].startswith(
         "RESOLVED: kv_pressure on r0 (model llama, engine 0), after 100 s"
@@ -195,7 +197,10 @@ def test_slack_gets_its_own_form(starting: Starting, taking: Taking) -> None:
     starting(text.replace('"webhook"', '"slack"')).offer(state(sick()))
     (post,) = taker.wait(1)
     assert set(post.body) == {"text", "blocks", "unfurl_links", "unfurl_media"}
-    assert "<http://127.0.0.1:9877/triage?target=r0|triage>" in post.body["text"]
+    assert (
+        "<http://127.0.0.1:9877/triage?target=r0&at=2026-11-21T00:06:40Z|triage>"
+        in post.body["text"]
+    )
     assert post.path == "/services/T0/B0/SECRETPATH"
     assert post.headers["Content-Type"] == "application/json"
 

@@ -19,7 +19,10 @@ from kneewatch.agent.notify import message as formats
 from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.message import Line, Message, Part
-from tests.agent.notify.factories import receiver, sick, state
+from kneewatch.diagnose.fleet.verdict import FLEET
+from kneewatch.diagnose.recommend.recommendation import BACKLOG, Change
+from kneewatch.rules.formatting import cut_after_sentence
+from tests.agent.notify.factories import FP8, receiver, sick, state
 from tests.reports.diagnoses import NOW_S, PRESSURE
 
 BASE = "https://ops.example"
@@ -50,20 +53,39 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "",
         "gpu-7 (model llama, engine 0)",
         "  The KV cache is too small for this load.",
+        "  do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
+        "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",
+        "  then fix it: --kv-cache-dtype fp8. Instead of --kv-cache-dtype auto. Needs a restart, "
+        "which empties the caches. Half the bytes a token: the cache holds twice as many. Quality.",
+        "  expected: KV tokens 5,088 -> 10,176",
         "  KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
         "  now: KV 100%, 12 running, 9 waiting",
         "  last 60 s: 24% of running requests preempted every second, TTFT P99 123 ms, "
         "ITL P99 21 ms",
-        "  evidence: 24% are preempted a second [preemption_ratio_per_s]",
-        "  evidence: the KV cache is 99% full [kv_usage_avg_ratio]",
-        "  evidence: 9 requests queued for capacity [waiting_by_capacity]",
-        "  do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
-        "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",
-        "  then fix it: --kv-cache-dtype fp8 (now auto). Half the bytes a token: the cache holds "
-        "twice as many.",
-        "  expected: KV tokens 5,088 -> 10,176",
-        "  https://ops.example/triage?target=gpu-7",
+        "  https://ops.example/triage?target=gpu-7&at=2026-11-21T00:06:40Z",
     ]
+
+
+def test_the_code_is_what_is_pasted_and_the_rest_is_whole_sentences(tmp_path: Path) -> None:
+    derived = "The cache holds twice as many. " + "Speed predicted from a long derivation. " * 9
+    change = Change("--num-gpu-blocks-override", 160, 288)
+    sized = replace(FP8, changes=(change,), summary=derived + BACKLOG, risk="Blocks may not fit.")
+    backlog = replace(sized, predicted={**sized.predicted, "backlog_requests": 8.0})
+    message = events.message(began(tmp_path, recommendations=(backlog,)), receiver="x", base=BASE)
+    (fix,) = [row for row in formats.slack(message)["text"].splitlines() if "then fix it" in row]
+    code, words = re.findall(r"`(.*?)`\. (.*)", fix)[0]
+    assert code == "--num-gpu-blocks-override 288"
+    assert words == (
+        "Instead of --num-gpu-blocks-override 160. Needs a restart, which empties the caches. "
+        f"The cache holds twice as many. {BACKLOG} Blocks may not fit."
+    )
+    assert cut_after_sentence(words, 140).endswith("The cache holds twice as many. …")
+
+
+def test_no_effect_at_the_load_of_another_moment(tmp_path: Path) -> None:
+    earlier = replace(FP8, as_of_s=NOW_S - 14)
+    message = events.message(began(tmp_path, recommendations=(earlier,)), receiver="x", base=BASE)
+    assert "expected" not in formats.text(message)
 
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) -> None:
@@ -72,6 +94,14 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) 
     text = formats.text(message)
     assert f"Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in text
     assert "  if it returns, do first: " in text
+
+
+def test_a_moment_is_rounded_up_to_the_second_that_has_its_scrape() -> None:
+    assert formats.link(BASE, "r0", NOW_S + 0.3) == (
+        f"{BASE}/triage?target=r0&at=2026-11-21T00:06:41Z"
+    )
+    assert formats.link(BASE, FLEET, NOW_S) == f"{BASE}/triage?at=2026-11-21T00:06:40Z"
+    assert formats.link(BASE, FLEET) == f"{BASE}/triage"
 
 
 def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.reports.recommendation_text import doubt, moved
-from kneewatch.reports.triage.causes import besides, command, cost, replaced, title
+from kneewatch.reports.recommendation_text import besides, command, doubt, moved, replaced
+from kneewatch.reports.triage.causes import cost, title
 
 
 def made(*changes: Change, **fields: object) -> Recommendation:
@@ -30,7 +30,7 @@ def made(*changes: Change, **fields: object) -> Recommendation:
         (Change("--on", False, True), "--on", "", ()),
         (Change("--on", True, False), "--no-on", "", ()),
         (Change("--no-x", True, None), "", "", ("drop --no-x",)),
-        (Change("replicas", 1, 7), "", "", ("replicas 1 → 7",)),
+        (Change("replicas", 1, 7), "", "", ("replicas 1 -> 7",)),
         (Change("--a", None, '{"k": 1}'), "--a '{\"k\": 1}'", "", ()),
     ],
 )

@@ -45,6 +45,18 @@ def test_a_cascade_has_its_stages_and_what_follows_from_it() -> None:
     assert (episode.start_s, episode.last.end_s) == (980, 1290)
 
 
+def test_what_is_milder_than_a_warning_is_shown_but_is_no_part_of_the_incidents_time() -> None:
+    """As in notifications and on the page of a target."""
+    (episode,) = told(
+        stage(2, 960, 968, INFO),
+        stage(3, 1000, 1100, CRITICAL),
+        cause("kv_pressure", 1000, 1102, CRITICAL),
+        stage(2, 1120, 1130, INFO),
+    )
+    assert (episode.start_s, episode.until_s) == (1000, 1102)
+    assert [held.start_s for held in episode.stages] == [960, 1000, 1120]
+
+
 def test_what_comes_first_may_still_follow_from_it() -> None:
     (episode,) = told(cause("past_knee", 100, 110), cause("queue_saturation", 110, 900))
     assert episode.cause == "queue_saturation"
