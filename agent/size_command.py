@@ -326,13 +326,9 @@ class Answer(Struct, frozen=True):
         if self.size is None:
             return lines
         say = self.size.question.setup.kind.said
+        first, compared = self.first, self.compared
         text = size_text(
-            self.size,
-            first=self.first,
-            extra=lines,
-            compared=self.compared,
-            width=width,
-            whole=whole,
+            self.size, first=first, extra=lines, compared=compared, width=width, whole=whole
         )
         return [say(line) for line in text]
 
@@ -341,7 +337,8 @@ class Answer(Struct, frozen=True):
         if self.size is None:
             return self.lines
         say = self.size.question.setup.kind.said
-        text = size_markdown(self.size, extra=self.lines, compared=self.compared)
+        first, compared = self.first, self.compared
+        text = size_markdown(self.size, first=first, extra=self.lines, compared=compared)
         return [say(line) for line in text]
 
 

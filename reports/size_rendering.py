@@ -386,12 +386,9 @@ def size_text(
     `first` follows the verdict; `extra`, of a search or benchmark, precedes the arithmetic. Without
     `whole` the arithmetic is left out, and the notes that do not fit in ten lines.
     """
-    better = levers(answer) if holds_few(answer) else ()
-    lines = [*wrapped(_verdict(answer), width=width, more=2), *_run(answer, better)]
-    changes = _compared(answer, compared) or _levers(answer, better)
-    # What to change comes first where it is needed; the launch itself is known to its user.
-    of_launch = (*_speed(answer), *_price(answer), *_fewest(answer), _setup(answer))
-    for line in (*first, *_rate_on_fewest(answer), *changes, *of_launch):
+    command, body = _body(answer, first, compared)
+    lines = [*wrapped(_verdict(answer), width=width, more=2), *command]
+    for line in (*body, _setup(answer)):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
     for place, note in enumerate(_notes(answer), 1):
@@ -687,15 +684,26 @@ def _usable(answer: Size) -> list[str]:
     ]
 
 
+def _body(
+    answer: Size, first: Sequence[str], compared: Sequence[Lever]
+) -> tuple[list[str], list[str]]:
+    """The command, and what follows it: what to change comes first where it is needed."""
+    better = levers(answer) if holds_few(answer) else ()
+    changes = _compared(answer, compared) or _levers(answer, better)
+    of_launch = (*_speed(answer), *_price(answer), *_fewest(answer))
+    return _run(answer, better), [*first, *_rate_on_fewest(answer), *changes, *of_launch]
+
+
 def size_markdown(
-    answer: Size, *, extra: Sequence[str] = (), compared: Sequence[Lever] = ()
+    answer: Size,
+    *,
+    first: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    compared: Sequence[Lever] = (),
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
-    better = levers(answer) if holds_few(answer) else ()
-    lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
-    lines += [*_run(answer, better), *_rate_on_fewest(answer)]
-    lines += _compared(answer, compared) or _levers(answer, better)
-    lines += [*_speed(answer), *_price(answer), *_fewest(answer)]
+    command, body = _body(answer, first, compared)
+    lines = [f"# {_verdict(answer)}", "", _setup(answer), "", *command, *body]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(

@@ -12,15 +12,9 @@ from kneewatch.collector.packaged import packaged_tables
 
 Value = str | float | int | bool
 
-KV_NONE, KV_SMALL, FREE_MEMORY, GPU_MEMORY, HOST_MEMORY = (
-    "no_kv_memory", "kv_below_one_request", "gpu_memory_in_use", "gpu_out_of_memory",
-    "host_out_of_memory",
-)  # fmt: skip
-MODEL_LEN, FLAG, QUANTIZATION, NCCL, PORT, HOST_MEMORY_IN_USE, MODEL_PATH, SHARED_MEMORY, OTHER = (
-    "max_model_len_above_model", "invalid_argument", "quantization_unsupported", "nccl_error",
-    "port_in_use", "host_memory_in_use", "model_not_found", "shared_memory",
-    "error",
-)  # fmt: skip
+KV_NONE, KV_SMALL, FREE_MEMORY = "no_kv_memory", "kv_below_one_request", "gpu_memory_in_use"
+GPU_MEMORY, HOST_MEMORY = "gpu_out_of_memory", "host_out_of_memory"
+MODEL_LEN, FLAG, OTHER = "max_model_len_above_model", "invalid_argument", "error"
 
 
 class Failure(Struct, frozen=True):

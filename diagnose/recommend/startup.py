@@ -35,7 +35,6 @@ CONTEXT_STEP_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 1024
 """A shorter context is not recommended: hardly any request would fit."""
 
-NO_MEMORY = (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
 _MOST_STEPS = 4
 _LEAST_LESS_GIB = 0.1
 """Less memory than this is no change."""
@@ -72,7 +71,10 @@ class Remedies:
 
     def missing(self) -> list[str]:
         """What the user must state so that changes can be computed, as lines for `unknown`."""
-        if self._failure.kind not in NO_MEMORY or self._failure.served:
+        if (
+            self._failure.kind not in (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
+            or self._failure.served
+        ):
             return []
         facts = ("model", "gpu", "tensor_parallel")
         lacks = [name for name in facts if getattr(self._stated, name) is None]
