@@ -223,7 +223,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         unless a cause is about it."""
         stage = self.stage
         if stage.number:
-            return f"KV cascade: stage {stage.number} ({stage.name})"
+            return f"KV cache: stage {stage.number} of 4, {stage.name}"
         of_cache = any(cause.id.startswith("kv_") for cause in self.causes)
         return f"KV cache: {'no request is evicted' if of_cache else 'fine'}"
 

@@ -221,7 +221,7 @@ def stage_words(diagnosis: Verdict, now_s: float | None = None) -> str:
     now_s = diagnosis.t_s if now_s is None else now_s
     stage = diagnosis.stage
     if stage.number is None:
-        return f"KV cascade: unknown, {diagnosis.stage_unknown}"
+        return f"KV cache: unknown, {diagnosis.stage_unknown}"
     line = f"{diagnosis.stage_words} {lasting(stage.since_s or diagnosis.t_s, now_s)}"
     if stage.forecast_s is not None:
         line += f"; KV cache full in about {span(stage.forecast_s)} at this trend"

@@ -307,12 +307,7 @@ def _verdict(diagnosis: Verdict | None) -> str:
     if first := diagnosis.headline:
         causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
         text += f" {first}{causes.get(first, '')}"
-    stage = diagnosis.stage
-    if stage.number is None:
-        return text
-    if not stage.number:
-        return f"{text} ({diagnosis.stage_words})"
-    return f"{text} (KV cascade stage {stage.number}, {stage.name})"
+    return text if diagnosis.stage.number is None else f"{text} ({diagnosis.stage_words})"
 
 
 # The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,

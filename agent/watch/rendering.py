@@ -347,7 +347,7 @@ def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
     forecast."""
     stage = diagnosis.stage
     if stage.severity is None:
-        return _fold(frame, f"KV cascade: unknown, {diagnosis.stage_unknown}", "unknown")
+        return _fold(frame, f"KV cache: unknown, {diagnosis.stage_unknown}", "unknown")
     pieces: list[Piece] = [("KV cascade ", "")]
     ladder = NAMES if frame.width >= LADDER_FROM else ()
     for at, name in enumerate(ladder):

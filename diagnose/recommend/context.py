@@ -175,8 +175,8 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         )
         if own_steps["running"] > own_steps["most_running"]:
             changed += (
-                f" A batch of {own_steps['running']:.0f} was not measured: the line of the "
-                "largest batches is followed."
+                f" A batch of {own_steps['running']:.0f} was not measured: its step time is "
+                "extrapolated from the largest batches."
             )
         return (
             " Speed predicted from this server's own step times: "

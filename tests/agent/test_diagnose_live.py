@@ -69,7 +69,7 @@ def test_a_cascade(serving: Start, main: Main) -> None:
     lines = watch.out.splitlines()
     assert re.match(r"(WARNING|CRITICAL)  kv_pressure  http://127", lines[0])
     assert lines[1] == "what changed since quiet times is unknown"
-    assert re.match(r"KV cascade: stage [234] \(\w+\) for \d s, since [\d:]+ UTC", lines[2])
+    assert re.match(r"KV cache: stage [234] of 4, \w+ for \d s, since [\d:]+ UTC", lines[2])
     cause = next(at for at, line in enumerate(lines) if line.startswith("1. kv_pressure"))
     assert len([line for line in lines[cause:] if line.startswith("   + ")]) in (2, 3)
     assert "   do first: " in watch.out

@@ -91,7 +91,7 @@ def wrong_text(step: Step, url: str, status: int, stdout: str) -> list[str]:
         complaints.append(f"text: the verdict does not come first: {first!r}")
     if url not in first or step.first_cause not in first.split():
         complaints.append(f"text: not both target and {step.first_cause} beside it: {first!r}")
-    if not second.startswith("KV cascade: stage "):
+    if not second.startswith("KV cache: stage "):
         complaints.append(f"text: the stage does not follow: {second!r}")
     return complaints
 

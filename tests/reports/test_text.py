@@ -117,7 +117,7 @@ def test_a_sick_engine() -> None:
     assert text([SICK], PLAIN).splitlines() == [
         "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
         "what changed since quiet times is unknown",
-        "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
+        "KV cache: stage 3 of 4, queueing for 40 s, since 00:06:00 UTC",
         "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% of running requests preempted every "
         "second, TTFT",
         "  P99 123 ms, ITL P99 21 ms",
@@ -165,7 +165,7 @@ def test_a_page_that_cannot_be_read_says_why_once() -> None:
         "00:06:40 UTC\n"
     )
     assert rendered.count("connection refused") == 1
-    assert "KV cascade: unknown, the page could not be read" in rendered
+    assert "KV cache: unknown, the page could not be read" in rendered
     assert rendered.endswith("could not be judged:\n   everything: the page could not be read")
     assert "window 0 s" not in rendered
 
@@ -411,7 +411,7 @@ def test_markdown() -> None:
         "## CRITICAL kv_pressure http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n"
     )
     assert rendered.endswith("\n\n2026-11-21 00:06:40 UTC.")
-    assert "\nKV cascade: stage 3 (queueing) for 40 s, since 00:06:0" in rendered
+    assert "\nKV cache: stage 3 of 4, queueing for 40 s, since 00:06:0" in rendered
     assert "\n### 1. kv_pressure (critical, confidence 0.97) for " in rendered
     assert "\n- the KV cache is 99% full \\[kv_usage_avg_ratio\\]\n" in rendered
     assert "\n- against: the cache is large \\[kv_capacity_tokens\\]\n" in rendered

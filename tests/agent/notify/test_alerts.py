@@ -92,7 +92,7 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "matched r0 by instance=r0:8000",
         "alert: TTFT P99 is over its target",
         "r0 (model llama, engine 0): at 00:01:43 UTC: CRITICAL kv_pressure: The KV cache is too "
-        "small for this load. (KV cascade stage 3, queueing)",
+        "small for this load. (KV cache: stage 3 of 4, queueing)",
         "now: OK (KV cache: fine)",
         "do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
         "Add a replica if one starts in minutes. Stop batch jobs and very long prompts first.",

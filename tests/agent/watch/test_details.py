@@ -135,7 +135,7 @@ def test_a_number_that_is_not_known_is_a_dash() -> None:
 
 def test_a_page_that_cannot_be_read() -> None:
     shown = told(UNREADABLE)
-    assert "KV cascade: unknown, the page could not be read" in shown
+    assert "KV cache: unknown, the page could not be read" in shown
     assert "connection refused" in shown
     assert "running" not in shown
 
