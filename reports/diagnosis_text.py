@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -59,8 +59,7 @@ GAUGES = frozenset(
 
 AGAINST_SHOWN = 2
 
-Number = tuple[str, str, Callable[[float], str]]
-NUMBERS: tuple[Number, ...] = (
+NUMBERS: tuple[advice.Column, ...] = (
     ("kv_usage_ratio", "KV {}", percent),
     ("running", "{} running", number),
     ("waiting", "{} waiting", number),
@@ -68,7 +67,7 @@ NUMBERS: tuple[Number, ...] = (
     ("ttft_p99_s", "TTFT P99 {}", duration),
     ("itl_p99_s", "ITL P99 {}", duration),
 )
-BRIEF_NUMBERS: tuple[Number, ...] = (
+BRIEF_NUMBERS: tuple[advice.Column, ...] = (
     ("kv_usage_ratio", "KV {}", percent),
     ("running", "run {}", number),
     ("waiting", "wait {}", number),
@@ -76,7 +75,7 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
     ("preemption_ratio_per_s", "preempt {}/s", percent),
 )
 
-MEANS: Sequence[tuple[str, float, Number]] = (
+MEANS: Sequence[tuple[str, float, advice.Column]] = (
     ("kv_usage_ratio", 0.5, ("kv_usage_avg_ratio", "KV {} on average", percent)),
     ("waiting", 1.0, ("waiting_avg", "{} waiting on average", "{:.0f}".format)),
 )
@@ -292,10 +291,6 @@ def fallen(diagnosis: Verdict) -> dict[str, str]:
     return words
 
 
-def _figures_line(diagnosis: Verdict) -> str:
-    return "; ".join(f"{when}: {numbers}" for when, numbers in figures(diagnosis))
-
-
 def quiet_notes(diagnosis: Verdict) -> dict[str, str]:
     """The reasons why a rule is ok although its signal is out of bounds, by signal."""
     return {f.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
@@ -408,7 +403,7 @@ def server_words(server: Server | None) -> str:
     return f"{', '.join(words for words, _ in shown)}; from: {', '.join(sources)}"
 
 
-def _numbers(diagnosis: Verdict, numbers: Sequence[Number]) -> list[tuple[str, str]]:
+def _numbers(diagnosis: Verdict, numbers: Sequence[advice.Column]) -> list[tuple[str, str]]:
     values = diagnosis.values
     return [
         (key, words.format(formatted(value)))
@@ -423,7 +418,7 @@ def _body(diagnosis: Verdict, style: Style) -> list[Row]:
         raised_words(diagnosis),
         changed_words(diagnosis),
         stage_words(diagnosis),
-        _figures_line(diagnosis),
+        "; ".join(f"{when}: {numbers}" for when, numbers in figures(diagnosis)),
     ]
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
         lines.append(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")

@@ -27,6 +27,7 @@ from kneewatch.reports.diagnosis_text import (
     symptom_lines,
     who,
 )
+from kneewatch.reports.recommendation_text import Column
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.formatting import clock, date, duration, lasting, number, percent, span
 from kneewatch.rules.library import rule_of
@@ -274,8 +275,7 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 GAP = 2
 LADDER_FROM = 70
 
-Format = Callable[[float], str]
-CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
+CHART_NUMBERS: tuple[Column, ...] = (
     ("running", "running {}", number),
     ("itl_p99_s", "ITL P99 {}", duration),
     ("preemption_ratio_per_s", "preempted {}/s", percent),
@@ -297,7 +297,7 @@ class Frame(Struct, frozen=True):
 class _ChartSpec(Struct, frozen=True):
     key: str
     title: str
-    format: Format
+    format: Callable[[float], str]
     bound: float | None
     least: float
 
@@ -371,14 +371,11 @@ def _charts(diagnosis: Verdict, trail: Trail, over: Span, frame: Frame) -> list[
     ]
     line = ""
     for key, words, format_value in CHART_NUMBERS if diagnosis.values else ():
-        longer = f"{line}   {_number(diagnosis, key, words, format_value)}".lstrip()
+        value = diagnosis.values.get(key)
+        shown = words.format("-" if value is None else format_value(value))
+        longer = f"{line}   {shown}".lstrip()
         line = longer if len(longer) <= frame.width else line
     return [*lines, ((line, ""),)] if line else lines
-
-
-def _number(diagnosis: Verdict, key: str, words: str, format_value: Format) -> str:
-    value = diagnosis.values.get(key)
-    return words.format("-" if value is None else format_value(value))
 
 
 def _chart_specs(diagnosis: Verdict) -> tuple[_ChartSpec, ...]:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
+from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words
 from kneewatch.rules.formatting import as_sentence, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
@@ -112,14 +112,7 @@ class TriageView(Struct, frozen=True):
         return self.now_s if self.at_s is None else self.at_s
 
 
-CASCADE_SIGNALS = (
-    "kv_usage_ratio",
-    "running",
-    "waiting",
-    "preemption_ratio_per_s",
-    "ttft_p99_s",
-    "itl_p99_s",
-)
+CASCADE_SIGNALS = tuple(key for key, *_ in NUMBERS)
 """The vital signs. They are drawn for every engine, even for one without a problem."""
 
 

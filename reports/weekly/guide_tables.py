@@ -194,7 +194,7 @@ def _filled(
         state=state,
         advice=advice,
         missing="" if has_value else row.off if state == "off" else figures[0].missing,
-        enable=row.enable if not has_value or state == "trend" else "",
+        enable="" if has_value and (state != "trend" or row.trend_only) else row.enable,
         how=row.how,
         rules=row.rules,
         causes=row.causes,

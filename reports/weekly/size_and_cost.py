@@ -498,31 +498,18 @@ def _savings(
                 "less headroom: remove one replica at a time and watch TTFT P99 at the next peak",
             )
         )  # fmt: skip
-    newest = {
-        (
-            recommendation.recommendation.id,
-            recommendation.target,
-            recommendation.engine,
-        ): recommendation
-        for recommendation in live(recommended)
+    subjects = {
+        (each.recommendation.id, each.target, each.engine): each for each in live(recommended)
     }
-    for recommendation in newest.values():
-        cost = recommendation.recommendation.cost_usd_per_hour
-        if cost is None or cost >= 0:
-            continue
-        saved = -cost
-        savings.append(
-            Saving(
-                recommendation.recommendation.id,
-                recommendation.target,
-                recommendation.engine,
-                recommendation.recommendation.summary,
-                recommendation.outcome,
-                saved,
-                saved * HOURS_PER_MONTH,
-                recommendation.recommendation.risk,
+    for (advised_id, target, engine), newest in subjects.items():
+        of = newest.recommendation
+        if (saved := -(of.cost_usd_per_hour or 0.0)) > 0:
+            month = saved * HOURS_PER_MONTH
+            savings.append(
+                Saving(
+                    advised_id, target, engine, of.summary, newest.outcome, saved, month, of.risk
+                )
             )
-        )
     return tuple(sorted(savings, key=lambda saving: -(saving.saves_usd_per_hour or 0.0)))
 
 

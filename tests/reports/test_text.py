@@ -183,7 +183,8 @@ def test_a_forecast() -> None:
     stage = replace(HEALTHY.stage, number=1, name="filling", forecast_s=240.0)
     rendered = text([changed(HEALTHY, stage=stage)], PLAIN)
     assert (
-        "stage 1 (filling) for 90 s, since 00:05:10 UTC; KV cache full in about 4 min" in rendered
+        "stage 1 of 4, filling for 90 s, since 00:05:10 UTC; KV cache full in about 4 min"
+        in flat(rendered)
     )
 
 
