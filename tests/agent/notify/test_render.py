@@ -58,7 +58,7 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "  then fix it: --kv-cache-dtype fp8. Instead of --kv-cache-dtype auto. Needs a restart, "
         "which empties the caches. Half the bytes a token: the cache holds twice as many. Quality.",
         "  expected: KV tokens 5,088 -> 10,176",
-        "  KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
+        "  KV cache: stage 3 of 4, queueing for 40 s, since 00:06:00 UTC",
         "  now: KV 100%, 12 running, 9 waiting",
         "  last 60 s: 24% of running requests preempted every second, TTFT P99 123 ms, "
         "ITL P99 21 ms",
