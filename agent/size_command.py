@@ -349,7 +349,7 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     Raises:
         SizingError: the value of a flag is invalid; the error has the flag's name.
     """
-    given = with_launch(given)
+    asked, given = given, with_launch(given)
     plain = stated_question(given, find)
     sweeps = [
         replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
@@ -387,18 +387,18 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
         extra["compare"] = [lever_document(each) for each in compared]
     fits = answer is not None and answer.fits
-    first = _search_command(given, plain)
+    first = _search_command(asked, plain) if given["tp"] is None else []
     return Answer(answer, extra, lines, fits, brief_lines, compared, first=first)
 
 
 def _search_command(given: dict[str, Any], question: Question) -> list[str]:
     """The same question with `--search`, where a rate and targets are set and the split is not."""
     has_load = question.peak_requests_per_s and question.targets.are_set
-    if given["search"] or given["tp"] or given["gpus"] or not has_load:
+    if given["search"] or given["gpus"] or not has_load:
         return []
     with suppress(SizingError):
         choices_of(given)
-        words = ["kneewatch", "size", "--search"]
+        words = ["kneewatch", "size", *filter(None, [given["launch"]]), "--search"]
         for flag in FLAGS:
             value = given[flag.parameter]
             if value != flag.default and flag.parameter != "launch":

@@ -258,9 +258,10 @@ def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() 
     assert "Predicted usable" not in alone
 
 
-def test_a_rate_with_targets_and_no_split_names_the_search_that_can_be_pasted() -> None:
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-32B", "vllm serve Qwen/Qwen3-32B --enforce-eager"])
+def test_a_rate_with_targets_and_no_split_names_the_search_that_can_be_pasted(model: str) -> None:
     asked = (
-        *("Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--input-tokens", "1000", "--output-tokens"),
+        *(model, "--gpu", "h100-sxm", "--input-tokens", "1000", "--output-tokens"),
         *("200", "--rate", "20", "--slo-ttft", "2s", "--slo-itl", "50ms"),
     )
     said = "--search compares splits and precisions: kneewatch "
