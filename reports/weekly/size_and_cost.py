@@ -475,10 +475,8 @@ def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tup
     def load(span: Span) -> float | None:
         return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)
 
-    measure = Measure("utilization_ratio", "utilization", "ratio", load, UP, missing=NO_CURVE)
-    return trend(
-        measure, now, before
-    ), "requests served divided by the usable capacity of the engines"
+    basis = "requests served divided by the usable capacity of the engines"
+    return trend(replace(busy, of=load), now, before), basis
 
 
 def _savings(

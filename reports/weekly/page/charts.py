@@ -164,22 +164,14 @@ def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
     return Plot("Requests by hour", inside, f"From {least} to {most}.")
 
 
-def knee_tokens(knee: TierKnee) -> Plot | None:
-    """A chart of tokens/s of one engine by requests in flight. None without data."""
-    return _against_load(
-        knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens/s"
-    )
-
-
 def knee_latency(knee: TierKnee) -> Plot | None:
     """A chart of TTFT P99 of one engine by requests in flight. If TTFT is unknown, it shows the
     time per token."""
     late = [(step, step.ttft_p99_s) for step in knee.steps if step.ttft_p99_s is not None]
     if late:
         return _against_load(knee, late, duration, "TTFT P99")
-    return _against_load(
-        knee, [(step, step.token_s) for step in knee.steps], duration, "Time per token"
-    )
+    steps = [(step, step.token_s) for step in knee.steps]
+    return _against_load(knee, steps, duration, "Time per token")
 
 
 def _against_load(
@@ -314,11 +306,14 @@ def charts(
     slo: TierSlo, knee: TierKnee, calendar: Calendar, *, plots: bool = True
 ) -> dict[str, Plot | None]:
     """The charts of a tier that have axes, by name; None without data, or without `plots`."""
+    if not plots:
+        return dict.fromkeys(("latency", "requests", "knee_tokens", "knee_latency"))
+    served = [(step, step.tokens_per_s) for step in knee.steps]
     return {
-        "latency": latency_by_hour(slo.hours, calendar, budget_s(slo)) if plots else None,
-        "requests": requests_by_hour(slo.hours, calendar) if plots else None,
-        "knee_tokens": knee_tokens(knee) if plots else None,
-        "knee_latency": knee_latency(knee) if plots else None,
+        "latency": latency_by_hour(slo.hours, calendar, budget_s(slo)),
+        "requests": requests_by_hour(slo.hours, calendar),
+        "knee_tokens": _against_load(knee, served, number, "Tokens/s"),
+        "knee_latency": knee_latency(knee),
     }
 
 
