@@ -297,8 +297,6 @@ LEAVES_S = 40.0
 LOAD_MOVED = frozenset({"workload_drift", "runaway_generation"})
 """A load that changed explains latency though it is only a note; other notes do not."""
 
-NOTES_BESIDE = frozenset({"workload_drift"})
-
 LATENCIES = ("itl_stall_time_ratio", "itl_mean_s", "ttft_mean_s")
 STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
@@ -330,24 +328,26 @@ class Explained:
 
     def without(self, causes: Sequence[Cause], facts: Facts) -> list[Cause]:
         """The causes, without unexplained latency if another one explains it. A load that changed
-        is a note beside a cause that explains the latency that it brought."""
-        ours, now = UNEXPLAINED_LATENCY.id, _latencies(facts)
+        is a note while, and soon after, another cause explains latency."""
         for each in causes:
             if each.seen_s in (None, facts.now_s) and self._explains(each, facts):
-                self._last[each.id] = (facts.now_s, now)
-        others = (last for name, last in self._last.items() if name != ours)
-        last_s, then = max(others, default=(-inf, ()))
-        over_s = facts.now_s - last_s
-        stays = _stays(now, then) and over_s > facts.window_s / 2
-        allowed = stays or over_s > facts.window_s + LEAVES_S
-        allowed = allowed or _STOPS_RECUR(facts)  # what another cause leaves does not stop
-        told = [cause for cause in causes if cause.id != ours or allowed]
-        if all(cause.id in LOAD_MOVED or not self._explains(cause, facts) for cause in told):
+                self._last[each.id] = (facts.now_s, _latencies(facts))
+        ours, load = UNEXPLAINED_LATENCY.id, "workload_drift"
+        unexplained = self._is_left({ours}, facts) or _STOPS_RECUR(facts)
+        told = [cause for cause in causes if cause.id != ours or unexplained]
+        if self._is_left({ours, load}, facts):
             return told
         return [
-            replace(cause, severity=Severity.INFO) if cause.id in NOTES_BESIDE else cause
-            for cause in told
+            replace(cause, severity=Severity.INFO) if cause.id == load else cause for cause in told
         ]
+
+    def _is_left(self, ids: Collection[str], facts: Facts) -> bool:
+        """Whether latency is left to these causes: no other one explains it, or did lately."""
+        others = (last for name, last in self._last.items() if name not in ids)
+        last_s, then = max(others, default=(-inf, ()))
+        over_s = facts.now_s - last_s
+        stays = _stays(_latencies(facts), then) and over_s > facts.window_s / 2
+        return stays or over_s > facts.window_s + LEAVES_S
 
     def _explains(self, cause: Cause, facts: Facts) -> bool:
         """Whether it explains late tokens or first tokens."""

@@ -19,9 +19,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_DRIFT,
     ITL_TARGET_S,
     MEAN_IS_LATE,
-    MEAN_TTFT_GROWTH,
     SERVED,
     SLOWER,
+    TTFT_DRIFT,
     TTFT_TARGET_S,
     WINDOW_S,
     at_hour,
@@ -98,7 +98,7 @@ HURTS = Held(
 
 _hurts = HURTS.python()
 LATE = (
-    ("first tokens take", TTFT_MEAN_S, MEAN_TTFT_GROWTH.read(), LATE_TTFT_S),
+    ("first tokens take", TTFT_MEAN_S, TTFT_DRIFT.read(), LATE_TTFT_S),
     ("tokens take", ITL_MEAN_S, ITL_DRIFT.read(), LATE_ITL_S),
 )
 
