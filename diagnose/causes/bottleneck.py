@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
 from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
 from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_IS_MISSED,
@@ -19,6 +20,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     MEAN_TTFT_GROWTH,
+    NOT_EVICTING,
     PREFILL_S,
     SERVED,
     SLOWER,
@@ -40,7 +42,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -210,6 +212,15 @@ SLOWED_TOKENS = (
 IS_SLOW = SPEED_RATIO <= SLOW_FROM
 """Steps take longer than in quiet times, although they do no more work."""
 
+BATCH_GROWTH = BATCH / BaselineValue("running_avg")
+LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
+SLOW_AT_EQUAL_WORK = (
+    IS_SLOW | ((ITL_DRIFT >= SLOWER) & (Signal("itl_p50_drift_ratio") >= SLOWER) & EQUAL_WORK)
+).assume(unknown=False)
+"""By the account, or because the batch is no larger and answers are no longer, which is known
+earlier."""
+
 IS_PRESSED, IS_STOLEN = PRESSURE >= PRESSED_FROM, STEAL >= STOLEN_FROM
 
 WARMED_UP = Tested(
@@ -218,14 +229,14 @@ WARMED_UP = Tested(
 )
 """Loading weights takes CPU, and what is slow at first has left the window."""
 
-_IS_SLOW = IS_SLOW.python()
+_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:
     """A note if steps are slow at equal work and nothing is known about the host; otherwise
     empty."""
     seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
-    if seen or not _IS_SLOW(facts):
+    if seen or not _SLOW_AT_EQUAL_WORK(facts):
         return []
     return [
         "host_contention: steps are slow at equal work; whether the host lacks CPU cannot be "
@@ -265,7 +276,7 @@ HOST_CONTENTION = cause(
     "host_contention",
     forms=(
         Form(
-            gate=IS_SLOW
+            gate=SLOW_AT_EQUAL_WORK
             & (IS_PRESSED | IS_STOLEN)
             & WARMED_UP
             & ~is_bound("memory")
@@ -289,9 +300,9 @@ HOST_CONTENTION = cause(
                 term(ITL_DRIFT, SLOWER, 0.8, SLOWED_TOKENS),
                 *bound_terms("host")[:1],
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
             say=((ALWAYS, "Steps take {slower:.1f}x as long at equal work: the host lacks CPU."),),
-            words=(("slower", SLOWER_BY),),
+            words=(("slower", ITL_DRIFT),),
             summary="Steps slow down at equal work: the host lacks CPU",
             lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
             "its own (CPU manager policy static, cpuset), or move one of both to another node.",
@@ -301,6 +312,7 @@ HOST_CONTENTION = cause(
             gate=(OUTSIDE_S >= 1.0)
             & (OUTSIDE_S >= 0.3 * E2E_S)
             & LONGER_THAN_STEPS
+            & NOT_EVICTING
             & (SERVED * WINDOW_S >= 4.0),
             start=Number(0.0),
             terms=(
@@ -334,7 +346,7 @@ HOST_CONTENTION = cause(
             guide=("8.4",),
         ),
     ),
-    unusual=IS_SLOW | ~WAITS_BY_NATURE,
+    unusual=SLOW_AT_EQUAL_WORK | ~WAITS_BY_NATURE,
 )
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------
@@ -371,6 +383,15 @@ GPUS_WAIT_FOR_THE_HOST = is_bound("host") & (MEDIAN_IS_MISSED | SLOW_STEPS_ALONE
 """The reason is measured: decode_bound names it."""
 
 ABORTED_SHARE = Signal("finished_abort_per_s") / SERVED
+MANY_ABORTED = (ABORTED_SHARE >= 0.5).assume(unknown=False)
+ABORTS = term(
+    ABORTED_SHARE,
+    None,
+    0.0,
+    "{value:%} of the finished requests were aborted: callers no longer wait",
+    when=MANY_ABORTED,
+    signal="finished_abort_per_s",
+)
 PREFILLS_TAKE_LONGER = PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM
 SPEED_IS_LOST = (IS_SLOW.assume(unknown=False) | PREFILLS_TAKE_LONGER).assume(unknown=False)
 """An engine that lost its speed explains late tokens, and why callers give up."""
@@ -402,6 +423,7 @@ SLOW_STEPS = cause(
                     below=True,
                 ),
                 term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+                ABORTS,
                 term(
                     NEIGHBOURS,
                     0.02,
@@ -414,7 +436,9 @@ SLOW_STEPS = cause(
             levels=(
                 Level(
                     Severity.CRITICAL,
-                    FIRST_TOKENS_VERY_LATE | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
+                    FIRST_TOKENS_VERY_LATE
+                    | MANY_ABORTED
+                    | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
                 ),
                 Level(Severity.WARNING, OVER_TARGET),
                 Level(Severity.INFO),
@@ -448,9 +472,11 @@ SLOW_STEPS = cause(
                     below=True,
                 ),
                 term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
+                ABORTS,
                 *bound_terms("host")[:1],
             ),
             levels=(
+                Level(Severity.CRITICAL, MANY_ABORTED),
                 Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
                 Level(Severity.INFO),
             ),

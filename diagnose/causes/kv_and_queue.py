@@ -26,6 +26,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUED,
     SERVED,
     SOME_GIVEN_UP,
+    STALL_SHARE,
     TTFT_TARGET_S,
     pool_of,
     queued_for,
@@ -33,7 +34,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Finds, Form, Level, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
@@ -64,9 +65,18 @@ and against the TTFT P99 of quiet times.
 An unknown wait also counts: it usually means that no request leaves the queue.
 """
 
-EXPECTED_S = FirstOf((TTFT_TARGET_S, USUAL_TTFT_S.at_least(2.0), Number(UNKNOWN_USUAL_S)))
-"""The wait that callers expect: the target or, without one, the TTFT P99 of quiet times. Waits of a
-few seconds also occur in bursts on healthy days."""
+UNUSUAL = ~TTFT_TARGET_S.known & (WAIT_S >= (10.0 * USUAL_TTFT_S).at_least(20.0))
+"""Without a target, the wait is at least ten times the TTFT P99 of quiet times, and at least 20 s.
+
+Shorter waits also occur in bursts on healthy days.
+"""
+
+A_MINUTE = (
+    (WAIT_S >= 60.0)
+    & (WAIT_S >= TTFT_TARGET_S).assume(unknown=True)
+    & (TTFT_TARGET_S.known | (WAIT_S >= 2.0 * USUAL_TTFT_S).assume(unknown=True))
+)
+"""Clients wait a minute or more, which is neither within the target nor usual."""
 
 AHEAD_S = 120.0
 SLOPE_PER_S = Signal("waiting_slope_per_s")
@@ -82,24 +92,42 @@ GROWING = Held(
 """The queue has grown for a minute: a burst that drains has a shorter growth."""
 
 
+def _soon(usual_s: Quantity, ahead_s: float) -> Condition:
+    """The wait is at least three times as long as usual, and soon ten times."""
+    return (WAIT_S >= (3.0 * usual_s).at_least(ahead_s / 3)) & (
+        WAIT_AHEAD_S >= (10.0 * usual_s).at_least(ahead_s)
+    )
+
+
 STILL_GROWS = (Signal("waiting") >= Signal("waiting_avg")).assume(unknown=True)
 """A queue that is shorter than its mean drains, though its slope is still positive."""
 
-GROWS_HARMFUL = (
-    (GROWING & STILL_GROWS) & (WAIT_S >= 3.0 * EXPECTED_S) & (WAIT_AHEAD_S >= 10.0 * EXPECTED_S)
+GROWS_HARMFUL = (GROWING & STILL_GROWS) & (
+    _soon(TTFT_TARGET_S, 0.0)
+    | (
+        ~TTFT_TARGET_S.known
+        & (
+            _soon(USUAL_TTFT_S, 15.0)
+            | (~USUAL_TTFT_S.known & (WAIT_S >= 10.0) & (WAIT_AHEAD_S >= 20.0))
+        )
+    )
 )
-"""More requests arrive than are served, and the wait is leaving what callers expect."""
+"""More requests arrive than are served, and the wait is leaving what callers are used to.
+
+If that is unknown, a wait of 10 s that grows to 20 s within two minutes counts.
+"""
 
 SUFFERS = (
-    ((WAIT_S >= 60.0) & (WAIT_S >= 2.0 * EXPECTED_S))
-    | (WAIT_S >= 10.0 * EXPECTED_S)
+    A_MINUTE
+    | (WAIT_S >= 10.0 * TTFT_TARGET_S)
+    | UNUSUAL
     | GROWS_HARMFUL
     | (UNSERVED & queued_for(60.0, stretch=False))
 )
 """Clients wait very long.
 
-That is a minute, or ten times as long as they expect, or soon so in a queue that grows; or no
-request has left the queue for a minute.
+That is a minute, ten times the target, or ten times the usual wait, or soon so in a queue that
+grows; or no request has left the queue for a minute.
 """
 
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
@@ -206,6 +234,13 @@ KV_PRESSURE = cause(
                     "a running request holds {value:%} of the KV cache on average",
                     when=FEW_FILL_THE_CACHE,
                     signal="kv_usage_avg_ratio",
+                ),
+                term(
+                    STALL_SHARE,
+                    0.02,
+                    0.5,
+                    "streams stall for more than 0.5 s in {value:%} of decode time",
+                    when=(STALL_SHARE > 0.02) & EVICTING,
                 ),
             ),
             levels=(
@@ -324,7 +359,7 @@ If one of these was not measured, the cause is queue_saturation instead.
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
-GROWS = SLOPE_PER_S > GROWS_FROM_PER_S
+GROWS, IS_QUEUED = SLOPE_PER_S > GROWS_FROM_PER_S, QUEUE > 0.0
 """From this growth of the queue (requests/s) on, more requests arrive than are served.
 
 A smaller growth may be noise of a steady queue.
@@ -399,13 +434,16 @@ def _pinned(facts: Facts) -> str:
     )
 
 
-def _queue(gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say) -> Form:
+def _queue(
+    gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
+) -> Form:
     """The form for a queue that neither preemption nor a full cache explains.
 
     With `pinned`, the batch limit explains it.
     """
     return Form(
-        gate=QUEUE_HELD & RUNS & HURTS & NOT_EVICTING & gate,
+        # A streak outlasts one scrape without a queue, and the wait is the window's mean.
+        gate=QUEUE_HELD & IS_QUEUED & RUNS & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
         terms=(
             term(QUEUE, 2.0, 1.2, _expected_wait),
@@ -457,6 +495,7 @@ QUEUE_SATURATION = cause(
             summary="Requests queue for capacity",
             say=_overloaded,
             lever=_more_replicas,
+            action="Add replicas.",
         ),
     ),
 )

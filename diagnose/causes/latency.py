@@ -126,6 +126,8 @@ Otherwise something else delays decoding.
 LATE_FROM = Number(5.0)
 LATE_BEHIND_PREFILLS = (
     (MEAN_TTFT_GROWTH >= LATE_FROM)
+    & (Signal("ttft_p99_drift_ratio") >= LATE_FROM)
+    & (TTFT_P99_S >= 1.0)
     & (TTFT_P99_S >= TTFT_TARGET_S).assume(unknown=True)
     & (QUEUE_S >= 4.0 * USUAL_TTFT_MEAN_S)
     & LONG_WERE_SEEN

@@ -43,7 +43,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
@@ -51,8 +51,8 @@ from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 
 UNMOVED = 1.3
-EQUAL_PROMPTS = Signal(COMPUTED) <= UNMOVED
-PROMPTS_AS_USUAL = (Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS
+EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
+PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
 ANSWERS_AS_USUAL = (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 SAME_LOAD = PROMPTS_AS_USUAL & ANSWERS_AS_USUAL
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
@@ -67,7 +67,9 @@ contexts are, and prefills take their share of the time."""
 TOKENS_ALONE = (PROMPTS_AS_USUAL | BEYOND_PROMPTS) & ANSWERS_AS_USUAL
 """The load does not explain late tokens."""
 
-HAS_ROOM = (~PINNED & (KV_USAGE < 0.8) & (QUEUE_S >= 4.0 * PREFILL_S)).assume(unknown=False)
+HAS_ROOM = (
+    ~PINNED & (KV_USAGE < 0.8) & (PREFILL_BUSY <= 0.75) & (QUEUE_S >= 4.0 * PREFILL_S)
+).assume(unknown=False)
 """Seats, KV cache and steps have room: requests that wait for several prefills' time wait for
 something else than capacity."""
 
@@ -82,7 +84,9 @@ without either hardly by more than they grew."""
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
-STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (USUAL_ITL_P99_S < 0.25)
+STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (
+    (USUAL_ITL_P99_S < 0.25) | ((USUAL_ITL_P99_S < 0.5) & (Signal("itl_p99_drift_ratio") >= 1.5))
+)
 """Streams pause for half a second or more, far longer than 99% of the gaps before."""
 
 FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
@@ -97,9 +101,8 @@ PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=Fa
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
 
-IS_FAR_OFF = (MEAN_IS_LATE & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(
-    unknown=False
-)
+def _far_off(late: Condition) -> Condition:
+    return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(unknown=False)
 
 
 RULED_OUT = (
@@ -144,8 +147,8 @@ UNEXPLAINED_LATENCY = cause(
     forms=(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
-            & Held(FAR_OFF_HELD, IS_FAR_OFF, Number(FAR_OFF_S), stretch=False)
-            & IS_FAR_OFF,
+            & Held(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+            & _far_off(MEAN_IS_LATE),
             start=Number(0.2),
             terms=(
                 term(

@@ -308,14 +308,14 @@ def derive(
 UNFORGIVING = frozenset({"stalled"})
 """Conditions that a single scrape to the contrary ends: one generated token is progress."""
 
-FORGIVEN_S = {"far_off": 30.0}
-"""Conditions that end only once they have not held for so long: what pauses streams leaves the
-window before it comes back."""
+FORGIVEN_WINDOWS = {"far_off": 0.25}
+"""Conditions that end only once they have not held for such a part of the window: what pauses
+streams leaves the window before it comes back."""
 
 
 class Streaks:
     """How long conditions have held. A single scrape to the contrary does not end a streak, nor do
-    those of `FORGIVEN_S`.
+    those of `FORGIVEN_WINDOWS`.
 
     `conditions` are the conditions that causes use. Whether the engine is stalled is computed from
     scrape to scrape instead.
@@ -345,7 +345,10 @@ class Streaks:
         for name in since_s.keys() - holds:
             doubted_s = doubted.setdefault(name, now_s)
             is_first = doubted_s == now_s and name not in UNFORGIVING
-            if not is_first and now_s - doubted_s >= FORGIVEN_S.get(name, 0.0):
+            if (
+                not is_first
+                and now_s - doubted_s >= FORGIVEN_WINDOWS.get(name, 0.0) * values.window_s
+            ):
                 del since_s[name], doubted[name]
         for name in holds:
             doubted.pop(name, None)

@@ -204,7 +204,10 @@ OTHERS: Mapping[str, Situation] = {
         host_cpu_pressure_ratio=None, host_cpu_steal_ratio=0.07
     ),
     "host_contention:a little": CONCLUSIVE["host_contention"].but(
-        engine_speed_ratio=0.7, itl_mean_drift_ratio=1.4, host_cpu_steal_ratio=0.06
+        itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
+    ),
+    "host_contention:slow, a larger batch": CONCLUSIVE["host_contention"].but(
+        itl_p50_drift_ratio=1.0, engine_speed_ratio=0.6
     ),
     "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
     "kv_held:deferred": HELD.but(kv_usage_avg_ratio=0.6, waiting_deferred_avg=1.5),

@@ -55,5 +55,5 @@ def test_an_engine_stays_within_its_share_of_a_week(
         (said,) = connection.execute("SELECT sum(length(body)) FROM documents").fetchone()
         (rows,) = connection.execute("SELECT count(*) FROM intervals").fetchone()
     taken_bytes = (chunks + said + 100 * rows) / scrapes
-    # Advice says what its prediction rests on since 0.92; it was 0.9 before.
-    assert taken_bytes < 0.92 * share * BUDGET_BYTES, "the rest is left for what lies open"
+    # 0.95 since each figure of a sentence of advice is a key as well; 0.92 before.
+    assert taken_bytes < 0.95 * share * BUDGET_BYTES, "the rest is left for what lies open"

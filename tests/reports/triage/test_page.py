@@ -90,7 +90,7 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     assert facts == {
         "Where": "kv_pressure_cascade, model tiny, engine 0",
         "Since": "00:03:04 UTC, for 35 s",
-        "Cause": "kv_pressure, confidence 0.98",
+        "Cause": "kv_pressure, confidence 0.99",
         "Changed": "since 00:03: compared with quiet times prompt length x0.70, answer length "
         "x1.8, 39 instead of 51 tokens/s a stream; as usual: requests/s, prefix cache hits; "
         "unknown: engine speed; limited by the size of the KV cache",
@@ -136,7 +136,7 @@ def test_no_data_before_the_first_scrape_and_not_before_the_axis() -> None:
 
 def test_evidence_is_drawn_with_its_bound(cascade: Node) -> None:
     items = list(cascade.every("li", css="evidence"))
-    assert [item.one(css="side").text for item in items] == ["for"] * 3
+    assert [item.one(css="side").text for item in items] == ["for"] * 4
     signals = [item.one(css="signal").text for item in items]
     assert signals[0] == "preemption_ratio_per_s 23%/s"
     chart = items[0].one("svg", css="chart")
