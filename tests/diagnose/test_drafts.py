@@ -177,5 +177,4 @@ def test_a_larger_batch_wants_a_shorter_draft(running: float, tokens: int) -> No
 def test_a_gpu_that_is_seen_to_be_compute_bound_is_told(stated: Stated) -> None:
     poor = drafting(FLAT, **COMPUTE)
     summary = advised("spec_decode_poor", situation=poor, stated=stated)["spec-watch"].summary
-    assert "less here, because" in summary
-    assert "compute-bound (DRAM active 40%, tensor pipes active 85%)" in summary
+    assert "less here, because the GPU is compute-bound" in summary

@@ -48,7 +48,7 @@ ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
 
 
 def test_the_best_in_full_and_the_others_short() -> None:
-    assert text([ADVISED], Style(), footers=False).splitlines()[13:] == [
+    assert text([ADVISED], Style(), footers=False).splitlines()[14:] == [
         "   do first: Send less traffic to this replica, or shed load at the gateway (HTTP 429). "
         "Add a",
         "     replica if one starts in minutes. Stop batch jobs and very long prompts first.",
