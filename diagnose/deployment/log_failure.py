@@ -49,7 +49,8 @@ def reasons() -> Mapping[str, Mapping[str, Any]]:
 
 def phases() -> Mapping[str, Mapping[str, Any]]:
     """The phases of a start in which the GPU's memory can end, the most specific first."""
-    return reasons()[GPU_MEMORY]["phases"]
+    of_memory: Mapping[str, Mapping[str, Any]] = reasons()[GPU_MEMORY]["phases"]
+    return of_memory
 
 
 def others_gpu_gib(failure: Failure) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from math import inf, log, log1p, sqrt
+from math import exp, inf, log, log1p, sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -546,8 +546,9 @@ def beyond_chance(ratio: float, requests: float) -> float:
     """
     if ratio <= 0.0:
         return ratio
-    deviations = abs(log(ratio)) / log1p(1.0 / sqrt(max(1.0, requests)))
-    return ratio ** min(1.0, max(0.0, deviations / CHANCE - 1.0))
+    moved = log(ratio)
+    deviations = abs(moved) / log1p(1.0 / sqrt(max(1.0, requests)))
+    return exp(moved * min(1.0, max(0.0, deviations / CHANCE - 1.0)))
 
 
 def _two_digits(per_s: float | None) -> float | None:

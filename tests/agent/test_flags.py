@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec import convert
+from msgspec import Struct, convert
 from msgspec.structs import fields as fields_of
 from msgspec.structs import replace
 
@@ -62,8 +62,12 @@ def test_a_row_of_size_is_in_help_http_and_the_launch(flag: Flag) -> None:
         assert given[flag.parameter] == READ[flag.kind]
     if flag.setup:
         place, _, name = flag.setup.rpartition(".")
-        record = {"": Setup, "parallel": Parallel, "adapters": Adapters}[place]
-        assert name in {field.name for field in fields_of(record)}
+        records: dict[str, type[Struct]] = {
+            "": Setup,
+            "parallel": Parallel,
+            "adapters": Adapters,
+        }
+        assert name in {field.name for field in fields_of(records[place])}
 
 
 IN_PROFILE = READ | {"seconds": 0.5}

@@ -232,11 +232,11 @@ def disagreements(verdict: Verdict, targets: Targets) -> Iterator[str]:
                         yield f"{change.flag} up and down"
                 case _:
                     pass
-    now = dict[tuple[str, object], float]()
+    at_once = dict[tuple[str, object], float]()
     for each in verdict.recommendations:
         for key, value in each.before.items():
-            if now.setdefault((key, each.as_of_s), value) != value:
-                yield f"{key} before {each.id}: {now[key, each.as_of_s]} and {value}"
+            if at_once.setdefault((key, each.as_of_s), value) != value:
+                yield f"{key} before {each.id}: {at_once[key, each.as_of_s]} and {value}"
 
 
 RECORDINGS = {path.name: path for path in [*CAPTURES.glob("*.gz"), *LAB.glob("*.gz")]}

@@ -125,7 +125,8 @@ def test_the_band_of_an_unmeasured_class_holds_nine_of_ten_of_the_measured_ones(
     """Each class as if none of its start-ups were recorded."""
 
     def unmeasured(_setup: Setup, _gpu: Gpu) -> dict[str, float]:
-        return packaged_tables("diagnose.sizing.memory", "overhead.toml")["bands"]["unmeasured"]
+        tables = packaged_tables("diagnose.sizing.memory", "overhead.toml")
+        return dict(tables["bands"]["unmeasured"])
 
     monkeypatch.setattr("kneewatch.diagnose.sizing.memory.overhead._band", unmeasured)
     banded = [row.in_band for row in map(row_of, recorded()) if row.in_band is not None]

@@ -15,7 +15,7 @@ from kneewatch.reports.weekly.incidents import unit_of
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 from kneewatch.reports.weekly.page.html import unknown_groups
-from kneewatch.rules.formatting import plural
+from kneewatch.rules.formatting import as_sentence, plural
 from kneewatch.rules.library import RULES
 
 
@@ -92,10 +92,10 @@ def test_other_words() -> None:
     assert formatting.spent(2.2) == "220%"
     assert formatting.spent(26.58) == "27x the budget"
     assert formatting.with_unit(0.00527, "gpu_hours") == "0.316 GPU-minutes"
-    assert formatting.as_sentence("no GPU source") == "No GPU source."
-    assert formatting.as_sentence("vllm:x is missing") == "vllm:x is missing."
-    assert formatting.as_sentence("--enable-lora is set.") == "--enable-lora is set."
-    assert formatting.as_sentence("") == ""
+    assert as_sentence("no GPU source") == "No GPU source."
+    assert as_sentence("vllm:x is missing") == "vllm:x is missing."
+    assert as_sentence("--enable-lora is set.") == "--enable-lora is set."
+    assert as_sentence("") == ""
     assert size_verdict("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
     assert size_verdict("nonsense", "not certain: why") == ("Unknown", "Not certain: why.")
     assert formatting.request_count(9.17) == "9 requests"
