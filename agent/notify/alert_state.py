@@ -61,11 +61,12 @@ class ActiveProblem(Struct):
 
     `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
     `notified_s` is the time of the last delivered message about the problem; None before the first.
-    `shown_s` is the moment that the newest message is about, and `told` the change that it advised;
-    `advised` is that of the newest scrape. `shown_s` is None before the first. `is_sent`: a message
-    is queued or delivered; `is_end_sent`: that of its end too. `gone_s` is the time since when the
-    problem is absent, and `gone_scrapes` the number of scrapes without it. `ended_s` and `how` are
-    set when the problem is resolved. `restored`: the problem was read from the state file.
+    `shown_s` is the moment that the newest message is about, and `advised_last` the change that it
+    advised; `advised` is that of the newest scrape. `shown_s` is None before the first.
+    `is_sent`: a message is queued or delivered; `is_end_sent`: that of its end too. `gone_s`
+    is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
+    it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
+    from the state file.
     """
 
     severity: Severity
@@ -74,7 +75,7 @@ class ActiveProblem(Struct):
     notified: tuple[Severity, int] | None = None
     notified_s: float | None = None
     shown_s: float | None = None
-    told: str = ""
+    advised_last: str = ""
     advised: str = ""
     is_sent: bool = False
     is_end_sent: bool = False
@@ -290,7 +291,7 @@ class AlertState:
             serial=active.serial,
             shown_s=active.since_s if active.shown_s is None else active.shown_s,
             advised=active.advised,
-            told=_told(active),
+            advised_before=_advised_before(active),
         )
 
     def _still_active(self, ended: Key) -> tuple[str, ...]:
@@ -324,13 +325,14 @@ class AlertState:
 def _shown(active: ActiveProblem, problem: Event) -> Event:
     """The event of a message about a problem as it is now."""
     active.advised = problem.advised or active.advised
-    told, active.told, active.shown_s = _told(active), active.advised, problem.t_s
-    return replace(problem, since_s=active.since_s, serial=active.serial, told=told)
+    before = _advised_before(active)
+    active.advised_last, active.shown_s = active.advised, problem.t_s
+    return replace(problem, since_s=active.since_s, serial=active.serial, advised_before=before)
 
 
-def _told(active: ActiveProblem) -> str:
+def _advised_before(active: ActiveProblem) -> str:
     """What the message before advised, unless it is what is advised now."""
-    return active.told if active.told != active.advised else ""
+    return active.advised_last if active.advised_last != active.advised else ""
 
 
 def _end_waits(active: ActiveProblem) -> bool:

@@ -57,7 +57,7 @@ class Event(Struct, frozen=True):
     way in which it ended; empty if it cleared by itself. `serial` distinguishes problems with equal
     keys. `left` are the ids of problems that are still active on the same engine or target.
     `shown_s` is the moment that the message is about: of a problem that ended, that of the message
-    before. `told` is the change that the message before advised, if `advised` is another one.
+    before. `advised_before` is the change that the message before advised, if `advised` is another.
     """
 
     kind: EventKind
@@ -75,7 +75,7 @@ class Event(Struct, frozen=True):
     serial: int = 0
     shown_s: float = 0.0
     advised: str = ""
-    told: str = ""
+    advised_before: str = ""
 
     @property
     def badness(self) -> tuple[Severity, int, float]:
@@ -234,8 +234,8 @@ def _who(event: Event) -> str:
 
 def _part(event: Event, base: str, docs_url: str, *, full: bool) -> Part:
     url = link(base, event.key.target, event.shown_s)
-    words = f"The message before advised {event.told}."
-    changed = [Line("advice changed", words, event.advised)] if event.told else []
+    words = f"The message before advised {event.advised_before}."
+    changed = [Line("advice changed", words, event.advised)] if event.advised_before else []
     if event.kind == "ended" or event.diagnosis is None:
         left = [Line("still active", ", ".join(event.left))] if event.left else []
         return Part(_who(event), (*left, *changed), url)

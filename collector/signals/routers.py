@@ -165,9 +165,9 @@ def answers_of(router: Router, history: History, now_s: float, scale: float) -> 
         ]
         for name, of in product(_values_of(columns, question.apart), several):
             bound = asked(key, of, ((question.apart, name),) if name else ()).bind(columns)
-            found = [value for each in windows if (value := bound(each)) is not None]
-            if len(found) == len(windows):
-                values.setdefault(key, {})[name, of] = min(found)
+            of_windows = [value for each in windows if (value := bound(each)) is not None]
+            if len(of_windows) == len(windows):
+                values.setdefault(key, {})[name, of] = min(of_windows)
     return values
 
 

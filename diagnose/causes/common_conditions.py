@@ -11,7 +11,7 @@ from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
-from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE
+from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE, QUIET_WAITING
 
 WINDOW_S = WindowSeconds()
 STAGE = Signal("cascade_stage")
@@ -78,6 +78,9 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
 
 
 DEFERRED_AVG = Signal("waiting_deferred_avg")
+QUEUES = Signal("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING
+"""Requests wait for capacity, more of them than in quiet times."""
+
 DEFERRED_GROWS = Held(
     "deferred_grows",
     (Signal("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))

@@ -37,6 +37,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     PREFILL_BUSY,
     PREFILL_S,
     PREFILLS_REACH,
+    QUEUES,
     STALL_SHARE,
     TTFT_DRIFT,
     VERY_LATE_FROM,
@@ -46,7 +47,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, te
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import ITL, QUIET_WAITING, TTFT, Severity
+from kneewatch.rules.rule import ITL, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 
@@ -76,7 +77,7 @@ something else than capacity."""
 NO_CROWD = (
     (EQUAL_PROMPTS | (TTFT_DRIFT >= VERY_LATE_FROM * Signal(COMPUTED)))
     & (ITL_DRIFT <= UNMOVED)
-    & ((Signal("waiting_avg") - Signal("waiting_deferred_avg") < QUIET_WAITING) | HAS_ROOM)
+    & (~QUEUES | HAS_ROOM)
 )
 """More requests delay first tokens only by a queue for capacity, or by slower steps; longer prompts
 without either hardly by more than they grew."""
@@ -337,11 +338,11 @@ class Explained:
                 self._last[each.id] = (facts.now_s, _latencies(facts))
         ours, load = UNEXPLAINED_LATENCY.id, "workload_drift"
         unexplained = self._is_left({ours}, facts) or _STOPS_RECUR(facts)
-        told = [cause for cause in causes if cause.id != ours or unexplained]
+        kept = [cause for cause in causes if cause.id != ours or unexplained]
         if self._is_left({ours, load}, facts):
-            return told
+            return kept
         return [
-            replace(cause, severity=Severity.INFO) if cause.id == load else cause for cause in told
+            replace(cause, severity=Severity.INFO) if cause.id == load else cause for cause in kept
         ]
 
     def _is_left(self, ids: Collection[str], facts: Facts) -> bool:

@@ -14,11 +14,11 @@ from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, MOVED_FOR, PROMP
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
-    DEFERRED_AVG,
     FAR,
     ITL_DRIFT,
     ITL_TARGET_S,
     MEAN_IS_LATE,
+    QUEUES,
     SERVED,
     SLOWER,
     TTFT_DRIFT,
@@ -57,7 +57,7 @@ from kneewatch.diagnose.slow_quantities import (
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
-from kneewatch.rules.rule import QUIET_WAITING, Severity
+from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
 
@@ -78,7 +78,7 @@ LATE_TTFT_S, LATE_ITL_S = 1.0, 0.1
 """Latency that a change of the load makes far longer harms from these means on: people wait for the
 first words, and read faster than tokens come."""
 
-CROWD = (Signal("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING) | (ITL_DRIFT >= SLOWER)
+CROWD = QUEUES | (ITL_DRIFT >= SLOWER)
 """More load delays first tokens by a queue for capacity, or by slower steps."""
 
 HURTS = Held(

@@ -475,10 +475,10 @@ def _starts(module: str, message: str) -> bool:
     return bool(module) and _START.match(message) is not None
 
 
-def _phase(message: str, known: str) -> str:
-    """The more specific of a known phase and the one that a line names."""
+def _phase(message: str, before: str) -> str:
+    """The more specific of the phase before and the one that a line names."""
     for name, phase in phases().items():
-        if name == known or re.search(phase["frames"], message):
+        if name == before or re.search(phase["frames"], message):
             return name
     return ""
 

@@ -114,13 +114,15 @@ class RouterState(Struct, frozen=True):
 
 def routers_of(answers: Mapping[str, Sequence[tuple[Labels, float]]]) -> list[RouterState]:
     """The routers that the results of `router_queries` contain, by cluster and namespace."""
-    found: dict[tuple[tuple[str, ...], int], dict[str, dict[tuple[str, str], float]]] = {}
+    by_router: dict[tuple[tuple[str, ...], int], dict[str, dict[tuple[str, str], float]]] = {}
     for key, question in QUESTIONS.items():
         for labels, value in answers.get(f"router_{key}", ()):
-            values = found.setdefault((_place(labels), int(labels[NAMED])), {})
+            values = by_router.setdefault((_place(labels), int(labels[NAMED])), {})
             name = labels.get(question.apart, ""), labels.get(OF, "")
             values.setdefault(key, {}).update({name: value} if value == value else {})
-    states = [RouterState(ROUTERS[at], each, place) for (place, at), each in sorted(found.items())]
+    states = [
+        RouterState(ROUTERS[at], each, place) for (place, at), each in sorted(by_router.items())
+    ]
     newer = {(state.place, state.router.title) for state in states}
     return [state for state in states if (state.place, state.router.older_than) not in newer]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from math import exp, inf, log, log1p, sqrt
+from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -321,8 +321,8 @@ class Account:
         now, usual = total.factors[DEMAND], self._usual_value(DEMAND)
         if now is not None:
             growth = now / usual if usual else 1.0
-            chance = 1.0 + 1.0 / sqrt(max(1.0, total.first_tokens))
-            self._crowd = growth if growth >= CROWD_FROM * chance else 1.0
+            surely = growth >= CROWD_FROM * _chance_ratio(total.first_tokens)
+            self._crowd = growth if surely else 1.0
 
     def _ratios(self) -> tuple[float, float, int] | None:
         """The least and the most speed of the recent samples, each weighted by its tokens, and
@@ -547,7 +547,7 @@ def beyond_chance(ratio: float, requests: float) -> float:
     if ratio <= 0.0:
         return ratio
     moved = log(ratio)
-    deviations = abs(moved) / log1p(1.0 / sqrt(max(1.0, requests)))
+    deviations = abs(moved) / log(_chance_ratio(requests))
     return exp(moved * min(1.0, max(0.0, deviations / CHANCE - 1.0)))
 
 
@@ -562,3 +562,8 @@ def _rounded(values: Signals, step: float) -> dict[str, float | None]:
         key: None if value is None else round(round(value / step) * step, 2)
         for key, value in values.items()
     }
+
+
+def _chance_ratio(requests: float) -> float:
+    """One standard deviation of a rate or a mean length of so many requests, as a ratio."""
+    return 1.0 + 1.0 / sqrt(max(1.0, requests))

@@ -73,13 +73,13 @@ class Rejection(Struct, frozen=True):
 
 def by_reason(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
     """The rejections of each reason as one, in the order of the checks."""
-    found: dict[Reason, Rejection] = {}
+    nearest_by_reason: dict[Reason, Rejection] = {}
     for each in rejections:
-        before = found.get(each.reason, each)
+        before = nearest_by_reason.get(each.reason, each)
         count = each.configurations + (0 if before is each else before.configurations)
         nearest = each if each.needed_ratio < before.needed_ratio else before
-        found[each.reason] = replace(nearest, configurations=count)
-    return tuple(found[reason] for reason in Reason if reason in found)
+        nearest_by_reason[each.reason] = replace(nearest, configurations=count)
+    return tuple(nearest_by_reason[reason] for reason in Reason if reason in nearest_by_reason)
 
 
 # --- The result: candidates that meet the targets, and reasons for the others ---------------------
