@@ -25,6 +25,7 @@ from kneewatch.diagnose.verdict import (
     SYMPTOMS,
     Cause,
     Counterfactual,
+    Evidence,
     Server,
     Verdict,
     symptom_actions,
@@ -47,7 +48,7 @@ from kneewatch.rules.formatting import (
     wrapped,
 )
 from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import IN_BOUNDS, Finding
+from kneewatch.rules.rule import IN_BOUNDS, MORE_IS_BETTER, Finding
 
 EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
@@ -361,8 +362,12 @@ def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
     Evidence for the cause is left out if the cause's summary already contains it. The order is that
     of the diagnosis.
     """
-    supporting = [f"{e.text} [{e.signal}]" for e in cause.evidence if e.text not in cause.summary]
-    against = [f"{e.text} [{e.signal}]" for e in cause.against]
+
+    def line(of: Evidence) -> str:
+        return f"{of.text} [{of.signal}]" if of.signal else of.text
+
+    supporting = [line(each) for each in cause.evidence if each.text not in cause.summary]
+    against = [line(each) for each in cause.against]
     return supporting[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]
 
 
@@ -474,10 +479,13 @@ def _turn(point: Counterfactual) -> str:
 
 
 def unless_words(cause: Cause) -> str:
-    """A text with the values below which a cause would clear, and those above which it would not
-    be concluded, which need not be a recovery. Empty if they are unknown."""
-    clears = " or ".join(_turn(point) for point in cause.unless if not point.above)
-    others = " or ".join(_turn(point) for point in cause.unless if point.above)
+    """A text with the better values at which a cause would clear, and the worse ones at which it
+    would not be concluded, which is no recovery. Empty if they are unknown."""
+    better, worse = list[str](), list[str]()
+    for point in cause.unless:
+        recovers = point.above == (point.signal in MORE_IS_BETTER)
+        (better if recovers else worse).append(_turn(point))
+    clears, others = " or ".join(better), " or ".join(worse)
     parts = (
         f"clears if {clears}" if clears else "",
         f"not concluded if {others}" if others else "",

@@ -115,7 +115,12 @@ QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
 QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
 """From this share of the running requests on, and from this many, requests queue."""
 
-MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
+MORE_IS_BETTER = frozenset({
+    "engine_speed_ratio", "gpu_sm_clock_ratio", "kv_capacity_tokens", "kv_residency_s", "lora_max",
+    "prefill_speed_ratio", "prefix_hit_ratio", "prefix_hit_tokens_mean", "spec_acceptance_ratio",
+    "spec_accepted_per_draft_tokens", "stream_moved_ratio",
+})  # fmt: skip
+"""Signals whose low values are the trouble; of the others, the high ones are."""
 
 
 def is_queued(waiting: float | None, running: float) -> bool:

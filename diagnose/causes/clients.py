@@ -30,6 +30,19 @@ def _failing_lever(facts: Facts) -> str:
     return READ_LOG
 
 
+def _given_up_lever(facts: Facts) -> str:
+    """What to do about calls that clients give up, by whether requests wait in the engine."""
+    if facts.get("waiting_avg") >= 1:
+        return (
+            "Serve what is accepted: size for the accepted rate, and refuse early (a queue limit) "
+            "what cannot be served in time."
+        )
+    return (
+        "No request waits: answers take longer than clients wait. Set the timeout of clients and "
+        "gateway to the longest answer that you want, and max_tokens to what fits into it."
+    )
+
+
 ABORTED = Signal("finished_abort_per_s")
 ACCEPTED, GIVEN_UP = (
     Signal("accepted_per_s"),
@@ -49,6 +62,7 @@ MANY_GIVEN_UP = 0.25
 
 WRONG_SHARE_FROM = 0.1
 
+
 CLIENTS_GIVE_UP = cause(
     "clients_give_up",
     forms=(
@@ -61,6 +75,7 @@ CLIENTS_GIVE_UP = cause(
                     SOME_GIVEN_UP,
                     2.0,
                     "{value:%} of the accepted calls ended before their request finished",
+                    signal="given_up_ratio",
                 ),
                 term(
                     ANSWERED,
@@ -84,8 +99,7 @@ CLIENTS_GIVE_UP = cause(
             ),
             words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
             summary="Clients give up calls before they are answered",
-            lever="Serve what is accepted: size for the accepted rate, and refuse early (a queue "
-            "limit) what cannot be served in time.",
+            lever=_given_up_lever,
             guide=("9.4",),
         ),
     ),

@@ -10,7 +10,14 @@ from math import copysign, inf
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, MOVED_FOR, PROMPTS
+from kneewatch.diagnose.account_signals import (
+    ANSWERS,
+    CHANGED_FROM,
+    DEMAND,
+    MOVED_FOR,
+    PROMPTS,
+    SPEED,
+)
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
@@ -55,7 +62,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
 )
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.formatting import duration, number, percent, span
+from kneewatch.rules.formatting import duration, figure, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
 
@@ -96,7 +103,10 @@ HURTS = Held(
 )
 """For a minute latency has been far longer than usual, and longer than people like."""
 
-_hurts = HURTS.python()
+SLOWED = (Signal(SPEED) * CHANGED_FROM <= 1.0).assume(unknown=False)
+"""The engine's own speed explains later tokens."""
+
+_hurts = (HURTS & ~SLOWED).python()
 LATE = (
     ("first tokens take", TTFT_MEAN_S, TTFT_DRIFT.read(), LATE_TTFT_S),
     ("tokens take", ITL_MEAN_S, ITL_DRIFT.read(), LATE_ITL_S),
@@ -151,7 +161,12 @@ def _more_work(facts: Facts) -> Cause | None:
     if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
         return None
     late = [
-        (signal.key, facts.get(signal.key), from_s, f"{words} {times:.1f}x as long as usual")
+        (
+            signal.key,
+            facts.get(signal.key),
+            from_s,
+            f"{words} {figure(round(times, 1))}x as long as usual",
+        )
         for words, signal, growth, from_s in LATE
         if hurts and (times := growth(facts) or 0.0) >= FAR
     ]

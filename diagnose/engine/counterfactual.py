@@ -15,6 +15,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
 from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
+from kneewatch.rules.rule import MORE_IS_BETTER
 
 CLOCK = "gpu_sm_clock_ratio"
 CLOCKS = ("gpu_sm_clock_hz", "gpu_sm_clock_most_hz")
@@ -117,7 +118,8 @@ def _turning(
         inside = before.at / BARELY if before.above else before.at * BARELY
         if (now < before.at) == before.above and stands_at(inside) and not stands_at(before.at):
             return replace(before, now=now)
-    for end in (0.0, high):
+    # Recovery first: the other end may be no better, only another cause.
+    for end in (high, 0.0) if evidence.signal in MORE_IS_BETTER else (0.0, high):
         if not stands_at(end):
             at = _halved(stands_at, holds=now, falls=end)
             return Counterfactual(evidence.signal, now, at, above=end > now)

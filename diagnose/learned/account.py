@@ -115,6 +115,9 @@ SAME_LOAD_UP_TO, STREAMS_LOST = 1.3, 0.5
 CHANCE = 1.5
 """Deviations of rates and of mean lengths that are within chance."""
 
+HALF_STEP = 0.03
+"""Speeds are said in steps of 0.05."""
+
 HALF_MS_S = 0.0005
 
 
@@ -443,8 +446,9 @@ class Account:
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
         since_s = min(slow_s or self._off_s.values(), default=None)
         self.values = {
-            **_rounded({**speeds, SPEED_ERROR: None if speed is None else speed.error}, 0.05),
-            **_rounded(moved, 0.1),
+            **{key: _rounded(ratio, 0.05) for key, ratio in speeds.items()},
+            SPEED_ERROR: None if speed is None else _error(speed),
+            **{key: _rounded(ratio, 0.1) for key, ratio in moved.items()},
             STREAM_RATE: _two_digits(present[STREAM]),
             STREAM_USUAL: _two_digits(usual[STREAM]),
             SPEED_SAMPLES: None if speed is None else float(min(speed.samples, SAMPLES_TOLD)),
@@ -556,12 +560,17 @@ def _two_digits(per_s: float | None) -> float | None:
     return None if per_s is None else float(f"{per_s:.2g}")
 
 
-def _rounded(values: Signals, step: float) -> dict[str, float | None]:
-    """Values in steps: no more digits are known, and the store keeps every change."""
-    return {
-        key: None if value is None else round(round(value / step) * step, 2)
-        for key, value in values.items()
-    }
+def _rounded(ratio: float | None, step: float) -> float | None:
+    """A ratio in steps: no more digits are known, and the store keeps every change. Below two
+    steps, one digit, because a ratio of 0 would say that nothing is left."""
+    if ratio is None or ratio >= 2 * step:
+        return None if ratio is None else round(round(ratio / step) * step, 2)
+    return min(1.0, max(0.01, float(f"{ratio:.1g}"))) if ratio > 0 else 0.0
+
+
+def _error(speed: Speed) -> float:
+    """The error of a speed in its steps, with what rounding to them adds."""
+    return max(_rounded(speed.error, 0.05) or 0.0, round(min(HALF_STEP, speed.ratio / 2), 2))
 
 
 def _chance_ratio(requests: float) -> float:

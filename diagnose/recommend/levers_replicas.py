@@ -7,6 +7,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import TENSOR_SPLIT
+from kneewatch.diagnose.account_signals import CHANGED_FROM, STREAM_RATE, STREAM_USUAL
 from kneewatch.diagnose.capacity import Comparison, Degree
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
@@ -55,9 +56,9 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     If the KV cache is too small, also for the tokens of the requests that run at that rate.
     """
     demand, server, ratio = context.demand, context.server, _load_ratio(context)
-    if ratio is None or ratio > MOST_TIMES:
+    if ratio is None or ratio > MOST_TIMES or _helps_nobody(context):
         return None
-    now = server.replicas
+    now, is_step = server.replicas, demand.repeats or _serves_all(context)
     needed, drains = _counts(now * ratio)["replicas_needed"], _drains(demand)
     if needed <= now and drains:
         return None if context.for_kv else _wait(context, ratio)
@@ -77,9 +78,11 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     load_now, load_then = {"load_ratio": ratio}, {"load_ratio": ratio * now / total}
     if demand.repeats:
         load_now = {"served_per_s": demand.served_per_s, "arrival_per_s": demand.arrival_per_s}
-    if demand.repeats or context.for_kv:  # unknown, or said by the predicted KV usage
+    elif is_step:
+        load_now = {}
+    if is_step or context.for_kv:  # unknown, or said by the predicted KV usage
         load_then = {}
-    counts = {} if demand.repeats else _counts(now * ratio)
+    counts = {} if is_step else _counts(now * ratio)
     hourly, generated_per_s = server.usd_per_hour, context.get("generation_tokens_per_s")
     if hourly is not None and generated_per_s and "usd_per_million_tokens" not in numbers:
         # Without a rate of requests, the KV demand bounds the tokens/s from above.
@@ -152,6 +155,11 @@ def _load_words(context: LeverContext, ratio: float, total: int) -> str:
             "give up may call again, so the number that the load needs is unknown: "
             f"{total} are a step."
         )
+    if _serves_all(context):
+        return (
+            f"No request waits for {have}, so the number that the load needs is unknown: {total} "
+            "are a step to smaller batches."
+        )
     least, needed = _counts(now * ratio).values()
     bare = f"{least}, or " if now < least < needed else ""
     held = f" The {total} recommended before stay: the load may return." if total > needed else ""
@@ -181,13 +189,16 @@ def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
 
 
 def _load_ratio(context: LeverContext) -> float | None:
-    """Load divided by the capacity of the present replicas; None if unknown.
+    """Load divided by the capacity of the present replicas, 1 where they serve it all; None if
+    unknown.
 
     By requests/s; if the KV cache is too small, also by the KV tokens of the requests that run.
     """
     demand, capacity = context.demand, context.server.capacity_tokens
+    if _serves_all(context):
+        return 1.0
     if not context.for_kv:
-        ratio = demand.load_ratio
+        ratio = _ratio_past_knee(context) or demand.load_ratio
         if ratio is not None and not _drains(demand):
             ratio = max(1.0, ratio)
     elif demand.held_tokens is None or not capacity:
@@ -198,6 +209,31 @@ def _load_ratio(context: LeverContext) -> float | None:
         ratio /= capacity
     # The number of replicas follows from the ratio as the document has it.
     return None if ratio is None else float(f"{ratio:.4g}")
+
+
+def _ratio_past_knee(context: LeverContext) -> float | None:
+    """Arrivals over the rate up to which latency stays as it is; None while requests wait, or if
+    that rate was not learned."""
+    knee, demand = context.facts.knee, context.demand
+    if demand.waiting >= 1 or demand.repeats or knee is None or not knee.reached:
+        return None
+    return demand.arrival_per_s / knee.usable_requests_per_s.expected
+
+
+def _serves_all(context: LeverContext) -> bool:
+    """Whether nothing shows how much the present replicas can serve: no request waits, and no load
+    beyond their knee was seen."""
+    demand, knee = context.demand, context.facts.knee
+    is_known = context.for_kv or demand.repeats or demand.waiting >= 1
+    return not is_known and (knee is None or not knee.reached)
+
+
+def _helps_nobody(context: LeverContext) -> bool:
+    """Whether no request waits, streams are as fast as in quiet times, and no target asks for
+    more."""
+    now, usual = context.get(STREAM_RATE), context.get(STREAM_USUAL)
+    as_usual = usual > 0 and now * CHANGED_FROM > usual
+    return as_usual and _serves_all(context) and not context.facts.targets.are_set
 
 
 def at_once(demand: Demand) -> float:

@@ -19,6 +19,7 @@ from kneewatch.diagnose.deployment.vllm_flags import VLLM
 from kneewatch.diagnose.recommend.context import MOVED
 from kneewatch.diagnose.recommend.demand import Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.rules.rule import MORE_IS_BETTER
 
 DEMANDS: Sequence[tuple[str, str, str]] = (
     ("callers", "clients in flight", ".0f"),
@@ -302,11 +303,10 @@ class Measure(Struct, frozen=True):
 
     signal: str
     near: float
-    more_is_better: bool = False
 
 
 MEASURES: Mapping[str, Measure] = {
-    "kv_capacity_tokens": Measure("kv_capacity_tokens", 64, more_is_better=True),
+    "kv_capacity_tokens": Measure("kv_capacity_tokens", 64),
     "kv_usage_ratio": Measure("kv_usage_avg_ratio", 0.03),
     "preemption_per_s": Measure("preemption_per_s", 0.05),
     "waiting": Measure("waiting_avg", 1),
@@ -317,8 +317,8 @@ MEASURES: Mapping[str, Measure] = {
     "prefill_mean_s": Measure("prefill_mean_s", 0.01),
     "itl_stall_per_s": Measure("itl_stall_per_s", 0.05),
     "itl_stall_time_ratio": Measure("itl_stall_time_ratio", 0.01),
-    "spec_acceptance_ratio": Measure("spec_acceptance_ratio", 0.05, more_is_better=True),
-    "lora_max": Measure("lora_max", 0, more_is_better=True),
+    "spec_acceptance_ratio": Measure("spec_acceptance_ratio", 0.05),
+    "lora_max": Measure("lora_max", 0),
 }
 
 FELT: Mapping[str, frozenset[str]] = {
@@ -401,5 +401,5 @@ def _grew_worse(measure: Measure, before: Means, now: float) -> bool:
 
 
 def _worse(measure: Measure, now: float, than: float) -> bool:
-    apart = than - now if measure.more_is_better else now - than
+    apart = than - now if measure.signal in MORE_IS_BETTER else now - than
     return apart > max(measure.near, NEAR_RATIO * abs(than))
