@@ -42,6 +42,9 @@ LIMIT_WORDS: Mapping[Limit, str] = {
 PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
 COMMAND_LINE, UNSET = "model_path", "not set"
 NAMES = {"vllm_version": "vLLM"}
+BLOCKS, SIZES_OF_BLOCKS = "num_gpu_blocks", {"kv_cache_size_tokens", "kv_cache_max_concurrency"}
+"""The blocks of the KV cache, and labels that say the same again."""
+
 ALIKE_RATIO = 0.05
 """Largest relative difference of values that vLLM measures at each start, such as its blocks. The
 steps of a learned curve are further apart."""
@@ -190,6 +193,8 @@ def launch_changes(before: Mapping[str, object], after: Mapping[str, object]) ->
     names = before.keys() & after.keys()
     if COMMAND_LINE in names:  # then a flag that is missing was not set
         names = before.keys() | after.keys()
+    if BLOCKS in names:
+        names -= SIZES_OF_BLOCKS
     return tuple(
         f"{NAMES.get(name, name)} {after.get(name, UNSET)} ({before.get(name, UNSET)} before)"
         for name in sorted(names, key=lambda name: (name not in NAMES, name))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
-from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
+from kneewatch.diagnose.causes.startup import ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import (
     BACKLOG,
@@ -20,6 +20,7 @@ from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.formatting import (
     as_sentence,
+    clock,
     duration,
     first_sentence,
     moment,
@@ -105,9 +106,32 @@ def stop_gap(cause_id: str) -> tuple[str, ...]:
     return tuple(MARKUP.sub(r"\1\2", " ".join(step.split())) for step in steps)
 
 
-def stop_gap_steps(cause: Cause) -> tuple[str, ...]:
+def stop_gap_steps(diagnosis: Verdict, cause: Cause) -> tuple[str, ...]:
     """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
-    return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
+    if cause.severity <= Severity.INFO:
+        return ()
+    return (*_launch_before(diagnosis, cause), *stop_gap(cause.id))
+
+
+def _launch_before(diagnosis: Verdict, cause: Cause) -> Iterator[str]:
+    """Yields the step back to the launch before the last restart, for the first cause, if the
+    trouble began with that restart and nothing broke the server."""
+    restart = None if diagnosis.changed is None else diagnosis.changed.restart
+    broke = any(
+        each.id == ENGINE_RESTARTED and each.severity > Severity.INFO for each in diagnosis.causes
+    )
+    if restart is None or broke or cause.id != diagnosis.causes[0].id:
+        return
+    if restart.changes:
+        yield (
+            f"This began with the restart at {clock(restart.t_s)[:5]} UTC: go back to the launch "
+            f"before it, unless the change was meant ({', '.join(restart.changes)})."
+        )
+    else:
+        yield (
+            f"This began with the restart at {clock(restart.t_s)[:5]} UTC: compare version and "
+            "flags with those before it, and go back if they differ."
+        )
 
 
 def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
@@ -254,7 +278,7 @@ def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:
     do_first = do_first_label(cause, diagnosis.t_s)
     best = next(iter(advised(diagnosis, cause)), None)
     words, flags = (cause.lever, "") if best is None else (best.summary, changes_words(best))
-    if steps := stop_gap_steps(cause):
+    if steps := stop_gap_steps(diagnosis, cause):
         return [(do_first, " ".join(steps), ""), (THEN, words, flags)]
     return [(do_first, words, flags)]
 

@@ -11,7 +11,8 @@ CONFIDENCE = 0.95
 """Below 1, because the log may be from an earlier start than the one in question."""
 
 
-ENGINE_DIED, STARTUP_FAILED = "engine_died", "startup_failed"
+ENGINE_DIED, ENGINE_RESTARTED = "engine_died", "engine_restarted"
+STARTUP_FAILED = "startup_failed"
 
 
 def _out_of_gpu_memory(failure: Failure) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from kneewatch.diagnose.causes.availability import (
     RESTARTS_SHOWN,
     how_ended,
 )
+from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.intervals import TARGET_DOWN
@@ -41,7 +42,6 @@ replicas."""
 
 SHOWN = 3
 
-RESTARTED = "engine_restarted"
 LOOPS_FROM = 2
 """Restarts of one replica within CRASH_LOOP_S that make a crash loop."""
 
@@ -231,7 +231,7 @@ def _restarts(pool: _Pool) -> FleetCause | None:
         each.t_s - max(0.0, each.away_s - pool.scrape_s) for row in rows for each in row.processes
     )
     cause = _cause(pool, names, severity, text, evidence[0], CHECK_RELEASE, since_s)
-    return replace(cause, id=RESTARTED, evidence=tuple(evidence))
+    return replace(cause, id=ENGINE_RESTARTED, evidence=tuple(evidence))
 
 
 def vanished_causes(observed: Observed) -> list[FleetCause]:

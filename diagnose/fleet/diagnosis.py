@@ -10,13 +10,13 @@ from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
+from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.causes.tensor_parallel import split_case, weigh_live
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.absence import (
     OF_A_POOL,
-    RESTARTED,
     absence_causes,
     absence_notes,
 )
@@ -488,7 +488,7 @@ def diagnose(
             for tier in tiers
             for cause in engine_causes(tier, observed.t_s)
             if (cause.id, cause.pool, cause.tier) not in together
-            and cause.id != RESTARTED  # judged for the pool, with those that are down
+            and cause.id != ENGINE_RESTARTED  # judged for the pool, with those that are down
         ),
     ]
     causes = [_or_by_design(cause, observed.t_s) for cause in causes]
@@ -594,7 +594,7 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
 def _is_of_loss(queue: FleetCause, loss: FleetCause) -> bool:
     """Whether requests queue since a pool lost replicas."""
     return (
-        loss.id in (OF_A_POOL, RESTARTED)
+        loss.id in (OF_A_POOL, ENGINE_RESTARTED)
         and loss.severity is Severity.CRITICAL
         and BY_ID[queue.id].queues
         and queue.pool == loss.pool

@@ -266,7 +266,9 @@ def _sufficient_pair(
             share_ratio=now / total,
             replicas=round(total) if total > now else None,
         )
-        joined = _joined(first, second, predicted(context, after))
+        numbers = predicted(context, after)
+        steps = levers_kv_cache.kv_verify_steps(context, numbers)
+        joined = replace(_joined(first, second, numbers), verify=tuple(steps))
         both = checked_recommendation(joined, context)
         if both is not None and both.suffices:
             return [both]

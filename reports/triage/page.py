@@ -207,12 +207,13 @@ FILTERS: dict[str, Any] = {
         besides, changed_words, command, cost, date, doubt, expected_label, first_sentence,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
         raised_words, replaced, rule_of,
-        server_words, span, stage_words, stop_gap_steps, summary_words, symptoms_shown, tick_label,
+        server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
         unbroken,
     )
 } | {"change_title": title}  # fmt: skip
 GLOBALS: dict[str, Any] = {
     "advised": advised,
+    "stop_gap_steps": stop_gap_steps,
     "do_first_label": do_first_label,
     "gaps_shown": GAPS_SHOWN,
     "log_rows": LOG_ROWS,

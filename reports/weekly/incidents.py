@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
@@ -49,8 +50,8 @@ EFFECT_MARGIN_S = 180.0
 FILLING_SHOWN_S = 1800.0
 """Maximum seconds of stage 1 (filling) that are drawn before a cascade."""
 
-DOWN, RESTARTED = "target_down", "engine_restarted"
-NOTED = frozenset({RESTARTED})
+DOWN = "target_down"
+NOTED = frozenset({ENGINE_RESTARTED})
 """Causes that are reported as incidents even below warning."""
 
 CASCADE_CAUSE = "kv_pressure"
@@ -82,7 +83,7 @@ RANK = _causes_first()
 
 def _is_loop(episode: Episode) -> bool:
     """Whether processes ended again and again, so that the target was down in between."""
-    return episode.cause == RESTARTED and episode.severity >= Severity.WARNING
+    return episode.cause == ENGINE_RESTARTED and episode.severity >= Severity.WARNING
 
 
 def _rank(episode: Episode) -> float:

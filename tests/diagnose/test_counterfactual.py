@@ -17,8 +17,10 @@ from kneewatch.diagnose.engine import judge
 from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
 from kneewatch.diagnose.ranking import BY_ID, conclude
 from kneewatch.diagnose.verdict import Cause
+from kneewatch.reports.diagnosis_text import unless_words
+from kneewatch.rules.rule import MORE_IS_BETTER
 from kneewatch.rules.wire import rounded
-from tests.diagnose.situations import CALM, on_gpu
+from tests.diagnose.situations import CALM, CONCLUSIVE, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 
 
@@ -62,6 +64,19 @@ def test_a_turning_point_turns(
             moved = replace(facts, values={**facts.values, signal: value}, recent=recent)
             assert (record.examine(moved) is not None) == stands, (share, point)
             assert record.stands(moved) == stands
+
+
+@pytest.mark.parametrize("cause_id", ["prefix_churn", "spec_decode_poor"])
+def test_where_low_values_are_the_trouble_higher_ones_undo_it(cause_id: str) -> None:
+    facts = CONCLUSIVE[cause_id].facts()
+    cause = BY_ID[cause_id].examine(facts)
+    assert cause is not None
+    points = counterfactuals(BY_ID[cause_id].stands, facts, cause)
+    better = [point for point in points if point.signal in MORE_IS_BETTER]
+    assert better
+    assert all(point.above for point in better)
+    words = unless_words(replace(cause, unless=tuple(better)))
+    assert words.startswith("clears if ") and "rises above" in words
 
 
 def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:

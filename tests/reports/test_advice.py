@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
+from kneewatch.diagnose.changed import Changed, Restarted
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
@@ -17,6 +19,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.recommendation_text import rows, stop_gap
 from kneewatch.rules.formatting import clock
+from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import SICK, changed
 from tests.reports.documents import document
@@ -60,6 +63,25 @@ def test_the_best_in_full_and_the_others_short() -> None:
         "   verify: preemption_per_s goes to 0 within 5 minutes",
         "   alternatives: replicas 1 -> 3 (not enough alone, +6 USD/h)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("num_gpu_blocks 1500 (20000 before)",), "unless the change was meant (num_gpu_blocks"),
+        ((), "compare version and flags with those before it"),
+    ],
+)
+def test_trouble_since_a_restart_leads_back_to_the_launch_before(
+    changes: tuple[str, ...], words: str
+) -> None:
+    since = replace(ADVISED, changed=Changed(restart=Restarted(ADVISED.t_s - 60, changes)))
+    first = "\n".join(rows(since, since.causes[0]))
+    assert first.startswith("do first: This began with the restart at")
+    assert words in first
+    broke = replace(since.causes[0], id=ENGINE_RESTARTED, severity=Severity.CRITICAL)
+    crashed = replace(since, causes=(*since.causes, broke))
+    assert "This began" not in "\n".join(rows(crashed, crashed.causes[0]))
 
 
 def test_markdown_says_the_same() -> None:

@@ -28,7 +28,8 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.availability import CRASH_LOOP_S
-from kneewatch.diagnose.fleet.absence import HELD_S, RESTARTED, vanished_causes
+from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
+from kneewatch.diagnose.fleet.absence import HELD_S, vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, TAKES_ALL
@@ -300,7 +301,7 @@ def restart_spans(starts: Sequence[tuple[float, TierEngine]]) -> Iterator[FleetS
         for engine in {engine.key: engine for _, engine in together if len(together) > 1}.values():
             to_s = last_s + RESTARTED_S[0]
             pool, from_s = engine.member.pool, together[0][0]
-            yield FleetSpan(pool, engine, from_s, to_s, False, judged_s, (RESTARTED,))
+            yield FleetSpan(pool, engine, from_s, to_s, False, judged_s, (ENGINE_RESTARTED,))
         together.clear()
 
 

@@ -120,6 +120,18 @@ def test_fewer_sequences_never_means_more() -> None:
     assert "max-num-seqs-down" not in advised("kv_pressure", stated=launched("--max-num-seqs 64"))
 
 
+def test_replicas_are_no_advice_where_nothing_waits_and_streams_are_as_fast_as_usual() -> None:
+    given_up = CALM.but(given_up_ratio=0.7, given_up_per_s=1.0, running_avg=20.0)
+    streams = {"stream_tokens_per_s": 50.0, "stream_usual_tokens_per_s": 50.0}
+    assert "replicas" not in advised("clients_give_up", situation=given_up.but(**streams))
+    slower = given_up.but(**{**streams, "stream_tokens_per_s": 20.0})
+    advice = advised("clients_give_up", situation=slower)["replicas"]
+    assert "number that the load needs is unknown" in advice.summary
+    assert "load_ratio" not in {**advice.before, **advice.predicted}
+    queued = given_up.but(**streams, waiting_avg=30.0, waiting=30.0, waiting_by_capacity=30.0)
+    assert "load_ratio" in advised("clients_give_up", situation=queued)["replicas"].before
+
+
 def test_replicas_with_the_guides_safety() -> None:
     grows = FULL.but(waiting_slope_per_s=2.4)
     advice = advised("kv_pressure", situation=grows, stated=LLAMA)["replicas"]

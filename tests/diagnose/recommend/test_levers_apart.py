@@ -307,6 +307,8 @@ def test_two_that_suffice_together_come_first() -> None:
             assert len(advice.changes) == 2
             assert advice.predicted["preemption_per_s"] == 0
             assert "Neither change is enough alone" in advice.summary
+            usage = f"moves to about {advice.predicted['kv_usage_ratio']:.2f}"
+            assert usage in " ".join(advice.verify)
 
 
 def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:
