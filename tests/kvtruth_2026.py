@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import model, text_only
+from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, launch_of, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from tests.kvtruth import Case, cases
 
@@ -41,33 +41,32 @@ def setup_of(case: Case) -> Setup:
     if case.get("gpu_mem_gib"):
         card = replace(card, memory_bytes=int(case["gpu_mem_gib"] * GIB))
     named = model(case["model"])
-    if case.get("language_model_only"):
-        named = text_only(named)
     draft = None
     if case.get("spec") == "mtp":
         if named.own_draft is None:
             raise SizingError(f"{named.id} has no MTP layers", name="draft_model")
         draft = Draft(named.own_draft, case["spec_tokens"])
-    return Setup(
-        model=named,
-        gpu=card,
-        parallel=Parallel(
+    fields = {
+        "parallel": Parallel(
             tensor=case["tp"], pipeline=case["pp"], data=case["dp"], experts=case["ep"]
         ),
-        quantization=case["weights_quant"],
-        kv_cache_dtype="auto" if case["kv_dtype"] == "auto" else case["kv_dtype"],
-        version=parse_version(case["vllm_version"]),
-        gpu_memory_utilization=case["gpu_memory_utilization"],
-        max_model_len=case["max_model_len"],
-        max_num_seqs=case.get("max_num_seqs"),
-        max_num_batched_tokens=case.get("max_num_batched_tokens"),
-        block_tokens=case.get("block_size"),
-        decode_context_parallel=case["dcp"],
-        enforce_eager=case["enforce_eager"],
-        prefix_caching=case["prefix_caching"],
-        limit_mm_per_prompt=tuple(case.get("limit_mm_per_prompt", {}).items()),
-        draft=draft,
-    )
+        "quantization": case["weights_quant"],
+        "kv_cache_dtype": case["kv_dtype"],
+        "version": parse_version(case["vllm_version"]),
+        "gpu_memory_utilization": case["gpu_memory_utilization"],
+        "max_model_len": case["max_model_len"],
+        "max_num_seqs": case.get("max_num_seqs"),
+        "max_num_batched_tokens": case.get("max_num_batched_tokens"),
+        "block_tokens": case.get("block_size"),
+        "decode_context_parallel": case["dcp"],
+        "enforce_eager": case["enforce_eager"],
+        "cudagraph_capture_sizes": tuple(case.get("cudagraph_capture_sizes", ())),
+        "prefix_caching": case["prefix_caching"],
+        "limit_mm_per_prompt": tuple(case.get("limit_mm_per_prompt", {}).items()),
+        "language_model_only": case.get("language_model_only", False),
+        "draft": draft,
+    }
+    return launch_of(named, card, fields)
 
 
 class Row(Struct, frozen=True):

@@ -71,7 +71,8 @@ def in_group(config: Config, *groups: str) -> bool:
 
 
 def family_value(
-    config: Config, table: Literal["full_every", "recurrences", "learned_positions", "own_drafts"]
+    config: Config,
+    table: Literal["full_every", "recurrences", "learned_positions", "own_drafts", "rotary"],
 ) -> Any:  # noqa: ANN401 - a table has its own type
     """The family's value in a table of families.toml; None if the table does not list the
     family."""

@@ -261,6 +261,13 @@ def text_only(named: Model) -> Model:
     return replace(named, parameters=kept, multimodal=False, tower=None)
 
 
+def takes_no_media(named: Model, limits: Sequence[tuple[str, int]]) -> bool:
+    """Whether these limits per prompt are 0 for all that the towers read: vLLM leaves them out."""
+    most = dict(limits)
+    read = named.tower.modalities if named.tower else ()
+    return bool(read) and all(most.get(modality) == 0 for modality, *_ in read)
+
+
 def _size_of(words: tuple[str, ...]) -> tuple[tuple[str, ...], frozenset[str]]:
     """The words that name a release, and those that say how large it is."""
     sizes = frozenset(word for word in words if _SIZE.fullmatch(word))

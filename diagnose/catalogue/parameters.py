@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from kneewatch.diagnose.catalogue.families import family_value, in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -235,6 +237,8 @@ class Parameters(Struct, frozen=True):
     - `embedding`, `head`: the input table and the output projection; a tied head counts 0.
     - `small`: norms, routers, convolutions: always 16 bit, on every rank.
     - `vision`: towers and projectors of a multimodal model: 16 bit, on every rank.
+    - `rotary`: elements of the tables of rotary positions, which are loaded and not parameters: 16
+      bit, on every rank.
     """
 
     attention: float
@@ -246,20 +250,12 @@ class Parameters(Struct, frozen=True):
     head: float
     small: float
     vision: float = 0.0
+    rotary: float = 0.0
 
     @property
     def total(self) -> float:
         """Parameters that vLLM loads to serve without speculation."""
-        return (
-            self.attention
-            + self.replicated
-            + self.mlp
-            + self.experts
-            + self.embedding
-            + self.head
-            + self.small
-            + self.vision
-        )
+        return sum(astuple(self)) - self.kv - self.rotary
 
 
 def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -> Parameters:
@@ -291,7 +287,18 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
         head=0.0 if tied else table,
         small=_small(config, hidden, experts) + mixers.small + projected,
         vision=vision,
+        rotary=_rotary(config),
     )
+
+
+def _rotary(config: Config) -> float:
+    """Source: vllm/model_executor/layers/rotary_embedding (0.32)."""
+    turned: Mapping[str, float] = family_value(config, "rotary") or {}
+    size = config.count("qk_rope_head_dim", default=0) or full_heads(config).key_dim
+    sizes = turned.get("share", 1.0) * size
+    sizes += turned.get("window", 0.0) * sliding_heads(config).key_dim
+    positions = config.count("max_position_embeddings", default=0)
+    return float(turned.get("times", 1) * positions * sizes)
 
 
 def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float]:

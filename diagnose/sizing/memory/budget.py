@@ -316,10 +316,7 @@ def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
         ):
             if answer.layout.blocks(free_bytes) > longest and requests >= concurrency:
                 by_bound.setdefault(bound, spread)
-    best = by_bound.get("expected")
+    counts = {bound: spread.gpus for bound, spread in by_bound.items()}
     return FewestGpus(
-        low=by_bound["low"].gpus if "low" in by_bound else None,
-        expected=best.gpus if best else None,
-        high=by_bound["high"].gpus if "high" in by_bound else None,
-        spread=best,
+        counts.get("low"), counts.get("expected"), counts.get("high"), by_bound.get("expected")
     )

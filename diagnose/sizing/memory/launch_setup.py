@@ -20,7 +20,7 @@ from kneewatch.collector.engines.engine_kind import (
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
-from kneewatch.diagnose.catalogue.models import Model, text_only
+from kneewatch.diagnose.catalogue.models import Model, takes_no_media, text_only
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
 from kneewatch.diagnose.deployment.vllm_flags import (
     FLAGS,
@@ -316,7 +316,8 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
 
 def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Setup:
     """The launch of a model with these fields, with what some of them imply."""
-    if fields.get("language_model_only"):
+    without_media = takes_no_media(model, fields.get("limit_mm_per_prompt", ()))
+    if without_media or fields.get("language_model_only"):
         model = text_only(model)
     fixed_bytes = fields.get("kv_cache_memory_bytes")
     if fixed_bytes is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
@@ -130,15 +130,9 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
 
 def _parts(weights: Weights) -> dict[str, float]:
     """Bytes of each part that the model has."""
-    parts = {
-        "attention": weights.attention_bytes,
-        "MLP": weights.mlp_bytes,
-        "experts": weights.experts_bytes,
-        "embeddings": weights.tables_bytes,
-        "norms and routers": weights.small_bytes,
-        "vision": weights.vision_bytes,
-    }
-    return {name: part_bytes for name, part_bytes in parts.items() if part_bytes}
+    names = "attention", "MLP", "experts", "embeddings", "norms, routers and positions", "vision"
+    parts = zip(names, astuple(weights), strict=True)
+    return {name: part_bytes for name, part_bytes in parts if part_bytes}
 
 
 def _available(sheet: Sheet, answer: Memory) -> float:

@@ -40,6 +40,9 @@ _V0_WHOLE_PROMPT_TOKENS = 32_768
 # A sparse-attention indexer keeps a workspace of five contexts of 16-bit latent rows
 # (vllm/v1/attention/backends/mla/indexer.py and flashmla_sparse.py, 0.32).
 _INDEX_WORKSPACE_BYTES_PER_TOKEN = 5 * 576 * 2
+# All-reduce workspaces were logged with 0.18 to 0.20. Without them are GLM-5.2 on four GB200
+# (0.21), DeepSeek V4 on two H200 (0.23) and three models on eight H100 (0.31): 0.5 to 3 GiB less.
+_WITHOUT_WORKSPACES: Version = (0, 21, 0)
 # DeepSeek V4's four residual streams in float32, in copies: 3 GiB for 4,096 tokens and 8 GiB for
 # 16,384 on the two logged start-ups.
 _STREAM_COPIES = 4 * 7
@@ -191,8 +194,6 @@ def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
     latent = [part.kind for part in model.layers if isinstance(part.kind, LatentAttention)]
     if latent and latent[0].index_dim:
         peak += _INDEX_WORKSPACE_BYTES_PER_TOKEN * setup.longest_tokens
-    if any(isinstance(part.kind, SlidingStates) for part in model.layers):
-        peak += _STREAM_COPIES * _LOGIT_BYTES * setup.batched_tokens * model.hidden_size
     return peak
 
 
@@ -215,8 +216,10 @@ def _decoder_bytes(setup: Setup, gpu: Gpu) -> float:
     inner_elements = 3 * model.intermediate_size / setup.parallel.tensor
     if setup.version >= V1:
         inner_elements = max(inner_elements, _expert_elements(setup, gpu))
-    row_elements = inner_elements + 3 * model.hidden_size
-    return max(sampler, tokens * row_elements * _ELEMENT_BYTES)
+    row_bytes = (inner_elements + 3 * model.hidden_size) * _ELEMENT_BYTES
+    if any(isinstance(part.kind, SlidingStates) for part in model.layers):
+        row_bytes += _STREAM_COPIES * _LOGIT_BYTES * model.hidden_size
+    return max(sampler, tokens * row_bytes)
 
 
 def _expert_elements(setup: Setup, gpu: Gpu) -> float:
@@ -295,7 +298,7 @@ def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
         taken = figures["v0_gib_per_rank"] * tensor_parallel
     if gpu.vendor == "amd":
         taken = max(taken, figures["rocm_gib_per_rank"] * tensor_parallel)
-    if version >= _KERNEL_SAMPLER and tensor_parallel > 1 and large:
+    if _KERNEL_SAMPLER <= version < _WITHOUT_WORKSPACES and tensor_parallel > 1 and large:
         # No log shows more than eight ranks: a node's workspaces are its own.
         ranks = min(tensor_parallel, 8)
         taken = max(taken, table[1] + figures["workspace_gib_per_rank"] * ranks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
@@ -76,14 +77,7 @@ class Weights(Struct, frozen=True):
     @property
     def total_bytes(self) -> float:
         """The sum of all kinds."""
-        return (
-            self.attention_bytes
-            + self.mlp_bytes
-            + self.experts_bytes
-            + self.tables_bytes
-            + self.small_bytes
-            + self.vision_bytes
-        )
+        return sum(astuple(self))
 
 
 def parameters_of(model: Model) -> Parameters:
@@ -108,7 +102,8 @@ def weights_per_gpu(
 
     - Projections, experts and tables are split over the tensor-parallel group; KV projections are
       split over the KV heads at most.
-    - MLA's down-projections, norms, routers and vision towers are on every GPU.
+    - MLA's down-projections, norms, routers, vision towers and tables of positions are on every
+      GPU.
     - Each pipeline stage has a share of the layers.
     - Experts are padded to the sizes that the kernels of the GPU's `vendor` need.
 
@@ -137,7 +132,7 @@ def weights_per_gpu(
         * scheme.expert_bits
         / _BITS,
         tables_bytes=tables * FULL_BITS / _BITS,
-        small_bytes=parameters.small * stage * FULL_BITS / _BITS,
+        small_bytes=(parameters.small * stage + parameters.rotary) * FULL_BITS / _BITS,
         vision_bytes=parameters.vision * FULL_BITS / _BITS,
     )
 
@@ -306,9 +301,13 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
 
 
 def draft_bytes(draft: Draft, parallel: Parallel) -> float:
-    """Bytes of the draft's weights on the fullest GPU, in the checkpoint's precision."""
+    """Bytes of the draft's weights on the fullest GPU, in the checkpoint's precision.
+
+    Without tables of positions: a draft has those of its target.
+    """
     spread = Parallel(parallel.tensor, 1, parallel.data, parallel.experts)
-    return weights_per_gpu(draft.model, scheme(draft.model.quantization), spread).total_bytes
+    weights = weights_per_gpu(draft.model, scheme(draft.model.quantization), spread)
+    return weights.total_bytes - parameters_of(draft.model).rotary * FULL_BITS / _BITS
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:

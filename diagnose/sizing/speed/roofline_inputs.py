@@ -187,6 +187,9 @@ _SPARSE_HEADS = 64
 _INDEX_SPEEDUP = 2
 """The indexer computes in FP8, twice as fast as the attention in 16 bit."""
 ACTIVATION_BYTES = 2.0
+_STREAM_LAYERS = 2.0
+"""Kernels of DeepSeek V4 beside those of a layer, in layers: latent attention, half of one, and
+residual streams, whose two mixes a layer took 36 to 42 us on eight H100 (vLLM 0.31)."""
 _NVLINK_DIRECTIONS = 2
 
 
@@ -271,7 +274,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     layers: int
     added_layers: float
     """Kernels beside those of `layers`, in layers: an indexer is one, and latent attention half of
-    one, as it has two batched products and a concatenation more."""
+    one, as it has two batched products and a concatenation more. DeepSeek V4 adds its streams."""
     hidden_size: int
     tensor_parallel: int
     pipeline_parallel: int
@@ -463,6 +466,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
             case SlidingStates():
                 # What a compressor has not finished is read once per vector, which is little.
                 if kind.vector_dim:
+                    sums.added_layers += _STREAM_LAYERS * count
                     flop = 4 * heads * count * kind.vector_dim
                     kept = float(count * kind.vector_bytes)
                     sums.windows += (Window(kind.window_tokens, kept, flop),)
@@ -479,6 +483,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
 def _add_compressed(sums: _Kinds, kind: CompressedAttention, *, count: int, heads: float) -> None:
     # A pair is one query and one token, of which several share a vector.
     count *= kind.readers
+    sums.added_layers += 0 if kind.vector_dim else count
     kept = count * kind.vector_bytes / kind.tokens_per_vector
     flop = 4 * heads * count * kind.vector_dim / kind.tokens_per_vector
     if kind.chosen_vectors:

@@ -21,6 +21,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
     Parallel,
     adapter_bytes,
+    parameters_of,
     weights_per_gpu,
 )
 from tests.diagnose.sizing.guide_formulas import lora_adapter_bytes
@@ -53,7 +54,9 @@ def test_weights_are_those_that_vllm_makes_room_for(case: Mapping[str, Any]) -> 
     base_model = model(case["model"])
     weights = weights_per_gpu(base_model, scheme("bf16"), Parallel(case["tensor_parallel"]))
 
-    assert weights.total_bytes == pytest.approx(case["weights_bytes"], rel=0.007)
+    # The recorded bytes are those of parameters, which tables of positions are not.
+    rotary_bytes = parameters_of(base_model).rotary * 2
+    assert weights.total_bytes - rotary_bytes == pytest.approx(case["weights_bytes"], rel=0.007)
 
 
 def test_one_adapter_of_a_dense_model_is_the_guides_sum() -> None:
@@ -133,7 +136,7 @@ def test_the_arithmetic_adds_up() -> None:
 
     assert any("4 x 352.3 MiB of rank 64" in line for line in lines)
     assert any(
-        line.startswith("Loaded on each GPU") and "14.96 GiB + 1.38 GiB = 16.33 GiB" in line
+        line.startswith("Loaded on each GPU") and "14.99 GiB + 1.38 GiB = 16.36 GiB" in line
         for line in lines
     )
 

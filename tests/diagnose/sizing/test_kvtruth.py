@@ -84,10 +84,11 @@ GIVEN, PUBLIC = RECORDED
         (GIVEN, "concurrency", 0.01, 0.9),
         (GIVEN, "kv", 0.10, 0.85),
         (GIVEN, "weights", 0.03, 0.9),
-        (PUBLIC, "concurrency", 0.01, 0.95),
-        (PUBLIC, "kv", 0.10, 0.85),
+        # Layouts of DeepSeek V4 with 0.21 to 0.23, and of V4.1, are 4 to 5% off.
+        (PUBLIC, "concurrency", 0.01, 0.93),
+        (PUBLIC, "kv", 0.10, 0.88),
         # Makers of four of them left other layers in 16 bit than the catalogue knows of.
-        (PUBLIC, "weights", 0.03, 0.85),
+        (PUBLIC, "weights", 0.03, 0.9),
     ],
 )
 def test_a_figure_of_2026_is_near_the_logged_one(

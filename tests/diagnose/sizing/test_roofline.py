@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import example, given
@@ -467,7 +468,7 @@ def test_layers_with_routed_experts_take_more_at_any_batch() -> None:
 
 def test_measured_gpus_are_those_of_the_benchmarks() -> None:
     older = {point.gpu for point in throughput.trusted()}
-    newer = Counter(case["gpu"] for case in cases(throughput_2026.RECORDED))
+    newer = Counter(case["gpu"] for case in cases(throughput_2026.GIVEN))
     assert older | {gpu_id for gpu_id, count in newer.items() if count > 3} == MEASURED_GPUS
 
 
@@ -511,10 +512,18 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
         assert abs(error) <= 0.4, name
 
 
-def test_benchmarks_of_2026() -> None:
-    judged = throughput_2026.rows()
-    aims = {"output tokens/s": 0.75, "TPOT": 0.75, "TTFT": 0.75}
-    for name, share in aims.items():
+@pytest.mark.parametrize(
+    ("file", "shares"),
+    [
+        (throughput_2026.GIVEN, {"output tokens/s": 0.75, "TPOT": 0.75, "TTFT": 0.75}),
+        # DeepSeek V4.1 decodes a quarter slower than predicted (1.25 to 1.27), and with prompts of
+        # 16k and more, others' prompts keep the waves from staying together.
+        (throughput_2026.PUBLIC, {"output tokens/s": 0.9, "TPOT": 0.4, "TTFT": 0.7}),
+    ],
+)
+def test_benchmarks_of_2026(file: str, shares: Mapping[str, float]) -> None:
+    judged = throughput_2026.rows(file)
+    for name, share in shares.items():
         errors = throughput_2026.counted(judged, name)
         hits, count = within(errors, throughput_2026.AIMS[name])
         assert hits >= share * count, name
