@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil, floor, isfinite
+from math import ceil, floor, inf, isfinite
 
 from msgspec import Struct, field
 
@@ -72,10 +72,11 @@ class LeverContext(Struct, frozen=True):
         sizes."""
         return self.cause in ("kv_pressure", KV_AHEAD)
 
-    def steady(self, lever: str, value: int, *, lowers: bool = False) -> int:
-        """The value, or the one recommended before unless the new one goes clearly further."""
+    def steady(self, lever: str, value: int, *, lowers: bool = False, most: float = inf) -> int:
+        """The value, or the one recommended before, unless the new one goes clearly further or
+        the old one is above `most`."""
         held = self.held.get(lever)
-        if not isinstance(held, int):
+        if not isinstance(held, int) or held > most:
             return value
         further = value * MOVED <= held if lowers else value >= MOVED * held
         return value if further else held

@@ -127,7 +127,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
     seats_wanted = min(seats_wanted, _itl_seats(context, now), server.max_num_batched_tokens or inf)
-    seats = context.steady("max-num-seqs-up", rounded_down(seats_wanted))
+    seats = context.steady("max-num-seqs-up", rounded_down(seats_wanted), most=held)
     if seats <= now:
         return None
     before = {

@@ -109,7 +109,7 @@ def speculation(context: LeverContext) -> Recommendation | None:
         f"speculation verifies several tokens in a step that otherwise yields one. N-grams "
         "need no second model and suit answers that repeat their prompt (code, summaries, RAG); "
         "for other traffic use a draft model or EAGLE head made for this model.",
-        before={"itl_mean_s": context.get("itl_mean_s")},
+        before={key: context.get(key) for key in ("itl_mean_s", "running_avg")},
         checks=["measure tokens/s per stream with and without, at your usual and your peak batch"],
         risk="At large, compute-bound batches verification costs more than it gains.",
         verify=[f"spec_acceptance_ratio is above 0.5 and tpot_mean_s falls {SETTLE_WORDS}"],
