@@ -76,7 +76,8 @@ def test_where_low_values_are_the_trouble_higher_ones_undo_it(cause_id: str) -> 
     assert better
     assert all(point.above for point in better)
     words = unless_words(replace(cause, unless=tuple(better)))
-    assert words.startswith("clears if ") and "rises above" in words
+    assert words.startswith("clears if ")
+    assert "rises above" in words
 
 
 def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:
