@@ -55,8 +55,9 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     # Fewer seats serve no more, so the backlog stays.
     waiting, served_per_s = max(0.0, demand.in_flight - seats), _served_per_s(context)
     wait_s = waiting / served_per_s if served_per_s > 0 else None
-    most = max(demand.requests, demand.in_flight)
-    queued = replace(demand, requests=most, mean_requests=demand.in_flight)
+    # A peak beyond the seats waits as briefly as it lasts: the times are those of the mean queue.
+    at_once = max(demand.in_flight, min(demand.requests, seats))
+    queued = replace(demand, requests=at_once, mean_requests=demand.in_flight)
     numbers = predicted(replace(context, demand=queued), After(seats=seats))
     numbers["waiting"] = ceil(waiting)
     if wait_s is not None:

@@ -288,7 +288,8 @@ def words_of(verdict: Verdict) -> Iterator[str]:
 
 def is_too_full(advice: Recommendation) -> bool:
     """Whether more is predicted to be held than now; a twentieth of a cache is a request or two."""
-    now, then = (each.get("kv_usage_ratio", 1.0) for each in (advice.before, advice.predicted))
+    now = advice.before.get("kv_usage_ratio", 1.0)
+    then = advice.predicted.get("kv_usage_ratio", 0.0)  # unknown claims nothing
     grown = advice.predicted.get("kv_capacity_ratio", 1.0)
     is_alone = advice.before.get("waiting") == 0 and not advice.before.get("preemption_per_s")
     # Lengths of finished requests may say more than is in use.
