@@ -15,25 +15,27 @@ help:  ## say what there is
 # LOCKED=1 installs the versions of packaging/requirements.lock, and fails where a file has another hash.
 LOCKED ?=
 
+# Compiling all libraries takes longer than installing them, and a start compiles the few that it imports.
 # setuptools warns at each editable installation, also at one whose folders can hide nothing, and at each folder of data files.
 $(BIN)/kneewatch: pyproject.toml
-	@echo "Setting up $(VENV): pip installs for some minutes the first time."
+	@echo "Setting up $(VENV): pip installs for about a minute the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@if [ -n "$(LOCKED)" ]; then $(BIN)/python packaging/requirements.py '[report,kubernetes,mcp]' > $(VENV)/requirements.txt && \
-		$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement $(VENV)/requirements.txt; fi
-	PYTHONWARNINGS='ignore:Editable installation,ignore:Package' $(BIN)/python -m pip install --quiet --editable .
+		$(BIN)/python -m pip install --quiet --no-compile --require-hashes --no-deps --requirement $(VENV)/requirements.txt; fi
+	PYTHONWARNINGS='ignore:Editable installation,ignore:Package' $(BIN)/python -m pip install --quiet --no-compile --editable .
 	@touch $@
 
 # The links let type checkers follow the mapped packages (kneewatch.collector is ./collector).
 $(VENV)/.dev: $(BIN)/kneewatch pyproject.toml
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --no-compile --group dev
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	mkdir -p build/typing/kneewatch
 	ln -sfn $(foreach p,$(PACKAGES),$(CURDIR)/$(p)) build/typing/kneewatch/
 	@touch $@
 
 run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=2m; LISTEN=127.0.0.1:9900 for another address
-	@echo "kneewatch watches $(or $(TARGET),a recording of a server that goes through the KV cascade); Ctrl-C ends it."
+	@echo "kneewatch watches $(or $(TARGET),a recording of a server whose KV cache fills up); Ctrl-C ends it."
 	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)") $(if $(LISTEN),--listen "$(LISTEN)")
 
 quick: $(VENV)/.dev  ## pass the tests that need no server, browser or other program (a minute)

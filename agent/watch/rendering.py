@@ -65,7 +65,7 @@ Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, info, ok. The
 details are those of the worst engine until you select another. UNKNOWN: the
 engine cannot be read, or has sent no data for too long.
 
-Stages of the KV cascade: 0 steady, 1 filling, 2 evicting, 3 queueing,
+Stages of the KV cache: 0 steady, 1 filling, 2 evicting, 3 queueing,
 4 collapsing. In charts, columns above the bound are red (or bold); empty
 columns have no value.
 
@@ -348,7 +348,7 @@ def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
     stage = diagnosis.stage
     if stage.severity is None:
         return _fold(frame, f"KV cache: unknown, {diagnosis.stage_unknown}", "unknown")
-    pieces: list[Piece] = [("KV cascade ", "")]
+    pieces: list[Piece] = [("KV cache ", "")]
     ladder = NAMES if frame.width >= LADDER_FROM else ()
     for at, name in enumerate(ladder):
         here = at == stage.number

@@ -230,9 +230,9 @@ def _without_cause(diagnosis: Verdict) -> str:
                 return f"{rule_of(finding).summary}."
             clearing.append(finding)
     if diagnosis.stage.number is None:
-        return f"The KV cascade's stage is unknown: {as_sentence(diagnosis.stage_unknown)}"
+        return f"The stage of the KV cache is unknown: {as_sentence(diagnosis.stage_unknown)}"
     if diagnosis.stage.severity:
-        return f"The KV cascade is at stage {diagnosis.stage.number} ({diagnosis.stage.name})."
+        return f"The KV cache is at stage {diagnosis.stage.number} of 4 ({diagnosis.stage.name})."
     if clearing:
         worst = max(clearing, key=lambda finding: finding.held)
         return f"No problem now: {clearing_words(worst, diagnosis)}."

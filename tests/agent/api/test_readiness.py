@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -64,12 +66,24 @@ def test_a_source_that_fails_later_takes_only_strict_readiness(
 ) -> None:
     with asking(service) as client:
         default, strict = client.get("/readyz"), client.get("/readyz?strict")
-        assert client.get("/readyz?strict=false").status_code == status
+        for no in ("false", "FALSE", "No", "0"):
+            assert client.get(f"/readyz?strict={no}").status_code == status
     assert (default.status_code, strict.status_code) == (status, strict_status)
     assert default.json()["ready"] == (status == 200)
     assert strict.json()["ready"] == (strict_status == 200)
     reasons = [] if reason is None else [reason]
     assert default.json()["reasons"] == strict.json()["reasons"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"), [("", True), ("TRUE", True), ("yes", True), ("0", True), ("maybe", False)]
+)
+def test_strict_is_read_as_the_schema_states(value: str, taken: bool) -> None:
+    with asking(service_of()) as client:
+        assert (client.get(f"/readyz?strict={value}").status_code == 200) is taken
+        document = client.get("/openapi.json").json()
+    (strict,) = document["paths"]["/readyz"]["get"]["parameters"]
+    assert (re.search(strict["schema"]["pattern"], value) is not None) is taken
 
 
 def test_unknown_since_stays_reachable_while_prometheus_is_down() -> None:

@@ -108,7 +108,7 @@ def test_what_a_screen_reader_is_told(browser: Browser) -> None:
             '- region "Now":',
             '- img "kv_usage_ratio"',
             '- region "The last 2 min":',
-            '- img "Stages of the KV cascade, worst on top"',
+            '- img "Stages of the KV cache, worst on top"',
             '- img "Cause kv_pressure"',
             '- textbox "Moment (UTC)"',
             '- heading "How we know" [level=4]',

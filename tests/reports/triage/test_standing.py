@@ -73,7 +73,7 @@ def test_headlines() -> None:
         health="info",
         stage=replace(HEALTHY.stage, number=1, name="filling", severity=Severity.INFO),
     )
-    assert stands(EngineView(filling))[0].headline == "The KV cascade is at stage 1 (filling)."
+    assert stands(EngineView(filling))[0].headline == "The KV cache is at stage 1 of 4 (filling)."
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SHOWN: dict[str, Callable[[], WeeklyReport]] = {
     "hostile": lambda: hostile(examples.fleet()),
 }
 TOO_WIDE = """[...document.querySelectorAll('body *')]
-    .filter(e => !e.closest('.wide, svg, .unseen, .skip, .stack td .numbers'))
+    .filter(e => !e.closest('.wide, svg, .unseen, .skip'))
     .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5)
     .map(e => e.outerHTML.slice(0, 80))"""
 SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('svg.plot')].map(
@@ -76,7 +76,7 @@ def test_on_a_phone_charts_can_be_read(browser: Browser, tmp_path: Path) -> None
         assert page.evaluate(SMALLEST_TEXT) >= 9
         line = page.locator(".steps tbody tr").first
         expect(line).to_contain_text("Store the KV cache in fp8.")
-        assert line.evaluate("e => getComputedStyle(e).display") == "block"
+        assert line.evaluate("e => getComputedStyle(e).display") == "grid"
 
 
 def test_the_tables_behind_charts_fold_out(browser: Browser, tmp_path: Path) -> None:
