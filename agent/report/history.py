@@ -19,8 +19,8 @@ from kneewatch.agent.report.series import (
     Increases,
     Signals,
     arrived,
-    in_flight,
     in_order,
+    peak,
     points,
     spans_of,
 )
@@ -47,11 +47,10 @@ from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS, WAITING
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
+    EnginesObserved,
     Episode,
     Grid,
     Observed,
-    Span,
-    TierTotals,
 )
 
 
@@ -120,10 +119,10 @@ class History(Reader):
         `numbers` are those of the period."""
         return numbers
 
-    def totals(self, _tier: str) -> tuple[TierTotals, TierTotals]:
+    def totals(self, _tier: str) -> tuple[EnginesObserved, EnginesObserved]:
         """Sums over the engines of a tier that only the source knows, for the period and for the
         previous one. Empty, because the store has the figures of each engine."""
-        return TierTotals(), TierTotals()
+        return EnginesObserved(), EnginesObserved()
 
     def with_remarks(self, observed: Observed) -> Observed:
         """The data with what a reader of the report must know about it. Nothing is added, because
@@ -327,15 +326,12 @@ class EngineHistory(Struct, frozen=True):
         """The engine over the period. With `curve`, it includes the windows for the latency
         curve."""
         engine, signals = self.engine, self.signals
+        highest = peak(signals, window_s=self.window_s) if curve else (None, None)
         spans = spans_of(signals, self.increases, np.array(self.grid.edges_s))
         if self.summed:
             spans = [
-                Span(
-                    engine_s=span.watched_s,
-                    clock_s=span.watched_s,
-                    watched_s=span.watched_s,
-                    idle_s=span.idle_s,
-                    levels=span.levels,
+                replace(
+                    span, engine_s=span.watched_s, clock_s=span.watched_s, counts={}, tallies={}
                 )
                 for span in spans
             ]
@@ -348,7 +344,8 @@ class EngineHistory(Struct, frozen=True):
             spans=spans,
             minutes=() if self.summed else arrivals(self.increases, signals, self.grid),
             points=points(self.curve, window_s=self.window_s) if curve else (),
-            in_flight=in_flight(signals, window_s=self.window_s) if curve else None,
+            peak_in_flight=highest[0],
+            peak_at_s=highest[1],
             config=config,
             unknown=unknown,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.agent.report.history import EngineHistory, History, Member, seen
@@ -22,19 +21,18 @@ from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
-from kneewatch.reports.weekly.measures import add_levels
+from kneewatch.reports.weekly.measures import merged_levels
 from kneewatch.reports.weekly.observed import (
     HOUR_S,
     EngineObserved,
+    EnginesObserved,
     Episode,
     EpisodeObserved,
     Grid,
-    Level,
     Observed,
     Span,
     TargetObserved,
     TierObserved,
-    TierTotals,
 )
 from kneewatch.rules.facts import Targets
 
@@ -57,39 +55,16 @@ DETAILED_MOST = 200
 chosen."""
 
 
-class _Hours(Struct):
-    """The engines of a tier in one period, and the gauges of all of them by hour."""
-
-    engines: list[EngineObserved] = field(default_factory=list[EngineObserved])
-    levels: list[dict[str, Level]] = field(default_factory=list[dict[str, Level]])
-
-    def add(self, engine: EngineObserved) -> None:
-        """Add an engine. Its gauges are merged at once: those of a thousand engines would fill the
-        memory."""
-        self.levels = self.levels or [{} for _ in engine.spans]
-        for sums, span in zip(self.levels, engine.spans, strict=True):
-            add_levels(sums, span.levels)
-        self.engines.append(
-            replace(engine, spans=[replace(span, levels={}) for span in engine.spans])
-        )
-
-    def totals(self, totals: TierTotals) -> TierTotals:
-        """The totals of the tier, with the gauges of its engines."""
-        counted = totals.spans or [Span() for _ in self.levels]
-        spans = [
-            replace(span, levels=levels)
-            for span, levels in zip(counted, self.levels, strict=bool(self.levels))
-        ]
-        return TierTotals(spans, totals.minutes)
-
-
-class _TierEngines(Struct):
-    """The engines of one tier. The tier's model and GPU are those of `first`."""
-
-    first: Member
-    proposed: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
-    now: _Hours = field(default_factory=_Hours)
-    before: _Hours = field(default_factory=_Hours)
+def _add(engines: EnginesObserved, engine: EngineObserved) -> None:
+    """Add an engine to those of its tier. Its gauges are merged at once: those of a thousand
+    engines would fill the memory."""
+    spans = engines.spans or [Span(levels={}) for _ in engine.spans]
+    engines.spans = [
+        replace(sums, levels=merged_levels((sums.levels, span.levels)))
+        for sums, span in zip(spans, engine.spans, strict=True)
+    ]
+    own = replace(engine, spans=[replace(span, levels={}) for span in engine.spans])
+    engines.engines = [*engines.engines, own]
 
 
 class PeriodReader:
@@ -105,7 +80,9 @@ class PeriodReader:
         self._members = history.members(request)
         self._targets = [*dict.fromkeys(member.engine.target for member in self._members)]
         self._steps = len(self._members) + len(self._targets)
-        self._tiers: dict[str, _TierEngines] = {}
+        self._tiers: dict[str, list[Member]] = {}
+        self._now: dict[str, EnginesObserved] = {}
+        self._before: dict[str, EnginesObserved] = {}
         self._incidents: list[EpisodeObserved] = []
         self._recommended: list[Recommended] = []
         self._configured: list[ConfigChange] = []
@@ -125,7 +102,7 @@ class PeriodReader:
             grid=request.grid,
             before_grid=request.before,
             source=self._history.name,
-            tiers=[self._tier(tier, self._tiers[tier]) for tier in self._shown()],
+            tiers=[self._tier(name) for name in self._shown()],
             episodes=sorted(self._incidents, key=lambda incident: incident.episode.start_s),
             recommended=sorted(self._recommended, key=lambda advice: advice.first_s),
             configured=sorted(self._configured, key=lambda change: change.t_s),
@@ -141,26 +118,26 @@ class PeriodReader:
         """The tiers to report: not those of routers without an incident."""
         troubled = {incident.tier for incident in self._incidents}
         return sorted(
-            name for name, tier in self._tiers.items() if tier.first.counts or name in troubled
+            name for name, members in self._tiers.items() if members[0].counts or name in troubled
         )
 
     def _engine(self, member: Member) -> None:
         """Read one engine in both periods: its figures, incidents, advice and configurations."""
         history, engine, request = self._history, member.engine, self._request
-        tier = self._tiers.setdefault(member.tier, _TierEngines(member))
+        self._tiers.setdefault(member.tier, []).append(member)
+        now = self._now.setdefault(member.tier, EnginesObserved())
+        past = self._before.setdefault(member.tier, EnginesObserved())
         grid, before = request.grid, request.before
         if member.counts and before is not None and seen(engine, before.from_s, before.to_s):
             numbers = history.numbers(engine, before, request.window_s)
-            tier.before.add(numbers.observed({}, {}, curve=False))
+            _add(past, numbers.observed({}, {}, curve=False))
         if not seen(engine, grid.from_s, grid.to_s):
             return
         numbers = history.numbers(engine, grid, request.window_s)
         changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
         if member.counts:
             config: Mapping[str, str] = changes[-1].after if changes else {}
-            tier.now.add(numbers.observed(config, unknown_of(member.verdict), curve=True))
-            if member.verdict is not None and member.verdict.proposed:
-                tier.proposed.append(member.verdict.proposed)
+            _add(now, numbers.observed(config, unknown_of(member.verdict), curve=True))
         self._incidents += self._episodes(member, numbers)
         self._recommended += _recommended(history, member, grid)
         self._configured += [
@@ -233,21 +210,34 @@ class PeriodReader:
                 yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
         self._progress(self._steps, self._steps)
 
-    def _tier(self, tier: str, engines: _TierEngines) -> TierObserved:
-        now, before = self._history.totals(tier)
+    def _tier(self, name: str) -> TierObserved:
+        members, periods = self._tiers[name], (self._now[name], self._before[name])
+        for of, totals in zip(periods, self._history.totals(name), strict=True):
+            of.minutes = totals.minutes
+            if totals.spans:
+                levels = of.spans or [Span() for _ in totals.spans]
+                of.spans = [
+                    replace(span, levels=sums.levels)
+                    for span, sums in zip(totals.spans, levels, strict=True)
+                ]
+        first, grid = members[0], self._request.grid
+        proposed = [
+            each.verdict.proposed
+            for each in members
+            if each.counts and each.verdict is not None and each.verdict.proposed
+            if seen(each.engine, grid.from_s, grid.to_s)
+        ]
         return TierObserved(
-            id=tier,
-            model=engines.first.engine.model or UNNAMED,
-            gpu=engines.first.gpu,
-            program=engines.first.program,
+            id=name,
+            model=first.engine.model or UNNAMED,
+            gpu=first.gpu,
+            program=first.program,
             stated=replace(
-                self._request.stated(engines.first.engine.target),
-                proposed=Targets(*(_highest(engines.proposed, key) for key in LATENCIES)),
+                self._request.stated(first.engine.target),
+                proposed=Targets(*(_highest(proposed, key) for key in LATENCIES)),
             ),
-            engines=engines.now.engines,
-            before=engines.before.engines,
-            totals=engines.now.totals(now),
-            totals_before=engines.before.totals(before),
+            now=periods[0],
+            before=periods[1],
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Column
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
@@ -34,7 +35,7 @@ from kneewatch.reports.weekly.measures import (
     SERVED_ONLY,
     WAITING,
 )
-from kneewatch.reports.weekly.observed import SERVING, InFlight, Level, Span, Tally
+from kneewatch.reports.weekly.observed import SERVING, Level, Span, Tally
 
 Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
@@ -91,18 +92,16 @@ def runs(holds: Truths, *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
 # --- Windows of an engine at the loads that it had: the points of its latency curve ---------------
 
 
-def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
-    """Requests in flight in the windows of an engine. None if unknown."""
+def peak(signals: Signals, *, window_s: float) -> tuple[float | None, float | None]:
+    """The P99 of requests in flight over the windows of an engine, and the time of the maximum.
+    None if unknown."""
     rows = _last_of_each_window(signals, window_s)
     load = _load(signals)[rows]
     present = np.flatnonzero(~np.isnan(load))
     if len(present) == 0:
-        return None
+        return None, None
     highest = present[int(np.argmax(load[present]))]
-    return InFlight(
-        p99=float(np.quantile(load[present], 0.99)),
-        highest_at_s=float(signals.times[rows][highest]),
-    )
+    return float(np.quantile(load[present], 0.99)), float(signals.times[rows][highest])
 
 
 def points(signals: Signals, *, window_s: float) -> list[Point]:
@@ -347,15 +346,7 @@ METRICS = (*dict.fromkeys(metric for metric, _ in SUMMED_COUNTERS.values()), *SU
 PARTS = tuple(SUMMED_COUNTERS)
 
 
-class GaugeSpans(Struct, frozen=True):
-    """The gauges of an engine in consecutive time spans. Shape of each: (spans,)."""
-
-    watched_s: Floats
-    idle_s: Floats
-    levels: tuple[dict[str, Level], ...]
-
-
-def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
+def signal_spans(signals: Signals, edges_s: Floats) -> list[Span]:
     """The gauges of one engine between consecutive edges. Each value is weighted by the seconds for
     which it is valid."""
     inside = (signals.times >= edges_s[0]) & (signals.times < edges_s[-1])
@@ -389,7 +380,10 @@ def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
                 if whole_s > 0:
                     mean = total / whole_s
                     levels[span][key] = Level(mean, high, whole_s, mean)
-    return GaugeSpans(watched_s, idle_s, levels)
+    return [
+        Span(watched_s=watched, idle_s=idle, levels=own)
+        for watched, idle, own in zip(watched_s.tolist(), idle_s.tolist(), levels, strict=True)
+    ]
 
 
 def _weights_s(times: Floats) -> Floats:
@@ -402,19 +396,19 @@ def _weights_s(times: Floats) -> Floats:
 
 def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Span]:
     """The gauges, counters and histograms of one engine between consecutive edges."""
-    gauges = signal_spans(signals, edges_s)
     covered = increases.covered(edges_s, gap_s=gap_s(signals.times) + MINUTE_S).tolist()
     return [
-        Span(
-            engine_s=covered[at],
-            clock_s=covered[at],
-            watched_s=float(gauges.watched_s[at]),
-            idle_s=float(gauges.idle_s[at]),
-            counts=counted.counts if covered[at] else {},
-            tallies=counted.tallies if covered[at] else {},
-            levels=with_eviction(gauges.levels[at], counted.counts.get(PREEMPTIONS)),
+        replace(
+            gauges,
+            engine_s=covered_s,
+            clock_s=covered_s,
+            counts=counted.counts if covered_s else {},
+            tallies=counted.tallies if covered_s else {},
+            levels=with_eviction(gauges.levels, counted.counts.get(PREEMPTIONS)),
         )
-        for at, counted in enumerate(counter_spans(increases, edges_s))
+        for gauges, counted, covered_s in zip(
+            signal_spans(signals, edges_s), counter_spans(increases, edges_s), covered, strict=True
+        )
     ]
 
 

@@ -28,6 +28,7 @@ from kneewatch.reports.weekly.knee import curve, faults, knee
 from kneewatch.reports.weekly.measures import NOISE_TEST, past
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
+    EnginesObserved,
     Grid,
     Observed,
     TargetObserved,
@@ -110,7 +111,7 @@ def _what(change: ConfigChange, differences: Sequence[ConfigDifference]) -> str:
 def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
     """Signals without data, each with the reason and the engines."""
     engines: dict[tuple[str, str], list[str]] = {}
-    for engine in (engine for tier in tiers for engine in tier.engines):
+    for engine in (engine for tier in tiers for engine in tier.now.engines):
         for signal, why in engine.unknown.items():
             engines.setdefault((signal, why), []).append(f"{engine.target}, engine {engine.engine}")
     return tuple(
@@ -125,8 +126,8 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
     for tier in tiers:
         layouts: dict[str, set[tuple[float, ...]]] = {}
         for span in (
-            *(span for engine in tier.engines for span in engine.spans),
-            *tier.totals.spans,
+            *(span for engine in tier.now.engines for span in engine.spans),
+            *tier.now.spans,
         ):
             for metric, tally in span.tallies.items():
                 if tally.count > 0:
@@ -151,7 +152,7 @@ PARTIAL_RATIO = 0.98
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
     """Build the report of a period. `made_s` is the Unix time at which the report is made."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
-    engines = {tier.id: tier.engines for tier in observed.tiers}
+    engines = {tier.id: tier.now.engines for tier in observed.tiers}
     all_incidents = incidents(observed.episodes, stated, observed.recommended, engines)
     sections = [_sections(tier, observed, all_incidents) for tier in observed.tiers]
     worst = max(map(severity, sections), default=Severity.OK)
@@ -185,10 +186,10 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
 def _sections(
     tier: TierObserved, observed: Observed, all_incidents: Sequence[Incident]
 ) -> TierSections:
-    now = past(observed.grid, tier.engines, tier.totals)
+    now = past(observed.grid, tier.now)
     # A tier that was not watched is not compared.
-    before_grid, seen_before = observed.before_grid, tier.before if tier.engines else ()
-    before = past(before_grid or observed.grid, seen_before, tier.totals_before)
+    seen_before = tier.before if tier.now.engines else EnginesObserved()
+    before = past(observed.before_grid or observed.grid, seen_before)
     own = tuple(incident for incident in all_incidents if incident.tier == tier.id)
     roots = [(incident.cause, incident.severity) for incident in own]
     effects = [(span.id, span.severity) for incident in own for span in incident.causes]
@@ -244,13 +245,13 @@ def _worst(causes: Iterable[tuple[str, str]]) -> Mapping[str, Severity]:
 
 
 def _tier(tier: TierObserved, grid: Grid) -> Tier:
-    gpus, present = tier.stated.gpus, replicas_present(tier.engines)
+    gpus, present = tier.stated.gpus, replicas_present(tier.now.engines)
     length_s = grid.to_s - grid.from_s
     return Tier(
         id=tier.id,
         model=tier.model,
         gpu=tier.gpu,
-        engines=tuple(_engine(engine, length_s) for engine in tier.engines),
+        engines=tuple(_engine(engine, length_s) for engine in tier.now.engines),
         engines_present=present,
         gpus=None if gpus is None else gpus * present,
     )
@@ -269,7 +270,7 @@ def _engine(engine: EngineObserved, length_s: float) -> EngineSpan:
 
 
 def _period(grid: Grid, tiers: Sequence[TierObserved], *, before: bool) -> Period:
-    engines = [engine for tier in tiers for engine in (tier.before if before else tier.engines)]
+    engines = [engine for tier in tiers for engine in (tier.before if before else tier.now).engines]
     covered_s = 0.0
     for slot, *spans in zip(grid.slots, *(engine.spans for engine in engines), strict=True):
         watched_s = max((span.clock_s for span in spans), default=0.0)
@@ -282,10 +283,10 @@ def _notices(observed: Observed) -> tuple[str, ...]:
     compare with."""
     notices = list(observed.notices)
     period = _period(observed.grid, observed.tiers, before=False)
-    if not any(tier.engines for tier in observed.tiers):
+    if not any(tier.now.engines for tier in observed.tiers):
         notices.append(EMPTY)
     elif period.covered_s < PARTIAL_RATIO * (period.to_s - period.from_s):
         notices.append(watched_words(period))
-    if observed.before_grid is not None and not any(tier.before for tier in observed.tiers):
+    if observed.before_grid is not None and not any(tier.before.engines for tier in observed.tiers):
         notices.append("nothing was watched in the period before: no comparison")
     return tuple(notices)

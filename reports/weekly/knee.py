@@ -61,7 +61,7 @@ def curve(tier: TierObserved, until_s: float, faulty: Sequence[Incident] = ()) -
     few different loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
     healthy: list[Point] = []
-    for engine in tier.engines:
+    for engine in tier.now.engines:
         names = {engine.target, engine.replica}
         own = [fault for fault in faulty if not names.isdisjoint(fault.replicas)]
         healthy += [
@@ -102,14 +102,13 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
 def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierKnee:
     """The knee section: the knee, the peak compared with it, and the comparison with the
     benchmark."""
-    points = [point for engine in tier.engines for point in engine.points]
+    points = [point for engine in tier.now.engines for point in engine.points]
     learned = knee_curve.learned if knee_curve else None
     peak = max(
-        (engine for engine in tier.engines if engine.in_flight is not None),
+        (engine for engine in tier.now.engines if engine.peak_in_flight is not None),
         key=_peak,
         default=None,
     )
-    in_flight = peak.in_flight if peak is not None else None
     c_max = learned.c_max.expected if learned else None
     usable = learned.usable_requests_per_s.expected if learned else None
     little = c_max / knee_curve.latency_s if knee_curve is not None and c_max is not None else None
@@ -120,11 +119,11 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierK
         usable_requests_per_s=learned.usable_requests_per_s if learned else None,
         reached=learned.reached if learned else False,
         basis=learned.basis if learned else "",
-        peak_in_flight=in_flight.p99 if in_flight else None,
+        peak_in_flight=peak.peak_in_flight if peak else None,
         peak_requests_per_s=_served_at(peak, points),
-        peak_at_s=in_flight.highest_at_s if in_flight else None,
-        peak_target=peak.target if peak is not None else "",
-        position_ratio=m.over(in_flight.p99 if in_flight else None, c_max),
+        peak_at_s=peak.peak_at_s if peak else None,
+        peak_target=peak.target if peak else "",
+        position_ratio=m.over(peak.peak_in_flight if peak else None, c_max),
         little_requests_per_s=little,
         little_gap_ratio=m.over(little, usable),
         benchmark=benchmark_checks(tier.stated, now, points),
@@ -207,14 +206,14 @@ def _middle(values: Sequence[float]) -> Range:
 
 
 def _peak(engine: EngineObserved) -> float:
-    return engine.in_flight.p99 if engine.in_flight else 0.0
+    return engine.peak_in_flight or 0.0
 
 
 def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | None:
     """Median requests/s at about the concurrency of the peak. None if unknown."""
-    if peak is None or not peak.in_flight or peak.in_flight.p99 <= 0:
+    if peak is None or not _peak(peak):
         return None
-    step = step_of(peak.in_flight.p99)
+    step = step_of(_peak(peak))
     near = [point.requests_per_s for point in points if step_of(point.in_flight) == step]
     return median(near) if near else None
 

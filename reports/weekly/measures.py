@@ -25,12 +25,11 @@ from kneewatch.reports.weekly.observed import (
     HOUR_S,
     NO_TALLY,
     SERVING,
-    EngineObserved,
+    EnginesObserved,
     Grid,
     Level,
     Span,
     Tally,
-    TierTotals,
     added,
 )
 
@@ -47,9 +46,9 @@ def in_turn(spans: Sequence[Span]) -> Span:
     return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
 
 
-def hourly(engines: Sequence[EngineObserved], together: TierTotals) -> list[Span]:
+def hourly(of: EnginesObserved) -> list[Span]:
     """The hours of a tier. Empty if the tier has no engines."""
-    rows = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
+    rows = [*(engine.spans for engine in of.engines), *([of.spans] if of.spans else ())]
     return [beside(spans) for spans in zip(*rows, strict=True)]
 
 
@@ -71,7 +70,7 @@ def _merged(spans: Sequence[Span], *, clock_s: float) -> Span:
         idle_s=fsum(span.idle_s for span in spans),
         counts=_counts(span.counts for span in spans),
         tallies=_tallies([span.tallies for span in spans]),
-        levels=_levels([span.levels for span in spans]),
+        levels=merged_levels(span.levels for span in spans),
     )
 
 
@@ -88,18 +87,14 @@ def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
     return {key: added(tallies.get(key, NO_TALLY) for tallies in all_tallies) for key in keys}
 
 
-def _levels(all_levels: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
+def merged_levels(all_levels: Iterable[Mapping[str, Level]]) -> dict[str, Level]:
+    """The gauges of several engines over the same time, or of consecutive times."""
     merged: dict[str, Level] = {}
     for levels in all_levels:
-        add_levels(merged, levels)
+        for key, level in levels.items():
+            before = merged.get(key)
+            merged[key] = level if before is None else _level(before, level)
     return merged
-
-
-def add_levels(sums: dict[str, Level], levels: Mapping[str, Level]) -> None:
-    """Add the levels of one engine to those of several engines over the same time."""
-    for key, level in levels.items():
-        before = sums.get(key)
-        sums[key] = level if before is None else _level(before, level)
 
 
 def _level(level: Level, other: Level) -> Level:
@@ -180,11 +175,11 @@ class TierPeriod(Struct, frozen=True):
         return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
 
 
-def past(grid: Grid, engines: Sequence[EngineObserved], together: TierTotals) -> TierPeriod:
+def past(grid: Grid, of: EnginesObserved) -> TierPeriod:
     """The data of a tier over a period. Hours and days are empty if the tier had no engine."""
-    if not engines:
+    if not of.engines:
         return TierPeriod(grid, (), (), EMPTY)
-    hours = hourly(engines, together)
+    hours = hourly(of)
     return TierPeriod(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
 
 

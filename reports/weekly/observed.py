@@ -308,19 +308,13 @@ class TargetObserved(Struct, frozen=True):
 # The period model: filled by a source (the store, Prometheus), read by all sections of the report.
 
 
-class InFlight(Struct, frozen=True):
-    """Requests in flight on an engine: the P99 over its windows, and the time of the maximum."""
-
-    p99: float
-    highest_at_s: float
-
-
 class EngineObserved(Struct, frozen=True):
     """An engine over a period. `spans` has one entry for each hour of the grid.
 
     `minutes` are the numbers of requests that began in each minute of the period, NaN where
     unknown. `points` are windows at all loads; if there are too many, an evenly spaced selection.
-    `unknown` maps signals without data to the reason.
+    `peak_in_flight` is the P99 of requests in flight over the windows, `peak_at_s` the time of the
+    maximum. `unknown` maps signals without data to the reason.
     """
 
     target: str
@@ -331,19 +325,21 @@ class EngineObserved(Struct, frozen=True):
     spans: Sequence[Span]
     minutes: Sequence[float] = ()
     points: Sequence[Point] = ()
-    in_flight: InFlight | None = None
+    peak_in_flight: float | None = None
+    peak_at_s: float | None = None
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-class TierTotals(Struct, frozen=True):
-    """Figures that are known only as sums over the engines of a tier, because Prometheus sums
-    histograms itself.
+class EnginesObserved(Struct):
+    """The engines of a tier in one period, and what is known only as sums over them.
 
-    `spans` has one entry per hour of the grid, or is empty. `minutes` are the numbers of requests
-    that began in each minute.
+    `spans` has one entry per hour of the grid, or is empty: the gauges of all engines, and from
+    Prometheus, which sums them itself, counters and histograms. `minutes` are then the numbers of
+    requests that began in each minute.
     """
 
+    engines: Sequence[EngineObserved] = ()
     spans: Sequence[Span] = ()
     minutes: Sequence[float] = ()
 
@@ -371,17 +367,14 @@ class TierStated(Struct, frozen=True):
 
 
 class TierObserved(Struct, frozen=True):
-    """The engines of a tier in the period, and in the period before. `program` is empty for
-    vLLM."""
+    """A tier in the period, and in the period before. `program` is empty for vLLM."""
 
     id: str
     model: str
     gpu: str
     stated: TierStated
-    engines: Sequence[EngineObserved]
-    before: Sequence[EngineObserved] = ()
-    totals: TierTotals = TierTotals()
-    totals_before: TierTotals = TierTotals()
+    now: EnginesObserved
+    before: EnginesObserved
     program: str = ""
 
 

@@ -166,8 +166,8 @@ def sized(
     recommended: Sequence[Recommended],
 ) -> TierSize:
     """The sizing of a tier for its measured peak."""
-    stated, replicas = tier.stated, replicas_present(tier.engines)
-    newest = max(reversed(tier.engines), key=lambda engine: engine.last_s, default=None)
+    stated, replicas = tier.stated, replicas_present(tier.now.engines)
+    newest = max(reversed(tier.now.engines), key=lambda engine: engine.last_s, default=None)
     launched = deployment(newest.config if newest else {}, stated.stated)
     answer, problem = _answer(tier, work, launched, replicas)
     need = need_of(work, knee, answer, stated.safety)
@@ -213,7 +213,7 @@ def sized(
             max_model_len=launched.max_model_len,
         ),
         schedule=schedule(
-            requests_per_s(tier.engines, tier.totals),
+            requests_per_s(tier.now),
             now,
             usable_per_s=None if need.least else need.usable_per_s,
             safety=stated.safety,

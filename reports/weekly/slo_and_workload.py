@@ -29,13 +29,12 @@ from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, TierPeriod, in_turn, judged, trend
 from kneewatch.reports.weekly.observed import (
     DAY_S,
-    EngineObserved,
+    EnginesObserved,
     Slot,
     Span,
     Tally,
     TierObserved,
     TierStated,
-    TierTotals,
 )
 from kneewatch.reports.weekly.tier_sections import (
     Arrivals,
@@ -243,8 +242,8 @@ def _lengths(key: str, metric: str, now: TierPeriod, before: TierPeriod) -> Leng
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     """Arriving requests/s of the whole tier in each minute, as mean and percentiles."""
-    now = requests_per_s(tier.engines, tier.totals)
-    before = requests_per_s(tier.before, tier.totals_before)
+    now = requests_per_s(tier.now)
+    before = requests_per_s(tier.before)
     rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
     highest = max(rates, key=lambda hour_and_rate: hour_and_rate[1], default=None)
     mean, p95, p99 = (
@@ -263,9 +262,9 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     )
 
 
-def requests_per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
+def requests_per_s(of: EnginesObserved) -> list[float | None]:
     """Requests/s of a tier in each minute. None where no engine has a value."""
-    all_minutes = (*(engine.minutes for engine in engines), together.minutes)
+    all_minutes = (*(engine.minutes for engine in of.engines), of.minutes)
     columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
     for minute in zip(*columns, strict=False):

@@ -75,7 +75,7 @@ from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import methods
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
-from kneewatch.reports.weekly.observed import Episode, Grid, Observed, Span, TierTotals
+from kneewatch.reports.weekly.observed import EnginesObserved, Episode, Grid, Observed, Span
 from kneewatch.rules.formatting import duration, plural
 
 UNKNOWN_OUTCOME = "unknown"
@@ -384,16 +384,17 @@ class FilledHistory(History):
             return Scrapes(array("d"), {})
         return self._now.scrapes(engine.member)
 
-    def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
+    def totals(self, tier: str) -> tuple[EnginesObserved, EnginesObserved]:
         """Counters and histograms of a tier by the hour, and its arrivals, for both periods. The
         server sums them over the tier's engines."""
-        before = TierTotals() if self._before is None else self._totals(tier, self._before)
-        return self._totals(tier, self._now), before
+        return self._totals(tier, self._now), self._totals(tier, self._before)
 
-    def _totals(self, tier: str, read: PeriodData) -> TierTotals:
+    def _totals(self, tier: str, read: PeriodData | None) -> EnginesObserved:
+        if read is None:
+            return EnginesObserved()
         groups = {self._fleet.group(e) for e in self._fleet.of(tier) if read.has(e.key)}
         if not groups:
-            return TierTotals()
+            return EnginesObserved()
         columns = read.counters(groups)
         edges_s = np.array(read.grid.edges_s)
         increases = Increases([counted(columns, edges_s[:-1], edges_s[1:])], restarts_s=())
@@ -402,7 +403,7 @@ class FilledHistory(History):
             unwatched = np.isnan(np.array(list(columns.values()))).all(axis=0)
             for at in np.flatnonzero(unwatched).tolist():
                 spans[at] = Span()
-        return TierTotals(spans, read.minutes(groups))
+        return EnginesObserved(spans=spans, minutes=read.minutes(groups))
 
     def with_remarks(self, observed: Observed) -> Observed:
         """The data with remarks on how it was read, and on what is missing or partial."""

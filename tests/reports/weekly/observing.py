@@ -24,8 +24,8 @@ from kneewatch.reports.weekly.observed import (
     DAY_S,
     SERVING,
     EngineObserved,
+    EnginesObserved,
     Grid,
-    InFlight,
     Level,
     Observed,
     Slot,
@@ -132,7 +132,8 @@ def engine(
         spans=[span(slot, busy(slot), **more) for slot in where.slots],
         minutes=minutes,
         points=points(),
-        in_flight=InFlight(24.0, where.from_s + 1000.0),
+        peak_in_flight=24.0,
+        peak_at_s=where.from_s + 1000.0,
     )
 
 
@@ -144,7 +145,12 @@ def tier(
 ) -> TierObserved:
     """A tier."""
     return TierObserved(
-        name, "m", "h100-sxm", TierStated() if stated is None else stated, engines, before
+        name,
+        "m",
+        "h100-sxm",
+        TierStated() if stated is None else stated,
+        EnginesObserved(engines),
+        EnginesObserved(before),
     )
 
 

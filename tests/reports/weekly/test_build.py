@@ -418,7 +418,7 @@ def test_the_report_has_one_verdict_on_replicas_and_the_ledgers_order() -> None:
 
 
 def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
-    gone = replace(tier("gone", [], stated=STATED), before=[engine("a")])
+    gone = tier("gone", [], [engine("a")], STATED)
     (line,) = made(observed(gone)).verdicts
     assert (line.health, line.action) == ("unknown", None)
     for words in (line.health_text, line.size_text, line.money_text):

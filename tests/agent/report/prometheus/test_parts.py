@@ -50,7 +50,7 @@ from kneewatch.reports.weekly.measures import (
     PREEMPTIONS,
     RUNNING,
     WAITING,
-    add_levels,
+    merged_levels,
 )
 from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, Level, grid
 from tests.diagnose.fleet.example_fleets import pod, shaped
@@ -148,9 +148,9 @@ def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
         values = {key: known.get(key, np.full(len(begins_s), NAN)) for key in keys}
         values["running_avg"] = known[RUNNING]
         spans = signal_spans(Signals(begins_s, values, HOUR_S), EDGES_S)
-        watched.append(spans.watched_s.tolist())
-        idle.append(spans.idle_s.tolist())
-        return [*spans.levels]
+        watched.append([span.watched_s for span in spans])
+        idle.append([span.idle_s for span in spans])
+        return [dict(span.levels) for span in spans]
 
     watched: list[list[float]] = []
     idle: list[list[float]] = []
@@ -158,8 +158,7 @@ def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
     other = levels(
         EDGES_S[:2], running=row(10.0, 0.0), waiting=row(0.0, 0.0), kv_usage_ratio=row(0.5, 0.1)
     )
-    for hour, more in zip(sums, other, strict=True):
-        add_levels(hour, more)
+    sums = [merged_levels(hour) for hour in zip(sums, other, strict=True)]
     first, second = (hour[RUNNING] for hour in sums)
     assert (first.mean, first.high, first.top, first.known_s) == (6.0, 10.0, 10.0, 7200.0)
     assert (second.mean, second.known_s) == (0.0, 3600.0)
