@@ -22,6 +22,7 @@ from kneewatch.agent.api import alerts
 from kneewatch.agent.api.auth import READ
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
+from kneewatch.agent.api.parameters import Asked
 from kneewatch.agent.api.probe import probe
 from kneewatch.agent.api.responses import (
     HTML,
@@ -36,7 +37,7 @@ from kneewatch.agent.api.responses import (
 from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
-from kneewatch.agent.api.triage_page import PageRequest, Views, page_request
+from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.doc_links import OWN_DOCS
@@ -201,7 +202,7 @@ class Routes:
         html = await to_thread.run_sync(render, limiter=self._pages)
         return Response(clean(html), media_type=MEDIA_TYPES[HTML])
 
-    async def _fleet(self, asked: PageRequest) -> tuple[FleetMoment | None, PageRequest]:
+    async def _fleet(self, asked: Asked) -> tuple[FleetMoment | None, Asked]:
         """The watched fleet at the moment of a page, and the request with a notice if it cannot be
         known. The metrics system is asked only for a pool or replica."""
         if self._service.fleet is None or self._fleet_past is None:

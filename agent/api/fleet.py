@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -205,15 +204,12 @@ def _labels(of: TierVerdict | EngineVerdict) -> tuple[str, str, str]:
 
 
 class FleetAnswers:
-    """The newest verdict as text, JSON and Markdown; browsers are sent to the triage page. The
-    rendered answers are cached until the next one."""
+    """The newest verdict as text, JSON and Markdown; browsers are sent to the triage page."""
 
     def __init__(
         self, watch: FleetWatch, past: FleetPast, now_s: Callable[[], float], docs_url: str
     ) -> None:
         self._watch, self._past, self._now_s, self._docs_url = watch, past, now_s, docs_url
-        self._lock = Lock()
-        self._cache: dict[str, tuple[FleetState, str | None, bytes]] = {}
 
     async def answer(
         self,
@@ -241,17 +237,8 @@ class FleetAnswers:
         if verdict is None:
             why = f"no answer from the metrics system yet: {state.error or 'not queried yet'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
-        body = await run_in_threadpool(self._cached_body, form, state, verdict)
+        body = await run_in_threadpool(_rendered, form, state, verdict, self._docs_url)
         return Response(body, media_type=MEDIA_TYPES[form])
-
-    def _cached_body(self, form: str, state: FleetState, verdict: FleetVerdict) -> bytes:
-        with self._lock:
-            cached = self._cache.get(form)
-            if cached is not None and cached[0] is state and cached[1] == verdict.lost:
-                return cached[2]
-            body = _rendered(form, state, verdict, self._docs_url)
-            self._cache[form] = state, verdict.lost, body
-            return body
 
 
 def _rendered(

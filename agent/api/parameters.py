@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Query
+from msgspec import Struct
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT, Problem
 from kneewatch.agent.settings.table import UNITS_S
@@ -20,6 +21,39 @@ from kneewatch.agent.settings.table import UNITS_S
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
 Unavailable = Annotated[str | None, Query(include_in_schema=False)]
 """A parameter that an endpoint accepts only to answer why it is not available."""
+
+
+class Asked(Struct, frozen=True):
+    """What a request about diagnoses asks for.
+
+    `target` is empty for all targets, `at_s` None for now, `since_s` the start of the history; None
+    without one. On the page, `since` is the length of the timeline, a key of SINCE, and `notices`
+    are mistakes in the parameters.
+    """
+
+    target: str
+    now_s: float
+    at_s: float | None
+    since_s: float | None
+    since: str = ""
+    notices: tuple[str, ...] = ()
+
+    @property
+    def moment_s(self) -> float:
+        """The moment, in Unix seconds."""
+        return self.now_s if self.at_s is None else self.at_s
+
+
+def asked(now_s: float, target: str, at: str | None, since: str | None) -> Asked:
+    """The parameters of a request.
+
+    Raises:
+        Problem: a time is wrong.
+    """
+    at_s = moment("at", at, now_s=now_s) if at else None
+    before_s = now_s if at_s is None else at_s
+    since_s = moment("since", since, now_s=now_s, before_s=before_s) if since else None
+    return Asked(target, now_s, at_s, since_s)
 
 
 # --- Times: unix seconds, ISO 8601, a time of day, or a duration ago ------------------------------

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
-from msgspec import Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.parameters import TRIAGE_FORMS, moment
+from kneewatch.agent.api.parameters import TRIAGE_FORMS, Asked, asked
 from kneewatch.agent.api.past import (
     EngineInterval,
     History,
@@ -31,30 +31,15 @@ from kneewatch.agent.api.responses import (
     form_of,
     no_such_target,
 )
-from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_rendering import HINT, Newest, RenderCache, body, head, past
+from kneewatch.agent.api.service import Service, late, shown, worst_first
+from kneewatch.agent.api.triage_rendering import HINT, body, head, past
 from kneewatch.agent.store.records import StoredEngine
+from kneewatch.agent.target_state import TargetState, watching
 from kneewatch.diagnose.doc_links import OWN_DOCS, linked
-from kneewatch.diagnose.verdict import Verdict, documented
+from kneewatch.diagnose.verdict import documented
 
 SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "no single target is configured, only a fleet: see /api/v1/fleet for its diagnosis"
-
-
-class TriageRequest(Struct, frozen=True):
-    """A parsed request. `target` is empty for all targets. `at_s` is None for now. `since_s` is
-    None if no history is requested."""
-
-    form: str
-    target: str
-    now_s: float
-    at_s: float | None
-    since_s: float | None
-
-    @property
-    def moment_s(self) -> float:
-        """The requested moment, in Unix seconds."""
-        return self.now_s if self.at_s is None else self.at_s
 
 
 class Triage:
@@ -63,7 +48,6 @@ class Triage:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._docs_url = service.settings.docs_url or OWN_DOCS
-        self._cache = RenderCache(self._docs_url)
         self._history = History(service.reader, service.store)
 
     async def __call__(
@@ -81,140 +65,78 @@ class Triage:
             Problem: the target is unknown, a parameter is wrong, or the history cannot be read.
         """
         form = form_of(form, request.headers.get("accept"), TRIAGE_FORMS)
-        now_s = self._service.clock()
-        at_s = moment("at", at, now_s=now_s) if at else None
-        since_s = None
-        if since:
-            before_s = now_s if at_s is None else at_s
-            since_s = moment("since", since, now_s=now_s, before_s=before_s)
+        query = asked(self._service.clock(), target, at, since)
         if form == HTML:
             return to_page(request, target)
-        query = TriageRequest(form, target, now_s, at_s, since_s)
-        if at_s is None and since_s is None:
-            return await self._now(query)
-        return await run_in_threadpool(self._then, query)
+        rendered = await run_in_threadpool(self._answer, query, form)
+        return Response(rendered, media_type=MEDIA_TYPES[form])
 
-    async def _now(self, request: TriageRequest) -> Response:
-        now, pending = self._present(request)
-        rendered = self._cache.cached(request.form, request.target, now)
-        if rendered is None:
-            rendered = await run_in_threadpool(
-                self._cache.render, request.form, request.target, now
-            )
-        notices = self._history.notices(request.now_s)
-        if self._service.only_fleet:
-            notices.append(FLEET_NOTICE)
-        return _response(request, now, pending, rendered, notices)
+    def _answer(self, query: Asked, form: str) -> bytes:
+        """The rendered answer, from the board for now, and from the store for a past moment."""
+        is_past, moment_s, history = query.at_s is not None, query.moment_s, self._history
+        notices = history.notices(query.now_s)
+        intervals: list[EngineInterval] | None = None
+        stored: list[StoredEngine] = []
+        if is_past or query.since_s is not None:
+            stored = self._stored(query.target)
+        if query.since_s is not None:
+            intervals = history.intervals(stored, since_s=query.since_s, until_s=moment_s)
+        states, pending = ([], {}) if is_past else self._present(query.target)
+        late_s = {
+            state.name: query.now_s - state.t_s for state in states if late(state, query.now_s)
+        }
+        if is_past:
+            then = history.verdicts(stored, moment_s)
+            verdicts, notices = then.verdicts, [*then.notices(), *notices]
+            if not verdicts and not intervals:
+                raise _nothing_then(stored, then, notices)
+        else:
+            each = (shown(state, is_late=state.name in late_s) for state in states)
+            verdicts = worst_first(chain.from_iterable(each))
+            notices += [FLEET_NOTICE] if self._service.only_fleet else []
+        if form == JSON:
+            document: dict[str, Any] = {"schema": SCHEMA, "t": round(moment_s, 3)}
+            document |= {"pending": list(pending), **({"notices": notices} if notices else {})}
+            if intervals is not None:
+                document["since"] = round(query.since_s or 0.0, 3)
+                document["intervals"] = [interval_document(row) for row in intervals]
+            document["targets"] = [documented(linked(each, self._docs_url)) for each in verdicts]
+            document["watching"] = [watching(each, late=each.name in late_s) for each in states]
+            return dumped(document) + b"\n"
+        blocks = [
+            head(form, verdicts, t_s=moment_s, past=is_past, late=list(late_s.items()),
+                 pending=pending, notices=notices),
+            body(form, verdicts, alone=bool(query.target), docs_url=self._docs_url),
+        ]  # fmt: skip
+        if intervals is not None:
+            blocks.append(past(form, intervals, since_s=query.since_s or 0.0, t_s=moment_s))
+        blocks += [HINT] if form == TEXT else []
+        return (clean("\n\n".join(filter(None, blocks))) + "\n").encode()
 
-    def _present(self, request: TriageRequest) -> tuple[Newest, dict[str, str]]:
+    def _present(self, target: str) -> tuple[list[TargetState], dict[str, str]]:
         """The newest states of the targets, and for each target without a state the reason."""
-        service, specs = self._service, self._service.targets()
-        self._cache.only(specs)
-        configured = {spec.name: spec.pending_text for spec in specs}
-        if not request.target:
+        service = self._service
+        configured = {spec.name: spec.pending_text for spec in service.targets()}
+        if not target:
             states = service.states()
             names = {state.name for state in states if state.diagnoses}
-            pending = {name: configured[name] for name in sorted(configured.keys() - names)}
-            return Newest.of(states, request.now_s), pending
-        state = service.state(request.target)
-        if state is None and request.target not in configured:
+            return states, {name: configured[name] for name in sorted(configured.keys() - names)}
+        state = service.state(target)
+        if state is None and target not in configured:
             raise no_such_target(list(configured))
         states = [] if state is None else [state]
         if state is not None and state.diagnoses:
-            return Newest.of(states, request.now_s), {}
-        awaited = configured.get(request.target, "no longer watched")
-        return Newest.of(states, request.now_s), {request.target: awaited}
+            return states, {}
+        return states, {target: configured.get(target, "no longer watched")}
 
-    def _then(self, request: TriageRequest) -> Response:
-        engines = self._history.engines(request.target or None)
-        if request.target and not engines and self._service.state(request.target) is None:
+    def _stored(self, target: str) -> list[StoredEngine]:
+        """The stored engines of a target, or of all."""
+        engines = self._history.engines(target or None)
+        if target and not engines and self._service.state(target) is None:
             configured = [spec.name for spec in self._service.targets()]
-            if request.target not in configured:
+            if target not in configured:
                 raise no_such_target(configured)
-        intervals: list[EngineInterval] | None = None
-        if request.since_s is not None:
-            intervals = self._history.intervals(
-                engines, since_s=request.since_s, until_s=request.moment_s
-            )
-        notices = self._history.notices(request.now_s)
-        if request.at_s is None:
-            now, pending = self._present(request)
-            rendered = self._cache.render(request.form, request.target, now)
-            return _response(request, now, pending, rendered, notices, intervals)
-        then = self._history.verdicts(engines, request.at_s)
-        notices = [*then.notices(), *notices]
-        if not then.verdicts and not intervals:
-            raise _nothing_then(engines, then, notices)
-        return _past_response(request, then.verdicts, notices, intervals, self._docs_url)
-
-
-def _response(
-    request: TriageRequest,
-    now: Newest,
-    pending: Mapping[str, str],
-    rendered: bytes,
-    notices: Sequence[str],
-    intervals: Sequence[EngineInterval] | None = None,
-) -> Response:
-    """The answer about the present. Its parts that depend on the clock are not cached."""
-    if request.form == JSON:
-        about = _about(pending, notices)
-        return _json(request, about, rendered, intervals)
-    late = [
-        (state.name, request.now_s - state.t_s) for state in now.states if state.name in now.late
-    ]
-    diagnoses = now.diagnoses()
-    first = head(request.form, diagnoses, t_s=request.now_s, past=False, late=late, pending=pending,
-                 notices=notices)  # fmt: skip
-    return _text(request, [first, rendered.decode()], intervals)
-
-
-def _past_response(
-    request: TriageRequest,
-    verdicts: Sequence[Verdict],
-    notices: Sequence[str],
-    intervals: Sequence[EngineInterval] | None,
-    docs_url: str,
-) -> Response:
-    if request.form == JSON:
-        rendered = b",".join(dumped(documented(linked(each, docs_url))) for each in verdicts)
-        rendered = b'"targets":[%s],"watching":[]' % rendered
-        return _json(request, _about((), notices), rendered, intervals)
-    first = head(request.form, verdicts, t_s=request.moment_s, past=True, late=(), pending={},
-                 notices=notices)  # fmt: skip
-    rendered_text = body(request.form, verdicts, alone=bool(request.target), docs_url=docs_url)
-    return _text(request, [first, rendered_text], intervals)
-
-
-def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
-    return {"pending": list(pending), **({"notices": list(notices)} if notices else {})}
-
-
-def _json(
-    request: TriageRequest,
-    about: dict[str, Any],
-    rendered: bytes,
-    intervals: Sequence[EngineInterval] | None,
-) -> Response:
-    envelope = {"schema": SCHEMA, "t": round(request.moment_s, 3), **about}
-    if intervals is not None:
-        envelope["since"] = round(request.since_s or 0.0, 3)
-        envelope["intervals"] = [interval_document(row) for row in intervals]
-    # Replace the envelope's closing brace by the members that are already rendered.
-    return Response(dumped(envelope)[:-1] + b"," + rendered + b"}\n", media_type=MEDIA_TYPES[JSON])
-
-
-def _text(
-    request: TriageRequest, parts: Sequence[str], intervals: Sequence[EngineInterval] | None
-) -> Response:
-    blocks = [part for part in parts if part]
-    if intervals is not None:
-        since_s = request.since_s or 0.0
-        blocks.append(past(request.form, intervals, since_s=since_s, t_s=request.moment_s))
-    if request.form == TEXT:
-        blocks.append(HINT)
-    whole = clean("\n\n".join(blocks) + "\n")
-    return Response(whole, media_type=MEDIA_TYPES[request.form])
+        return engines
 
 
 def to_page(request: Request, target: str) -> Response:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.api.parameters import moment
+from kneewatch.agent.api.parameters import Asked, asked
 from kneewatch.agent.api.past import History, history_reach
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
@@ -42,44 +41,24 @@ NO_MORE = "no longer watched; its history is available"
 Key = tuple[str, str, str]
 
 
-class PageRequest(Struct, frozen=True):
-    """The parameters of the page. `notices` are errors in the parameters; the page shows them."""
-
-    target: str
-    now_s: float
-    at_s: float | None
-    since: str
-    notices: tuple[str, ...]
-
-    @property
-    def until_s(self) -> float:
-        """The end of the timeline, in Unix seconds."""
-        return self.now_s if self.at_s is None else self.at_s
-
-    @property
-    def since_s(self) -> float:
-        """The start of the timeline, in Unix seconds."""
-        return max(0.0, self.until_s - SINCE[self.since])
-
-
 def page_request(
     now_s: float, *, target: str | None = None, at: str | None = None, since: str | None = None
-) -> PageRequest:
+) -> Asked:
     """Parse the parameters of the page. An invalid parameter is ignored and adds a notice."""
     notices: list[str] = []
-    at_s: float | None = None
     timeline = SINCE_DEFAULT
+    whole = Asked(target or "", now_s, None, None)
     try:
-        at_s = moment("at", at, now_s=now_s) if at else None
-        until_s = now_s if at_s is None else at_s
+        whole = asked(now_s, whole.target, at, None)
         if since and since in SINCE:
             timeline = since
-        elif since:
-            span_s = until_s - moment("since", since, now_s=now_s, before_s=until_s)
+        elif since and (from_s := asked(now_s, "", at, since).since_s) is not None:
+            span_s = whole.moment_s - from_s
             timeline = next((word for word, most_s in SINCE.items() if most_s >= span_s), "7d")
     except Problem as problem:
         notices.append(problem.detail)
-    return PageRequest(target or "", now_s, at_s, timeline, tuple(notices))
+    since_s = max(0.0, whole.moment_s - SINCE[timeline])
+    return replace(whole, since_s=since_s, since=timeline, notices=tuple(notices))
 
 
 class Views:
@@ -90,7 +69,7 @@ class Views:
         self._service = service
         self._history = History(service.reader, service.store)
 
-    def view(self, request: PageRequest, fleet: FleetMoment | None = None) -> TriageView:
+    def view(self, request: Asked, fleet: FleetMoment | None = None) -> TriageView:
         """The view for a request. `fleet` is the watched fleet at its moment, if known.
 
         Raises:
@@ -117,8 +96,8 @@ class Views:
         return TriageView(
             now_s=request.now_s,
             at_s=request.at_s,
-            since_s=request.since_s,
-            until_s=request.until_s,
+            since_s=request.since_s or 0.0,
+            until_s=request.moment_s,
             refresh_s=min(intervals, default=REFRESH_S),
             version=self._service.version,
             targets=targets,
@@ -129,7 +108,7 @@ class Views:
             docs_url=self._service.settings.docs_url or "docs",
         )
 
-    def _only(self, request: PageRequest, engines: Sequence[StoredEngine]) -> str:
+    def _only(self, request: Asked, engines: Sequence[StoredEngine]) -> str:
         """The name of the target if there is only one; else ""."""
         names = {state.name for state in self._service.states()}
         names.update(spec.name for spec in self._service.targets())
@@ -143,7 +122,7 @@ class Views:
         except Problem:
             return None
 
-    def _now(self, request: PageRequest, past: _Past) -> list[TargetView]:
+    def _now(self, request: Asked, past: _Past) -> list[TargetView]:
         configured = {spec.name: spec.pending_text for spec in self._service.targets()}
         views: list[TargetView] = []
         for name in self._names(request, past):
@@ -156,9 +135,7 @@ class Views:
                 views.append(_target(state, engines, state.t_s, sources=True))
         return views
 
-    def _then(
-        self, request: PageRequest, past: _Past, of_fleet: TargetState | None
-    ) -> list[TargetView]:
+    def _then(self, request: Asked, past: _Past, of_fleet: TargetState | None) -> list[TargetView]:
         diagnoses = past.diagnoses()
         views: list[TargetView] = []
         for name in self._names(request, past):
@@ -182,7 +159,7 @@ class Views:
                 views.append(_target(state, engines, last_s, sources=False))
         return views
 
-    def _names(self, request: PageRequest, past: _Past) -> list[str]:
+    def _names(self, request: Asked, past: _Past) -> list[str]:
         configured = [spec.name for spec in self._service.targets()]
         watched = [state.name for state in self._service.states()]
         stored = [] if request.at_s is None and not request.target else past.targets
@@ -205,9 +182,7 @@ class Views:
 class _Past:
     """The stored history of the engines on a page."""
 
-    def __init__(
-        self, history: History, engines: Sequence[StoredEngine], request: PageRequest
-    ) -> None:
+    def __init__(self, history: History, engines: Sequence[StoredEngine], request: Asked) -> None:
         self._history, self._request, self._engines = history, request, engines
         # Several stored engines can have the same name, one after the other: use the newest.
         self._by_key = {
@@ -220,7 +195,7 @@ class _Past:
     def diagnoses(self) -> list[Verdict] | None:
         """The diagnoses at the requested moment. None if they cannot be read."""
         try:
-            then = self._history.verdicts(self._engines, self._request.until_s)
+            then = self._history.verdicts(self._engines, self._request.moment_s)
         except Problem:
             return None
         self.damaged = then.damaged
@@ -243,8 +218,8 @@ class _Past:
             series = self._history.signals(
                 stored.id,
                 cited(diagnosis),
-                since_s=self._request.since_s,
-                until_s=self._request.until_s,
+                since_s=self._request.since_s or 0.0,
+                until_s=self._request.moment_s,
             )
             return EngineView(diagnosis, intervals, series.times, series.values)
         return EngineView(diagnosis, intervals)
@@ -254,7 +229,9 @@ class _Past:
             self._intervals = {}
             with suppress(Problem):
                 for engine, interval in self._history.intervals(
-                    self._engines, since_s=self._request.since_s, until_s=self._request.until_s
+                    self._engines,
+                    since_s=self._request.since_s or 0.0,
+                    until_s=self._request.moment_s,
                 ):
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])

@@ -1,5 +1,4 @@
-"""Diagnoses of several targets as text, Markdown and JSON. Results are cached until the next
-cycle."""
+"""Diagnoses of several targets as text and Markdown."""
 
 from __future__ import annotations
 
@@ -7,17 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from threading import Lock
-
-from msgspec import Struct, field
 
 from kneewatch.agent.api.past import EngineInterval
-from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
-from kneewatch.agent.api.service import late, rank, shown, worst_first
-from kneewatch.agent.target_state import TargetState, watching
-from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.doc_links import OWN_DOCS, linked
-from kneewatch.diagnose.verdict import Verdict, documented
+from kneewatch.agent.api.responses import MARKDOWN
+from kneewatch.agent.api.service import rank
+from kneewatch.diagnose.doc_links import OWN_DOCS
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import (
     Style,
     brief_words,
@@ -188,119 +182,3 @@ def _interval(row: EngineInterval, t_s: float) -> str:
         f"{moment(interval.start_s, t_s)} to {end} ({lasted}): {what}{severity}, {engine.target} "
         f"engine {engine.engine or '?'}{how.get(interval.ended, '')}"
     )
-
-
-# --- Cached answers about the present -------------------------------------------------------------
-
-
-CACHE_MAX = 4096
-
-
-class Newest(Struct, frozen=True, eq=False):
-    """The newest states of targets. `late` are the names of targets without a recent cycle."""
-
-    states: tuple[TargetState, ...]
-    late: frozenset[str]
-
-    @classmethod
-    def of(cls, states: Sequence[TargetState], now_s: float) -> Newest:
-        """The current states of the targets."""
-        return cls(tuple(states), frozenset(state.name for state in states if late(state, now_s)))
-
-    def same(self, other: Newest) -> bool:
-        """Whether both moments have the same states and late targets."""
-        return (
-            len(self.states) == len(other.states)
-            and self.late == other.late
-            and all(mine is its for mine, its in zip(self.states, other.states, strict=True))
-        )
-
-    def diagnoses(self) -> list[Verdict]:
-        """The diagnoses of all engines, worst first."""
-        return worst_first(
-            chain.from_iterable(
-                shown(state, is_late=state.name in self.late) for state in self.states
-            )
-        )
-
-
-class RenderCache(Struct):
-    """Rendered answers by format and target. An answer is valid until a cycle changes the state.
-
-    The empty target name means all targets.
-    """
-
-    docs_url: str = OWN_DOCS
-    _cache: dict[tuple[str, str], tuple[Newest, bytes]] = field(
-        default_factory=dict[tuple[str, str], tuple[Newest, bytes]]
-    )
-    _documents: dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]] = field(
-        default_factory=dict[str, tuple[TargetState, bool, list[tuple[Verdict, bytes]]]]
-    )
-    _lock: Lock = field(default_factory=Lock)
-    _watched: Sequence[TargetSpec] = ()
-
-    def only(self, specs: Sequence[TargetSpec]) -> None:
-        """Drop the cached answers of all targets that are not in `specs`. Does nothing if `specs`
-        is the same object as at the last call."""
-        if specs is self._watched:
-            return
-        with self._lock:
-            self._watched = specs
-            names = {"", *(spec.name for spec in specs)}
-            self._cache = {key: answer for key, answer in self._cache.items() if key[1] in names}
-            self._documents = {
-                name: rows for name, rows in self._documents.items() if name in names
-            }
-
-    def cached(self, form: str, target: str, moment: Newest) -> bytes | None:
-        """The cached answer for this moment, or None."""
-        cached = self._cache.get((form, target))
-        return cached[1] if cached is not None and cached[0].same(moment) else None
-
-    def render(self, form: str, target: str, moment: Newest) -> bytes:
-        """The encoded answer. For JSON it consists of the members `targets` and `watching`."""
-        with self._lock:
-            answer = self.cached(form, target, moment)
-            if answer is not None:
-                return answer
-            if form == JSON:
-                answer = self._json(moment)
-            else:
-                rendered = body(
-                    form, moment.diagnoses(), alone=bool(target), docs_url=self.docs_url
-                )
-                answer = rendered.encode("utf-8", "replace")
-            if len(self._cache) > CACHE_MAX:
-                # Targets come and go. Start over: answers still in demand are soon rendered again.
-                self._cache.clear()
-                self._documents.clear()
-            self._cache[form, target] = moment, answer
-            return answer
-
-    def _json(self, moment: Newest) -> bytes:
-        rendered_by_id: dict[int, bytes] = {}
-        diagnoses: list[Verdict] = []
-        for state in moment.states:
-            for diagnosis, rendered in self._rendered_documents(
-                state, is_late=state.name in moment.late
-            ):
-                rendered_by_id[id(diagnosis)] = rendered
-                diagnoses.append(diagnosis)
-        documents = b",".join(rendered_by_id[id(diagnosis)] for diagnosis in worst_first(diagnoses))
-        watched = dumped(
-            [watching(state, late=state.name in moment.late) for state in moment.states]
-        )
-        return b'"targets":[%s],"watching":%s' % (documents, watched)
-
-    def _rendered_documents(
-        self, state: TargetState, *, is_late: bool
-    ) -> list[tuple[Verdict, bytes]]:
-        rendered = self._documents.get(state.name)
-        if rendered is None or rendered[0] is not state or rendered[1] != is_late:
-            rows = [
-                (diagnosis, dumped(documented(linked(diagnosis, self.docs_url))))
-                for diagnosis in shown(state, is_late=is_late)
-            ]
-            rendered = self._documents[state.name] = (state, is_late, rows)
-        return rendered[2]

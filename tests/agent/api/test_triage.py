@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import schemas
-from kneewatch.agent.api.triage_rendering import CACHE_MAX, Newest, RenderCache, body
+from kneewatch.agent.api.triage_rendering import body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.formatting import WIDTH
@@ -24,7 +24,6 @@ from tests.agent.api.serving import (
     asking,
     service_of,
     settings_of,
-    spec_of,
     state_of,
 )
 from tests.agent.api.test_access import READER, token_file
@@ -337,27 +336,6 @@ def test_names_are_text_wherever_they_are_shown(name: str) -> None:
     json.loads(document.text)
 
 
-@pytest.mark.parametrize("form", ["json", "text", "markdown"])
-def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
-    present, moment = RenderCache(), Newest.of([SICK_STATE, WELL_STATE], NOW_S)
-    assert present.cached(form, "", moment) is None
-    first = present.render(form, "", moment)
-    assert present.cached(form, "", Newest.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
-    for changed in (
-        Newest.of([SICK_STATE, state_of("r1", HEALTHY)], NOW_S),
-        Newest.of([SICK_STATE], NOW_S),
-        Newest.of([SICK_STATE, WELL_STATE], NOW_S + 60),
-    ):
-        assert present.cached(form, "", changed) is None
-
-
-def test_answers_about_many_targets_do_not_pile_up() -> None:
-    present = RenderCache()
-    for number in range(CACHE_MAX + 10):
-        present.render("json", f"r{number}", Newest.of([], NOW_S))
-    assert len(present._cache) <= CACHE_MAX  # pyright: ignore[reportPrivateUsage]
-
-
 def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
     file = token_file(tmp_path / "t", READER)
     settings = settings_of(
@@ -371,21 +349,6 @@ def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
             assert answer.status_code == 200
             for secret in ("hunter2", "/secret/path", READER.decode(), str(tmp_path)):
                 assert secret not in answer.text
-
-
-def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
-    present, moment = RenderCache(), Newest.of([SICK_STATE, WELL_STATE], NOW_S)
-    sick, well = (spec_of(state.name, settings_of()) for state in (SICK_STATE, WELL_STATE))
-    present.only((sick, well))
-    for form in ("json", "text"):
-        for target in ("", SICK_STATE.name, WELL_STATE.name):
-            present.render(form, target, moment)
-    assert present.cached("json", SICK_STATE.name, moment) is not None
-    present.only((well,))
-    assert present.cached("json", SICK_STATE.name, moment) is None
-    assert present.cached("json", WELL_STATE.name, moment) is not None
-    kept = present._documents  # pyright: ignore[reportPrivateUsage]
-    assert list(kept) == [WELL_STATE.name]
 
 
 def test_an_engine_with_a_note_among_others_says_which() -> None:
