@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
@@ -259,45 +258,39 @@ class AlertContext(Struct, frozen=True):
         return [*lines, *action_lines(with_cause, with_cause.causes[0])]
 
 
-class AlertHistory:
-    """Stored diagnoses for alerts. If the history cannot be read, all answers are empty and contain
-    the reason."""
+StoredEngines = dict[str, dict[EngineName, list["StoredEngine"]]]
+"""The stored engines by target and name; several replicas may share a name."""
 
-    def __init__(self, history: History) -> None:
-        self._history, self._why = history, ""
-        self._stored: dict[str, dict[EngineName, list[StoredEngine]]] = {}
-        try:
-            rows = history.engines(None)
-        except Problem:
-            why = "cannot read the history" if history.reader else "no history is stored"
-            self._why = f"unknown: {why}"
-            return
-        for row in rows:
-            engines = self._stored.setdefault(row.target, {})
-            engines.setdefault((row.model, row.engine), []).append(row)
 
-    def engines(self, target: str) -> AbstractSet[EngineName]:
-        """The engines of a target, as (model, engine), for which there is history."""
-        return self._stored.get(target, {}).keys()
+def stored_engines(history: History) -> tuple[StoredEngines, str]:
+    """The stored engines, and why there are none to read, else ""."""
+    stored: StoredEngines = {}
+    try:
+        rows = history.engines(None)
+    except Problem:
+        why = "cannot read the history" if history.reader else "no history is stored"
+        return {}, f"unknown: {why}"
+    for row in rows:
+        stored.setdefault(row.target, {}).setdefault((row.model, row.engine), []).append(row)
+    return stored, ""
 
-    def verdict(self, target: str, engine: EngineName, at_s: float) -> tuple[Verdict | None, str]:
-        """A pair: the verdict that was valid at `at_s`, or None; and the reason if it is None,
-        else "".
 
-        If several replicas share the engine's name, the worst of their verdicts is returned.
-        """
-        replicas = self._stored.get(target, {}).get(engine, ())
-        if self._why or not replicas:
-            return None, self._why or "unknown: not watched at that time"
-        try:
-            then = self._history.verdicts(replicas, at_s)
-        except Problem:
-            return None, "unknown: cannot read the history"
-        if then.verdicts:
-            return then.verdicts[0], ""
-        if then.damaged:
-            return None, "unknown: the history is damaged at that time"
+def stored_verdict(
+    history: History, replicas: Sequence[StoredEngine], at_s: float
+) -> tuple[Verdict | None, str]:
+    """The worst verdict on replicas that was valid at `at_s`, or None; and the reason if it is
+    None, else ""."""
+    if not replicas:
         return None, "unknown: not watched at that time"
+    try:
+        then = history.verdicts(replicas, at_s)
+    except Problem:
+        return None, "unknown: cannot read the history"
+    if then.verdicts:
+        return then.verdicts[0], ""
+    if then.damaged:
+        return None, "unknown: the history is damaged at that time"
+    return None, "unknown: not watched at that time"
 
 
 def _verdict(diagnosis: Verdict | None) -> str:
@@ -405,7 +398,8 @@ class _AlertDiagnoser:
     def __init__(self, service: Service, now_s: float) -> None:
         self._now_s = now_s
         self._docs_url = service.settings.docs_url or OWN_DOCS
-        self._history = AlertHistory(History(service.reader, service.store))
+        self._history = History(service.reader, service.store)
+        self._stored, self._why = stored_engines(self._history)
         self._labels: dict[str, Mapping[str, str]] = {}
         self._now: dict[str, dict[EngineName, Verdict]] = {}
         self._candidates: list[Candidate] = []
@@ -416,7 +410,7 @@ class _AlertDiagnoser:
 
     def _add_target(self, spec: TargetSpec, diagnoses: Sequence[Verdict]) -> None:
         now = {(diagnosis.model, diagnosis.engine): diagnosis for diagnosis in diagnoses}
-        engines = now.keys() | self._history.engines(spec.name)
+        engines = now.keys() | self._stored.get(spec.name, {}).keys()
         self._labels[spec.name], self._now[spec.name] = spec.labels, now
         self._candidates.append(
             Candidate(
@@ -435,14 +429,16 @@ class _AlertDiagnoser:
             (matched.target, *name)
             for matched in alert_match.targets
             for name in sorted(
-                self._now[matched.target].keys() | self._history.engines(matched.target)
+                self._now[matched.target].keys() | self._stored.get(matched.target, {}).keys()
             )
             if _is_about(alert_match, *name)
         ]
         contexts: list[AlertContext] = []
         for target, model, engine in engines[: self._left]:
             now = self._now[target].get((model, engine))
-            start, why = self._history.verdict(target, (model, engine), alert.starts_s)
+            replicas = self._stored.get(target, {}).get((model, engine), ())
+            start, why = stored_verdict(self._history, replicas, alert.starts_s)
+            why = self._why or why
             if now is not None or start is not None:
                 then, at = (
                     each and documented(linked(each, self._docs_url)) for each in (start, now)

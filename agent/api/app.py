@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api import alerts
-from kneewatch.agent.api.auth import READ
+from kneewatch.agent.api.auth import READ, Auth
 from kneewatch.agent.api.docs import add_docs
-from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
+from kneewatch.agent.api.guard import GRANTED, Guard, need_admin
 from kneewatch.agent.api.parameters import Asked
 from kneewatch.agent.api.probe import probe
 from kneewatch.agent.api.responses import (
@@ -314,7 +314,7 @@ def make_app(service: Service) -> FastAPI:
         redirect_slashes=False,
         # Newer versions of FastAPI can export telemetry by environment variables: keep it off.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-        middleware=[Middleware(Guard, policy=Policy.of(service.settings))],
+        middleware=[Middleware(Guard, service.settings, Auth.of(service.settings))],
         exception_handlers={Problem: _problem, HTTPException: _unrouted},
     )
     fleet_past = None

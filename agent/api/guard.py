@@ -142,37 +142,15 @@ HEADERS: Sequence[tuple[bytes, bytes]] = tuple(
 Headers = Mapping[bytes, list[bytes]]
 
 
-class Policy(Struct, frozen=True):
-    """The limits and checks for requests."""
-
-    hosts: frozenset[str]
-    access: Auth
-    buckets: Buckets
-    body_bytes: int
-    behind_proxy: bool
-
-    @classmethod
-    def of(cls, settings: Settings) -> Policy:
-        """The policy for these settings.
-
-        Raises:
-            SettingsError: a token file cannot be used.
-        """
-        return cls(
-            hosts=known_hosts(settings),
-            access=Auth.of(settings),
-            buckets=Buckets(settings["http.requests_per_s"]),
-            body_bytes=settings["http.body_bytes"],
-            behind_proxy=settings["http.behind_proxy"],
-        )
-
-
 class Guard:
-    """Middleware that checks requests against a policy. Every error is answered with a problem
-    document."""
+    """Middleware that checks requests: host, rate, token and size. Every error is answered with a
+    problem document."""
 
-    def __init__(self, app: ASGIApp, policy: Policy) -> None:
-        self.app, self.policy = app, policy
+    def __init__(self, app: ASGIApp, settings: Settings, access: Auth) -> None:
+        self.app, self._hosts, self._access = app, known_hosts(settings), access
+        self._buckets = Buckets(settings["http.requests_per_s"])
+        self._body_bytes: int = settings["http.body_bytes"]
+        self._behind_proxy: bool = settings["http.behind_proxy"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -232,7 +210,7 @@ class Guard:
             self._check_rate(scope, headers)
         _check_origin(method, headers)
         self._check_length(headers)
-        granted = self.policy.access.scopes(headers.get(b"authorization", ()))
+        granted = self._access.scopes(headers.get(b"authorization", ()))
         if READ not in granted and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDERS):
             raise _unauthorized(headers)
         state = {**scope.get("state", {}), GRANTED: granted}
@@ -244,7 +222,7 @@ class Guard:
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
             raise Problem(HTTPStatus.BAD_REQUEST, "send exactly one valid Host header")
-        if name not in self.policy.hosts and not is_address(name):
+        if name not in self._hosts and not is_address(name):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "unknown host name: use the IP address, or add the name to http.hosts",
@@ -254,10 +232,10 @@ class Guard:
         client = scope.get("client")
         address = client[0] if client else ""
         forwarded = headers.get(b"x-forwarded-for")
-        if self.policy.behind_proxy and forwarded:
+        if self._behind_proxy and forwarded:
             # The proxy added the last entry; a client can forge the others.
             address = forwarded[-1].rpartition(b",")[2].strip().decode("latin-1")[:64]
-        wait_s = self.policy.buckets.take(address)
+        wait_s = self._buckets.take(address)
         if wait_s:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -268,7 +246,7 @@ class Guard:
     def _check_length(self, headers: Headers) -> None:
         for value in headers.get(b"content-length", ()):
             valid = value.isdigit() and len(value) <= LENGTH_DIGITS
-            if not valid or int(value) > self.policy.body_bytes:
+            if not valid or int(value) > self._body_bytes:
                 raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
@@ -280,7 +258,7 @@ class Guard:
             nonlocal received_bytes
             message = await receive()
             received_bytes += len(message.get("body", b""))
-            if received_bytes > self.policy.body_bytes:
+            if received_bytes > self._body_bytes:
                 raise self._too_large()
             return message
 
@@ -289,7 +267,7 @@ class Guard:
     def _too_large(self) -> Problem:
         return Problem(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body is larger than {self.policy.body_bytes:,} bytes (http.body_bytes)",
+            f"the body is larger than {self._body_bytes:,} bytes (http.body_bytes)",
         )
 
 

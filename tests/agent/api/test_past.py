@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.api.alerts import AlertHistory
+from kneewatch.agent.api.alerts import stored_engines, stored_verdict
 from kneewatch.agent.api.past import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
@@ -147,7 +147,9 @@ def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> 
     assert "nothing was watched" not in missing.json()["detail"]
     assert "istory is damaged at that moment" in page
     reader = Reader(path)
-    look, why = AlertHistory(History(reader)).verdict("a", ("m", "0"), NOW_S - 60)
+    history = History(reader)
+    replicas = stored_engines(history)[0]["a"]["m", "0"]
+    look, why = stored_verdict(history, replicas, NOW_S - 60)
     assert (look, why) == (None, "unknown: the history is damaged at that time")
     reader.close()
 
