@@ -335,6 +335,39 @@ def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
     return joined
 
 
+MOMENT_S = 1e-3
+"""Seconds between the end of a step and the begin of the next one, so that both can be told
+apart."""
+
+
+def counted(
+    increases: Mapping[Column, Floats],
+    begins_s: Floats,
+    ends_s: Floats,
+    restarts_s: Sequence[float] = (),
+) -> Counted:
+    """Counters that increase in each step as given, as two snapshots per step: at its begin and at
+    its end. A counter starts at 0 again when the process restarts.
+
+    Shape of each row of `increases`: (steps,). A step in which no counter has a value has no
+    snapshots.
+    """
+    table = np.array(list(increases.values()), dtype=np.float64).reshape(
+        len(increases), len(begins_s)
+    )
+    there = ~np.isnan(table).all(axis=0)
+    table = table[:, there]
+    ends = np.cumsum(np.nan_to_num(table), axis=1)
+    begins = np.concatenate((np.zeros_like(ends[:, :1]), ends[:, :-1]), axis=1)
+    times = np.column_stack((begins_s[there] + MOMENT_S, ends_s[there])).ravel()
+    values = np.stack((begins, ends), axis=2).reshape(len(increases), len(times))
+    for place in np.searchsorted(times, sorted(restarts_s)).tolist():
+        if 0 < place < len(times):
+            values[:, place:] -= values[:, place - 1 : place].copy()
+    values[np.isnan(table).repeat(2, axis=1)] = np.nan
+    return Counted(times, tuple(increases), values)
+
+
 # --- Gauges, increases and histograms between two times -------------------------------------------
 
 

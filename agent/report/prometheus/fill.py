@@ -19,12 +19,10 @@ from kneewatch.agent.fleet.snapshot import (
     source_settings,
 )
 from kneewatch.agent.report.history import MARGIN_S, READ, EngineHistory, History, Member
-from kneewatch.agent.report.prometheus.hourly_counters import counted
 from kneewatch.agent.report.prometheus.incidents import (
     REPLAYED_MOST,
     REPLAYED_S,
     IncidentSearch,
-    QueryProgress,
 )
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
@@ -51,6 +49,7 @@ from kneewatch.agent.report.series import (
     NO_TIMES,
     Increases,
     Signals,
+    counted,
     counter_spans,
 )
 from kneewatch.agent.settings.effective import Settings
@@ -218,9 +217,9 @@ class FilledHistory(History):
             CollectError: the server does not answer, or has no vLLM series in the period.
             SettingsError: a requested target does not exist.
         """
-        counter = QueryProgress(progress, QUERIES * (1 if request.before is None else 2))
+        expected = QUERIES * (1 if request.before is None else 2)
         self._source, self._selector, self._grid = source, config.selector, request.grid
-        self._ranges = Ranges(source, at_once=at_once, tell=counter)
+        self._ranges = Ranges(source, progress, expected=expected, at_once=at_once)
         self._fleet = fleet_engines(self._ranges, request, config.selector, config.names)
         self._resolution = resolution(
             request.grid,
@@ -244,10 +243,10 @@ class FilledHistory(History):
         )
         self._members: list[Member] = []
         self._engines: dict[int, TierEngine] = {}
-        self._fill(path, counter)
+        self._fill(path)
         super().__init__(path)
 
-    def _fill(self, path: Path, counter: QueryProgress) -> None:
+    def _fill(self, path: Path) -> None:
         fill = StoreFill(path)
         names: dict[Key, EngineName] = {}
         for engine in self._fleet.members:
@@ -261,7 +260,7 @@ class FilledHistory(History):
             )
             self._members.append(Member(stored, engine.tier, engine.gpu, None))
             self._engines[engine_id] = engine
-        self._search.look(fill, names, self._of_fleet.known, counter)
+        self._search.look(fill, names, self._of_fleet.known)
         for pool, known in self._of_fleet.outages.items():
             engine = next(e for e in self._fleet.members if e.member.pool == pool)
             name = EngineName(pool, engine.member.model, "", "")

@@ -29,7 +29,7 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.request import ReportProgress, ReportRequest
+from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import EngineCycle, engine_cycle
@@ -111,22 +111,6 @@ READ_AHEAD = 3
 RESTART_NOTED_S = 60.0
 
 
-class QueryProgress:
-    """Counts queries, and reports how many of the expected ones are done."""
-
-    def __init__(self, progress: ReportProgress, expected: int) -> None:
-        self._progress, self._done, self._expected = progress, 0, expected
-
-    def more(self, queries: int) -> None:
-        """Set the number of queries that are still to come."""
-        self._expected = self._done + queries
-
-    def __call__(self, _name: str) -> None:
-        """Count one finished query."""
-        self._done += 1
-        self._progress(min(self._done, self._expected - 1), self._expected)
-
-
 class ReplayWindow(Struct, frozen=True):
     """A time window of one engine whose samples are replayed, and its suspect span."""
 
@@ -205,19 +189,18 @@ class IncidentSearch:
         fill: StoreFill,
         names: Mapping[Key, EngineName],
         of_fleet: Mapping[Key, Sequence[KnownCause]],
-        progress: QueryProgress,
     ) -> None:
         """Replay the worst windows and write the verdicts, engine by engine. `of_fleet` are the
-        causes that fleet mode concluded. Reports each query to `progress`."""
+        causes that fleet mode concluded."""
         every = [window for engine in self._fleet.members for window in self._windows(engine)]
         worst = {*worst_spans([window.span for window in every], most=REPLAYED_MOST)}
         chosen = _apart([window for at, window in enumerate(every) if at in worst])
         rest = [window for at, window in enumerate(every) if at not in worst]
         self.left_out = sum(window.span.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
-        progress.more(len(chosen))
+        self._ranges.expect(len(chosen))
         with ThreadPoolExecutor(READ_AHEAD - 1) as pool:
-            pieces = _ahead(pool, lambda window: self._samples(window, progress), chosen)
+            pieces = _ahead(pool, self._samples, chosen)
             for engine in self._fleet.members:
                 own = [window for window in chosen if window.engine is engine]
                 judged = of_fleet.get(engine.key, ())
@@ -274,7 +257,7 @@ class IncidentSearch:
             for span in suspect_spans(values, self._now.at, scrapes)
         ]
 
-    def _samples(self, window: ReplayWindow, progress: QueryProgress) -> Sequence[RawSeries] | None:
+    def _samples(self, window: ReplayWindow) -> Sequence[RawSeries] | None:
         member, problems = window.engine.member, self._ranges.problems
         labels = {name: member.labels[name] for name in TARGET_LABELS if member.labels.get(name)}
         text = queries.pages(
@@ -286,7 +269,7 @@ class IncidentSearch:
             problems.fail(f"samples of {window.engine.target}", exc)
             return None
         finally:
-            progress("samples")
+            self._ranges.count()
         problems.warn(warnings)
         return samples
 

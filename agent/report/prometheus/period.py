@@ -5,22 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.presence import namespace_of, pod_of
+from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.hourly_counters import (
-    BUCKETS,
-    Hours,
-    merge_parts,
-)
 from kneewatch.agent.report.prometheus.inventory import (
     FleetEngines,
+    Part,
     TargetScrapes,
     frozen,
 )
@@ -35,12 +32,16 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals, arrived
+from kneewatch.agent.report.series import Floats, Signals, Truths, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
-from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
+from kneewatch.dashboards.prometheus.hourly_sums import (
+    SUM_STEP_S,
+    SUMMED_COUNTERS,
+    SUMMED_HISTOGRAMS,
+)
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
@@ -211,12 +212,27 @@ CURVES_MOST = 24
 """Maximum number of engines per tier that are queried for the latency curve."""
 
 
+BUCKETS = 20
+"""Assumed number of buckets of a vLLM histogram, to estimate the size of a query's answer."""
+
+WHOLE = 0.95
+"""The recorded sums of an hour are used if they cover at least this share of the tier's
+engine-time."""
+
+PART = "#"
+"""Separates the name of a query from the number of a part of the fleet."""
+
+ENGINES = "engines in the recorded sums"
+Text = Callable[[QueryScope, Sequence[str], float], str]
+
+
 class PeriodReader:
     """Reads periods of a fleet's engines."""
 
     def __init__(self, ranges: Ranges, fleet: FleetEngines, resolved: Resolution) -> None:
         self._ranges, self._fleet, self._found = ranges, fleet, resolved
         self._engines = len(fleet.shape.members)
+        self._groups = len({fleet.group(engine) for engine in fleet.members})
 
     def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> PeriodData:
         """Read a period. First tokens after `late_s` seconds are late; None: not known. `closely`:
@@ -228,11 +244,10 @@ class PeriodReader:
             {key: self._of_engine(partial(queries.gauges, asking, key)) for key in queries.GAUGES},
             at,
         )
-        hours = Hours(ranges, self._fleet, grid)
-        hourly, summed = hours.read(gauges[RUNNING], at)
+        hourly, summed = self._hourly(grid, gauges[RUNNING], at)
         configs = {"configs": self._per_engine(partial(queries.configs, asking), frozen)}
-        begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
-        counts = ranges.steps({**begun, **hours.of_parts("queued", queries.queued, 1)}, begun_at)
+        begun = self._of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
+        counts = ranges.steps({**begun, **self._of_parts("queued", queries.queued, 1)}, begun_at)
         arrivals = merge_parts(counts)
         finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
         curve = self._curve(steps(grid, self._found.curve_s)) if closely else {}
@@ -254,6 +269,90 @@ class PeriodReader:
             configs=ranges.slots(configs, grid.slots)["configs"],
             curve=curve,
         )
+
+    def _hourly(self, grid: Grid, running: Rows, at: Steps) -> tuple[dict[str, Rows], int]:
+        """The hourly increases, by counter or part of a histogram, and the number of hours that
+        were read from recorded sums.
+
+        `running` shows when each engine was present.
+        """
+        whole = self._whole(grid, running, at)
+        slots = grid.slots
+        hourly: dict[str, Rows] = {name: {} for name in self._named(queries.gained)}
+        for text, hours in ((queries.gained_kept, whole), (queries.gained, ~whole)):
+            places = np.flatnonzero(hours)
+            if len(places) == 0:
+                continue
+            batch: dict[str, Query] = {}
+            for name, (query_text, series) in self._named(text).items():
+                batch |= self._of_parts(name, query_text, series, kept=text is queries.gained_kept)
+            rows = merge_parts(self._ranges.slots(batch, [slots[at] for at in places.tolist()]))
+            for name, part in rows.items():
+                for key, row in part.items():
+                    hourly[name].setdefault(key, np.full(len(slots), np.nan))[places] = row
+        return hourly, int(whole.sum())
+
+    def _of_parts(
+        self, name: str, text: Text, series: int, *, kept: bool = False
+    ) -> dict[str, Query]:
+        """One query per part of the fleet. `series` is the number of series per engine.
+
+        With `kept` the queries read recorded sums instead of raw series.
+        """
+        fleet = self._fleet
+        by_part: dict[str, Query] = {}
+        for at, part in enumerate(fleet.parts):
+            only = (part.kept or "") if kept else part.only
+            engines_per_s = len(fleet.members) / self._found.scrape_s
+            by_part[f"{name}{PART}{at}"] = Query(
+                partial(text, queries.narrowed(fleet.asking, only), part.by),
+                partial(_bucket, part) if series > 1 else part.key,
+                self._groups * series,
+                series * (self._groups / SUM_STEP_S if kept else engines_per_s),
+            )
+        return by_part
+
+    def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
+        """For each query, by name: a function that returns its PromQL, and the number of series per
+        engine."""
+        named: dict[str, tuple[Text, int]] = {
+            key: (partial(text, key, ""), 1) for key in SUMMED_COUNTERS
+        }
+        for metric, part in product(SUMMED_HISTOGRAMS, ("bucket", "sum")):
+            named[f"{metric}_{part}"] = (
+                partial(text, metric, part), BUCKETS if part == "bucket" else 1
+            )  # fmt: skip
+        return named
+
+    def _whole(self, grid: Grid, running: Rows, at: Steps) -> Truths:
+        """Mask of the hours whose recorded sums include all engines for the whole hour. Shape:
+        (slots,)."""
+        slots = grid.slots
+        if any(part.kept is None for part in self._fleet.parts):
+            return np.zeros(len(slots), dtype=np.bool_)
+        batch = self._of_parts(ENGINES, queries.engines_kept, 1, kept=True)
+        summed = merge_parts(self._ranges.slots(batch, slots))[ENGINES]
+        if not summed:
+            return np.zeros(len(slots), dtype=np.bool_)
+        nothing = np.zeros(len(slots))
+        whole = np.ones(len(slots), dtype=np.bool_)
+        for group, there_s in self._there_s(grid, running, at).items():
+            told_s = np.nan_to_num(summed.get(group, nothing)) * SUM_STEP_S
+            whole &= np.abs(told_s - there_s) <= (1 - WHOLE) * there_s
+        return whole
+
+    def _there_s(self, grid: Grid, running: Rows, at: Steps) -> Mapping[RowKey, Floats]:
+        """Seconds for which engines were present in each hour, summed over the engines of a group.
+        Shape of each row: (slots,)."""
+        edges_s = np.array(grid.edges_s)
+        slot = np.searchsorted(edges_s, at.begins_s + 1e-3, side="right") - 1
+        present_s: dict[RowKey, Floats] = {}
+        for engine in self._fleet.members:
+            row = running.get(engine.key)
+            if row is not None:
+                sums = present_s.setdefault(self._fleet.group(engine), np.zeros(len(edges_s) - 1))
+                np.add.at(sums, slot, ~np.isnan(row) * at.step_s)
+        return present_s
 
     def _gpus(self, at: Steps) -> dict[str, Rows]:
         members = [engine.member for engine in self._fleet.members]
@@ -329,6 +428,18 @@ class PeriodReader:
 
     def _scraped(self, parts: int) -> float:
         return self._engines * parts / self._found.scrape_s
+
+
+def merge_parts(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The rows of each query, merged over the parts of the fleet."""
+    merged: dict[str, Rows] = {}
+    for name, part_rows in rows.items():
+        merged.setdefault(name.partition(PART)[0], {}).update(part_rows)
+    return merged
+
+
+def _bucket(part: Part, labels: Labels) -> RowKey:
+    return part.key(labels), labels["le"]
 
 
 SIGNS = (

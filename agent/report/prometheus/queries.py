@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerLog, QueryScope
+from kneewatch.agent.report.request import ReportProgress
 from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -345,16 +346,25 @@ class Query(Struct, frozen=True):
     scraped: float = 1.0
 
 
-Tell = Callable[[str], None]
-"""Called with the name of each finished query."""
-
-
 class Ranges:
     """Runs range queries against a metrics system."""
 
-    def __init__(self, source: PrometheusSource, *, at_once: int, tell: Tell) -> None:
-        self.source, self._at_once, self._tell = source, at_once, tell
+    def __init__(
+        self, source: PrometheusSource, progress: ReportProgress, *, expected: int, at_once: int
+    ) -> None:
+        """`expected` is the number of queries that are assumed, for the progress."""
+        self.source, self._at_once = source, at_once
         self.problems = AnswerLog()
+        self._progress, self._done, self._expected = progress, 0, expected
+
+    def expect(self, queries: int) -> None:
+        """Set the number of queries that are still to come."""
+        self._expected = self._done + queries
+
+    def count(self) -> None:
+        """Count one finished query."""
+        self._done += 1
+        self._progress(min(self._done, self._expected - 1), self._expected)
 
     def steps(self, queries: Mapping[str, Query], at: Steps) -> dict[str, Rows]:
         """The rows of each query, with a value for each step. NaN without a value. Shape of a row:
@@ -376,7 +386,7 @@ class Ranges:
                     at += run.count
             except CollectError as exc:
                 self.problems.fail(name, exc)
-            self._tell(name)
+            self.count()
             return rows
 
         with ThreadPoolExecutor(self._at_once) as pool:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.report.prometheus.hourly_counters import counted
 from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import (
@@ -39,7 +38,7 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.series import Floats, Increases, Signals, signal_spans
+from kneewatch.agent.report.series import Floats, Increases, Signals, counted, signal_spans
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
