@@ -130,19 +130,6 @@ GAPS_SHOWN = 1000
 show all gaps."""
 
 
-class TargetPart(Struct, frozen=True):
-    """A row for a target: its engines, worst first, and the strip with its past health."""
-
-    target: TargetView
-    standings: Sequence[Standing]
-    strip: Strip
-
-    @property
-    def worst(self) -> Standing:
-        """The engine in the worst state."""
-        return self.standings[0]
-
-
 def engine_parts(target: TargetView, view: TriageView, axis: Axis) -> list[EnginePart]:
     """The engines of a target that are shown in full, worst first."""
     return [
@@ -152,14 +139,16 @@ def engine_parts(target: TargetView, view: TriageView, axis: Axis) -> list[Engin
     ]
 
 
-def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
-    """A row for each target, worst first. Equally bad targets keep their order."""
-    parts: list[TargetPart] = []
-    for target in view.targets:
-        engines = standings(target, view)
-        past = strip([standing.intervals for standing in engines], axis)
-        parts.append(TargetPart(target, engines, past))
-    return sorted(parts, key=lambda part: -part.worst.rank)
+def target_rows(view: TriageView) -> list[list[Standing]]:
+    """The engines of each target, worst first, and the targets worst first too. Equally bad targets
+    keep their order."""
+    rows = [standings(target, view) for target in view.targets]
+    return sorted(rows, key=lambda row: -row[0].rank)
+
+
+def past_health(row: Sequence[Standing], axis: Axis) -> Strip:
+    """The strip with the past health of a target."""
+    return strip([standing.intervals for standing in row], axis)
 
 
 def last_read(engine: EngineView, moment_s: float) -> Interval | None:
@@ -221,6 +210,7 @@ GLOBALS: dict[str, Any] = {
     "cause_page": cause_page,
     "rule_page": rule_page,
     "last_read": last_read,
+    "past_health": past_health,
     "tall": TALL,
     "wide": WIDE,
 }
@@ -229,9 +219,9 @@ GLOBALS: dict[str, Any] = {
 def render(view: TriageView) -> str:
     """The HTML of the page. All values are escaped."""
     axis = axis_of(view)
-    rows = target_parts(view, axis)
+    rows = target_rows(view)
     alone = view.single and len(rows) == 1
-    worst = rows[0].worst if rows else None
+    worst = rows[0][0] if rows else None
     return _environment().get_template("page.html.j2").render(
         view=view,
         live=view.at_s is None,
@@ -241,12 +231,12 @@ def render(view: TriageView) -> str:
         links=Links(view),
         default_since=SINCE_DEFAULT,
         rows=rows,
-        engines=engine_parts(rows[0].target, view, axis) if alone else [],
+        engines=engine_parts(rows[0][0].target, view, axis) if alone else [],
         alone=alone,
         worst=worst,
         health=worst.health if worst else "unknown",
         title=_title(worst),
-        counts=tally(row.worst for row in rows),
+        counts=tally(row[0] for row in rows),
         ticks=axis.ticks(),
         reload_s=max(REFRESH_WITHOUT_SCRIPT_S, round(view.refresh_s)),
     )  # fmt: skip

@@ -27,11 +27,9 @@ from kneewatch.agent.report.prometheus.incidents import (
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
     CURVES_MOST,
-    Configs,
     PeriodData,
     PeriodReader,
     late_bound_s,
-    process_names,
 )
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
@@ -235,12 +233,9 @@ class FilledHistory(History):
         self._before = (
             reader.period(request.before, late_s=None, closely=False) if request.before else None
         )
-        self._configs = Configs(self._now, process_names(self._fleet.asking.by))
         self._of_fleet = FleetIncidents(self._ranges, config, self._fleet)
-        self._of_fleet.look(self._now, self._configs)
-        self._search = IncidentSearch(
-            self._ranges, self._fleet, self._now, self._configs, config.profile, request
-        )
+        self._of_fleet.look(self._now)
+        self._search = IncidentSearch(self._ranges, self._fleet, self._now, config.profile, request)
         self._members: list[Member] = []
         self._engines: dict[int, TierEngine] = {}
         self._fill(path)
@@ -307,18 +302,17 @@ class FilledHistory(History):
             empty = Increases((), restarts_s=())
             return EngineHistory(engine, grid, nothing, empty, nothing, window_s, summed=True)
         at, is_now = read.at, read is self._now
-        configs = self._configs if is_now else None
         unknown = np.full(at.count, np.nan)
         rows = {key: gauge[own.key] for key, gauge in read.gauges.items() if own.key in gauge}
         rows["running_avg"] = rows[RUNNING]
         rows["waiting_avg"] = rows.get(WAITING, unknown)
-        if configs is not None and (tokens := config_capacity_tokens(configs.last(own.member))):
+        if is_now and (tokens := config_capacity_tokens(read.config(own.member))):
             rows["kv_capacity_tokens"] = np.full(at.count, tokens)
         there = ~np.isnan(rows[RUNNING])
         signals = Signals(
             at.begins_s[there], {key: rows.get(key, unknown)[there] for key in READ}, at.step_s
         )
-        restarts = configs.starts(own.member) if configs is not None else []
+        restarts = read.process_starts(own.member) if is_now else []
         columns = {
             column: read.signs[sign][own.key]
             for column, sign in self._counters
@@ -361,11 +355,11 @@ class FilledHistory(History):
         engine = self._engines.get(engine_id)
         if engine is None:
             return []
-        member, configs = engine.member, self._configs
-        last = configs.last(member)
+        member, now = engine.member, self._now
+        last = now.config(member)
         changes = [ConfigChange(0.0, {}, last, "")]
-        for t_s in configs.starts(member):
-            before, after = configs.around(member, t_s)
+        for t_s in now.process_starts(member):
+            before, after = now.configs_around(member, t_s)
             changes.append(ConfigChange(t_s, before, after or last, "process_start_time_seconds"))
         return [change for change in changes if from_s <= change.t_s <= to_s]
 

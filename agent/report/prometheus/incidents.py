@@ -20,7 +20,7 @@ from kneewatch.agent.fleet.queries import QueryMoment
 from kneewatch.agent.fleet.snapshot import faulty_gpus_at
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
-from kneewatch.agent.report.prometheus.period import Configs, PeriodData
+from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.suspect_spans import (
     CAUSES,
@@ -171,11 +171,10 @@ class IncidentSearch:
         ranges: Ranges,
         fleet: FleetEngines,
         now: PeriodData,
-        configs: Configs,
         profile: Profile,
         request: ReportRequest,
     ) -> None:
-        self._ranges, self._fleet, self._now, self._configs = ranges, fleet, now, configs
+        self._ranges, self._fleet, self._now = ranges, fleet, now
         self._profile, self._wanted = profile, request
         self._catalogues: dict[tuple[str, bool], tuple[Profile, Catalogue]] = {}
         self.windows: dict[Key, list[ReplayWindow]] = {}
@@ -240,7 +239,7 @@ class IncidentSearch:
             self.unread += 1
 
     def _restarts(self, engine: TierEngine) -> Iterator[KnownCause]:
-        for t_s in self._configs.starts(engine.member):
+        for t_s in self._now.process_starts(engine.member):
             cause = bare_cause("engine_restarted", Severity.INFO, t_s, "the process was replaced")
             yield KnownCause(t_s, t_s + RESTART_NOTED_S, cause)
 

@@ -84,7 +84,8 @@ MINUTE_S = 60.0
 class PeriodData(Struct, frozen=True):
     """The data of a period.
 
-    The keys of rows: an engine in `gauges` and `signs`; a process in `starts`; a target in `up` and
+    The keys of rows: an engine in `gauges` and `signs`; a process, by its labels `process_names`,
+    in `starts` and `configs` (the labels of cache_config_info, by hour); a target in `up` and
     `failed`; a pod in `deleted`; a tier's labels in `hourly` and `begun`, the increases of counters
     and histograms, and in `queued`, the requests queued at the end of each step of `begun`.
     `summed` is the number of hours whose `hourly` comes from recording rules.
@@ -104,7 +105,8 @@ class PeriodData(Struct, frozen=True):
     deleted: Rows
     scrape_s: float
     starts: Rows
-    configs: Rows
+    configs: Mapping[Key, Sequence[tuple[Labels, Floats]]]
+    process_names: tuple[str, ...]
     curve: Mapping[Key, Signals]
 
     def has(self, key: Key) -> bool:
@@ -176,6 +178,39 @@ class PeriodData(Struct, frozen=True):
         failures = dict.fromkeys(np.flatnonzero(failed[seen]).tolist(), FAILED)
         return Scrapes(array("d", times[seen]), failures)
 
+    def config(self, member: Member) -> Labels:
+        """The newest configuration of an engine. Empty if unknown."""
+        return self._config(member, len(self.grid.slots) - 1, step=-1)
+
+    def configs_around(self, member: Member, t_s: float) -> tuple[Labels, Labels]:
+        """The configurations of an engine before and after the hour that contains `t_s`."""
+        hour = int(np.searchsorted(np.array(self.grid.edges_s), t_s, side="right")) - 1
+        return self._config(member, hour - 1, step=-1), self._config(member, hour + 1, step=1)
+
+    def process_starts(self, member: Member) -> list[float]:
+        """Unix times in the period at which the engine's process was replaced."""
+        row = self.starts.get(process_key(member.labels, self.process_names))
+        if row is None:
+            return []
+        started_s, grid = row[~np.isnan(row)], self.grid
+        return [
+            then
+            for was, then in pairwise(started_s.tolist())
+            if then > was and grid.from_s <= then < grid.to_s
+        ]
+
+    def _config(self, member: Member, hour: int, *, step: int) -> Labels:
+        """The configuration of an hour. If the hour has none: that of the nearest hour in the
+        direction of `step` (-1 or 1)."""
+        rows = self.configs.get(process_key(member.labels, self.process_names), ())
+        own = member.labels.get("engine")
+        hours = len(self.grid.slots)
+        for at in range(min(max(hour, 0), hours - 1), -1 if step < 0 else hours, step):
+            for labels, row in rows:
+                if not np.isnan(row[at]) and labels.get("engine") in (own, None):
+                    return {k: v for k, v in labels.items() if k not in member.labels}
+        return {}
+
     def engine(self, key: Key) -> dict[str, Floats]:
         """All rows of one engine: gauges and signs of trouble. Shape of each: (steps,)."""
         all_rows = {**self.gauges, **self.signs}
@@ -197,6 +232,11 @@ def scrape_of(labels: Labels) -> RowKey:
 def pod_key(labels: Labels) -> RowKey:
     """The cluster, namespace and name of the pod of a series."""
     return labels.get("cluster", ""), namespace_of(labels), pod_of(labels)
+
+
+def process_key(labels: Labels, names: Sequence[str]) -> Key:
+    """The process of a series: its values of the labels `names`."""
+    return tuple(labels.get(name, "") for name in names)
 
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
@@ -251,6 +291,10 @@ class PeriodReader:
         arrivals = merge_parts(counts)
         finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
         curve = self._curve(steps(grid, self._found.curve_s)) if closely else {}
+        names, by_process = process_names(asking.by), dict[Key, list[tuple[Labels, Floats]]]()
+        for key, row in ranges.slots(configs, grid.slots)["configs"].items():
+            labels: dict[str, str] = dict(key)
+            by_process.setdefault(process_key(labels, names), []).append((labels, row))
         return PeriodData(
             grid=grid,
             at=at,
@@ -266,7 +310,8 @@ class PeriodReader:
             deleted=finely.get("deleted", {}),
             scrape_s=self._found.scrape_s,
             starts=finely.get("starts", {}),
-            configs=ranges.slots(configs, grid.slots)["configs"],
+            configs=by_process,
+            process_names=names,
             curve=curve,
         )
 
@@ -382,7 +427,7 @@ class PeriodReader:
         names = process_names(asking.by)
         by_name["starts"] = self._per_engine(
             partial(queries.starts, asking),
-            lambda labels: tuple(labels.get(name, "") for name in names),
+            partial(process_key, names=names),
         )
         return by_name
 
@@ -449,54 +494,3 @@ SIGNS = (
     queries.BEGUN,
     queries.ITL_MEAN,
 )
-
-
-# --- Configurations and process starts ------------------------------------------------------------
-
-
-class Configs:
-    """Cache configurations (labels of cache_config_info) and process start times over a period."""
-
-    def __init__(self, read: PeriodData, names: Sequence[str]) -> None:
-        self._read, self._names = read, names
-        self._rows: dict[Key, list[tuple[dict[str, str], Floats]]] = {}
-        for key, row in read.configs.items():
-            labels: dict[str, str] = dict(key)
-            self._rows.setdefault(self._process(labels), []).append((labels, row))
-
-    def _process(self, labels: Labels) -> Key:
-        return tuple(labels.get(name, "") for name in self._names)
-
-    def last(self, member: Member) -> dict[str, str]:
-        """The newest configuration of an engine. Empty if unknown."""
-        return self._at(member, len(self._read.grid.slots) - 1, step=-1)
-
-    def around(self, member: Member, t_s: float) -> tuple[dict[str, str], dict[str, str]]:
-        """The configurations of an engine before and after the hour that contains `t_s`."""
-        hour = int(np.searchsorted(np.array(self._read.grid.edges_s), t_s, side="right")) - 1
-        return self._at(member, hour - 1, step=-1), self._at(member, hour + 1, step=1)
-
-    def starts(self, member: Member) -> list[float]:
-        """Unix times in the period at which the engine's process was replaced."""
-        row = self._read.starts.get(self._process(member.labels))
-        if row is None:
-            return []
-        started_s = row[~np.isnan(row)]
-        grid = self._read.grid
-        return [
-            then
-            for was, then in pairwise(started_s.tolist())
-            if then > was and grid.from_s <= then < grid.to_s
-        ]
-
-    def _at(self, member: Member, hour: int, *, step: int) -> dict[str, str]:
-        """The configuration of an hour. If the hour has none: that of the nearest hour in the
-        direction of `step` (-1 or 1)."""
-        rows = self._rows.get(self._process(member.labels), ())
-        own = member.labels.get("engine")
-        hours = len(self._read.grid.slots)
-        for at in range(min(max(hour, 0), hours - 1), -1 if step < 0 else hours, step):
-            for labels, row in rows:
-                if not np.isnan(row[at]) and labels.get("engine") in (own, None):
-                    return {k: v for k, v in labels.items() if k not in member.labels}
-        return {}

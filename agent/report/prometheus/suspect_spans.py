@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
-from kneewatch.agent.report.prometheus.period import Configs, PeriodData
+from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
     GENERATED_TOKENS,
@@ -346,9 +346,9 @@ class FleetIncidents:
         self.known: dict[Key, list[KnownCause]] = {}
         self.left_out = 0
 
-    def look(self, now: PeriodData, configs: Configs) -> None:
+    def look(self, now: PeriodData) -> None:
         """Let fleet mode judge the spans, at the moments with the longest ones."""
-        rows = moments([*self._empty(now), *self._behind(now), *self._restarted(configs)])
+        rows = moments([*self._empty(now), *self._behind(now), *self._restarted(now)])
         rows.sort(key=lambda row: -sum(span.to_s - span.from_s for span in row[1]))
         self.left_out = sum(len(spans) for _, spans in rows[MOMENTS_MOST:])
         for judged_s, spans in rows[:MOMENTS_MOST]:
@@ -383,10 +383,10 @@ class FleetIncidents:
         for tier in self._fleet.tiers():
             yield from slow_spans(self._fleet.of(tier), itl_s, begun, now.at)
 
-    def _restarted(self, configs: Configs) -> Iterator[FleetSpan]:
+    def _restarted(self, now: PeriodData) -> Iterator[FleetSpan]:
         pools: dict[str, list[tuple[float, TierEngine]]] = {}
         for engine in self._fleet.members:
-            starts = [(t_s, engine) for t_s in configs.starts(engine.member)]
+            starts = [(t_s, engine) for t_s in now.process_starts(engine.member)]
             pools.setdefault(engine.member.pool, []).extend(starts)
         for starts in pools.values():
             yield from restart_spans(sorted(starts, key=lambda start: start[0]))

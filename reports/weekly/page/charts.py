@@ -142,7 +142,7 @@ def latency_by_hour(
     summary = f"P99 from {duration(min(finite))} to {duration(max(finite))}"
     late = "" if budget_s is None else f"; target {stated_duration(budget_s)}"
     days = _days(hours, calendar)
-    edges = (ticks.at[0], ticks.at[-1])
+    edges = (ticks[0][0], ticks[-1][0])
     inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)
     return Plot("TTFT by hour", inside, f"{summary}{late}.", bound=budget_s is not None)
 
@@ -158,7 +158,7 @@ def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
         for x, y in _areas(hours):
             pen.area(x, y, "bars")
 
-    inside = draw(paint, x=_ends(hours), y=(0.0, max(ticks.at[-1], max(requests))),
+    inside = draw(paint, x=_ends(hours), y=(0.0, max(ticks[-1][0], max(requests))),
                   x_ticks=_days(hours, calendar), y_ticks=ticks)  # fmt: skip
     least, most = number(min(requests)), number(max(requests))
     return Plot("Requests by hour", inside, f"From {least} to {most}.")
@@ -198,8 +198,8 @@ def _against_load(
         )
         pen.line(loads, [value.expected for _, value in points], "p99")
 
-    inside = draw(paint, x=(0.0, right), y=(0.0, y_ticks.at[-1]), y_ticks=y_ticks,
-                  x_ticks=_within(x_ticks, right))  # fmt: skip
+    inside = draw(paint, x=(0.0, right), y=(0.0, y_ticks[-1][0]), y_ticks=y_ticks,
+                  x_ticks=[tick for tick in x_ticks if tick[0] <= right])  # fmt: skip
     first, last = points[0][1].expected, points[-1][1].expected
     c_max = "" if knee.c_max is None else f" C_max is {number(knee.c_max.expected)}."
     return Plot(
@@ -232,13 +232,13 @@ def _words(pen: Pen, at: float, height: float, words: str, role: str, right: flo
 def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
     """Ticks at round values, from 0 to at least `most`."""
     if not most > 0:
-        return Ticks((0.0, 1.0), (words(0.0), words(1.0)))
+        return [(0.0, words(0.0)), (1.0, words(1.0))]
     rough = most / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(nice * power for nice in NICE if nice * power >= rough * (1 - 1e-9))
     count = math.ceil(most / step - 1e-9)
-    at = tuple(step * place for place in range(count + 1))
-    return Ticks(at, tuple("0" if value == 0 else words(value) for value in at))
+    at = (step * place for place in range(count + 1))
+    return [(value, "0" if value == 0 else words(value)) for value in at]
 
 
 def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks:
@@ -248,13 +248,7 @@ def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks
     first = max(at for at, value in enumerate(grid) if value <= least)
     last = min((at for at, value in enumerate(grid) if value > most), default=len(grid) - 1)
     stride = max(1, math.ceil((last - first) / LOG_TICKS_MOST))
-    at = [*grid[first:last:stride], grid[last]]
-    return Ticks(tuple(at), tuple(words(value) for value in at))
-
-
-def _within(ticks: Ticks, right: float) -> Ticks:
-    kept = [(at, words) for at, words in zip(ticks.at, ticks.words, strict=True) if at <= right]
-    return Ticks(tuple(at for at, _ in kept), tuple(words for _, words in kept))
+    return [(value, words(value)) for value in (*grid[first:last:stride], grid[last])]
 
 
 def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
@@ -265,9 +259,8 @@ def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
     shown = noons[::stride]
     if not shown:
         some = [hour.start_s for hour in hours[:: max(1, len(hours) // 4)]]
-        return Ticks(tuple(some), tuple(calendar.clock(t_s) for t_s in some))
-    labels = (calendar.day(t_s).split(" ") for t_s in shown)
-    return Ticks(tuple(shown), tuple(f"{words[0]} {words[1]}" for words in labels))
+        return [(t_s, calendar.clock(t_s)) for t_s in some]
+    return [(t_s, " ".join(calendar.day(t_s).split(" ")[:2])) for t_s in shown]
 
 
 def _ends(hours: Sequence[Hour]) -> Edges:

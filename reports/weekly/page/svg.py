@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
-from msgspec import Struct
 
 Point = tuple[float, float]
 
@@ -89,11 +88,8 @@ formulas."""
 Edges = tuple[float, float]
 
 
-class Ticks(Struct, frozen=True):
-    """Labelled positions on an axis."""
-
-    at: tuple[float, ...]
-    words: tuple[str, ...]
+Ticks = list[tuple[float, str]]
+"""Labelled positions on an axis."""
 
 
 class Pen:
@@ -158,11 +154,11 @@ def draw(
 def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
     """Draw grid lines and labels. matplotlib's own axes would take longer than the charts."""
     across, along = axes.get_yaxis_transform(), axes.get_xaxis_transform()
-    for value, words in zip(y_ticks.at, y_ticks.words, strict=True):
+    for value, words in y_ticks:
         axes.plot((0, 1), (value, value), transform=across, gid="grid", clip_on=False)
         axes.text(-0.02, value, words, transform=across, ha="right", va="center")
     axes.plot((0, 1), (0, 0), transform=axes.transAxes, gid="axis", clip_on=False)
-    for value, words in zip(x_ticks.at, x_ticks.words, strict=True):
+    for value, words in x_ticks:
         axes.text(value, -0.03, words, transform=along, ha="center", va="top")
 
 
