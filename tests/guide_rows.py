@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.reports.weekly.guide_tables import BY_SLO, Row, kv_metrics, monitoring
+from kneewatch.reports.weekly.guide_tables import Row, kv_metrics, monitoring
 
 DECISIONS = (
     Row(
@@ -44,7 +44,7 @@ DECISIONS = (
 )
 
 SYMPTOM_LIST = (
-    Row("8.5", "S1 TTFT too high at low concurrency", BY_SLO, ("prefill_bound",)),
+    Row("8.5", "S1 TTFT too high at low concurrency", ("TTFT-P99", "TTFT-P50"), ("prefill_bound",)),
     Row("8.5", "S2 ITL spikes under mixed load", ("ITL-STALL",), ("prefill_interference",)),
     Row("8.5", "S3 throughput plateau too low", ("QUEUE-GROWS",), ("queue_saturation",)),
     Row("8.5", "S4 TTFT and ITL cannot both be met", ("TTFT-P99", "ITL-P99"), ("slo_conflict",)),

@@ -283,12 +283,12 @@ def stored_verdict(
     if not replicas:
         return None, "unknown: not watched at that time"
     try:
-        then = history.verdicts(replicas, at_s)
+        verdicts, damaged = history.verdicts(replicas, at_s)
     except Problem:
         return None, "unknown: cannot read the history"
-    if then.verdicts:
-        return then.verdicts[0], ""
-    if then.damaged:
+    if verdicts:
+        return verdicts[0], ""
+    if damaged:
         return None, "unknown: the history is damaged at that time"
     return None, "unknown: not watched at that time"
 

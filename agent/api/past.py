@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,26 +34,14 @@ then filtered."""
 Read = TypeVar("Read")
 
 
-class EngineInterval(NamedTuple):
-    """A period in which an engine had a stage, cause or health."""
-
-    engine: StoredEngine
-    interval: Interval
+EngineInterval = tuple[StoredEngine, Interval]
+"""A period in which an engine had a stage, cause or health."""
 
 
-class PastVerdicts(Struct, frozen=True):
-    """Verdicts at a moment, worst first. `damaged` are the targets whose stored history
-    is damaged."""
-
-    verdicts: Sequence[Verdict]
-    damaged: tuple[str, ...] = ()
-
-    def notices(self) -> list[str]:
-        """At most one sentence: which targets have no diagnosis because their history is
-        damaged."""
-        names = ", ".join(self.damaged)
-        text = f"the history is damaged at that moment: no diagnosis of {names}"
-        return [text] if names else []
+def damage_notices(damaged: Sequence[str]) -> list[str]:
+    """At most one sentence: which targets have no diagnosis because their history is damaged."""
+    text = f"the history is damaged at that moment: no diagnosis of {', '.join(damaged)}"
+    return [text] if damaged else []
 
 
 class History(Struct, frozen=True):
@@ -66,14 +54,16 @@ class History(Struct, frozen=True):
         """The stored engines of a target, or of all targets."""
         return self._read(lambda reader: reader.engines(target))
 
-    def verdicts(self, engines: Sequence[StoredEngine], at_s: float) -> PastVerdicts:
-        """The verdicts on engines at a moment, including verdicts that are not written to disk
-        yet."""
+    def verdicts(
+        self, engines: Sequence[StoredEngine], at_s: float
+    ) -> tuple[list[Verdict], tuple[str, ...]]:
+        """The verdicts on engines at a moment, worst first, including those that are not written to
+        disk yet; and the targets whose stored history is damaged."""
         unwritten_s = self.unwritten_s
         is_unwritten = unwritten_s is not None and at_s >= unwritten_s
         waiting = self.store.waiting() if is_unwritten and self.store is not None else []
 
-        def read(reader: Reader) -> PastVerdicts:
+        def read(reader: Reader) -> tuple[list[Verdict], tuple[str, ...]]:
             verdicts: list[Verdict] = []
             damaged: list[str] = []
             for engine in engines:
@@ -83,7 +73,7 @@ class History(Struct, frozen=True):
                     verdict = look.verdict
                     damaged += [engine.target] if look.damaged else []
                 verdicts += [] if verdict is None else [verdict]
-            return PastVerdicts(worst_first(verdicts), tuple(dict.fromkeys(damaged)))
+            return worst_first(verdicts), tuple(dict.fromkeys(damaged))
 
         return self._read(read)
 
@@ -118,11 +108,11 @@ class History(Struct, frozen=True):
             ]
 
         rows = [
-            EngineInterval(engine, self._as_of(interval, engine, until_s))
+            (engine, self._as_of(interval, engine, until_s))
             for interval in self._read(read)
             if (engine := by_id.get(interval.engine_id)) is not None
         ]
-        return sorted(rows, key=lambda row: row.interval.start_s)[-INTERVALS_MAX:]
+        return sorted(rows, key=lambda row: row[1].start_s)[-INTERVALS_MAX:]
 
     def _as_of(self, interval: Interval, engine: StoredEngine, until_s: float) -> Interval:
         """The interval as it looked at `until_s`. It is open if it ended later. It ends at its last

@@ -16,7 +16,7 @@ from kneewatch.agent.api.parameters import TRIAGE_FORMS, Asked, asked
 from kneewatch.agent.api.past import (
     EngineInterval,
     History,
-    PastVerdicts,
+    damage_notices,
     history_reach,
     interval_document,
 )
@@ -86,10 +86,10 @@ class Triage:
             state.name: query.now_s - state.t_s for state in states if late(state, query.now_s)
         }
         if is_past:
-            then = history.verdicts(stored, moment_s)
-            verdicts, notices = then.verdicts, [*then.notices(), *notices]
+            verdicts, damaged = history.verdicts(stored, moment_s)
+            notices = [*damage_notices(damaged), *notices]
             if not verdicts and not intervals:
-                raise _nothing_then(stored, then, notices)
+                raise _nothing_then(stored, damaged, notices)
         else:
             each = (shown(state, is_late=state.name in late_s) for state in states)
             verdicts = worst_first(chain.from_iterable(each))
@@ -155,11 +155,11 @@ def redirect(path: str, request: Request, names: Sequence[str], *, target: str =
 
 
 def _nothing_then(
-    engines: Sequence[StoredEngine], then: PastVerdicts, notices: Sequence[str]
+    engines: Sequence[StoredEngine], damaged: Sequence[str], notices: Sequence[str]
 ) -> Problem:
     if not engines:
         return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))
-    if then.damaged:
+    if damaged:
         lines = [*notices, history_reach(engines)]
     elif notices:
         lines = ["no data at that moment", history_reach(engines), *notices]

@@ -195,11 +195,10 @@ class _Past:
     def diagnoses(self) -> list[Verdict] | None:
         """The diagnoses at the requested moment. None if they cannot be read."""
         try:
-            then = self._history.verdicts(self._engines, self._request.moment_s)
+            verdicts, self.damaged = self._history.verdicts(self._engines, self._request.moment_s)
         except Problem:
             return None
-        self.damaged = then.damaged
-        return list(then.verdicts)
+        return verdicts
 
     def nothing_then(self, target: str) -> str:
         """The reason why a target has no diagnosis at the requested moment, with the times at which

@@ -294,12 +294,8 @@ class Frame(Struct, frozen=True):
     docs_url: str = ""
 
 
-class _ChartSpec(Struct, frozen=True):
-    key: str
-    title: str
-    format: Callable[[float], str]
-    bound: float | None
-    least: float
+_ChartSpec = tuple[str, str, Callable[[float], str], float | None, float]
+"""A chart: its signal, title, format, bound and the least value at its top."""
 
 
 def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
@@ -386,9 +382,9 @@ def _chart_specs(diagnosis: Verdict) -> tuple[_ChartSpec, ...]:
     stated = _threshold(diagnosis, "KV-FULL", Severity.INFO)
     full = FILLING_FROM_RATIO if stated is None else stated
     return (
-        _ChartSpec("kv_usage_ratio", "KV", percent, full, 1.0),
-        _ChartSpec("waiting", "waiting", number, queue, 4.0),
-        _ChartSpec("ttft_p99_s", "TTFT P99", duration, ttft_bound_s(diagnosis), 0.001),
+        ("kv_usage_ratio", "KV", percent, full, 1.0),
+        ("waiting", "waiting", number, queue, 4.0),
+        ("ttft_p99_s", "TTFT P99", duration, ttft_bound_s(diagnosis), 0.001),
     )
 
 
@@ -414,22 +410,23 @@ def ttft_bound_s(diagnosis: Verdict) -> float | None:
 def _drawn(
     spec: _ChartSpec, diagnosis: Verdict, trail: Trail, over: Span, frame: Frame
 ) -> list[Line]:
-    value = diagnosis.values.get(spec.key)
-    value_text = "-" if value is None else spec.format(value)
-    beyond = value is not None and spec.bound is not None and value > spec.bound
-    title = frame.glyphs.fit(f"{spec.title} {value_text}", over.columns).rstrip()
-    bound = "" if spec.bound is None else f"{frame.glyphs.at_most} {spec.format(spec.bound)}"
+    key, name, formatted, limit, least = spec
+    value = diagnosis.values.get(key)
+    value_text = "-" if value is None else formatted(value)
+    beyond = value is not None and limit is not None and value > limit
+    title = frame.glyphs.fit(f"{name} {value_text}", over.columns).rstrip()
+    bound = "" if limit is None else f"{frame.glyphs.at_most} {formatted(limit)}"
     bound = bound if len(title) + 1 + len(bound) <= over.columns else ""
     title_line: Line = (
         (title, "over" if beyond else "strong"),
         (bound.rjust(over.columns - len(title)), "faint"),
     )
-    shown = cells_of(trail.times_s, trail.values[spec.key], over)
-    top = top_of(shown, spec.bound, least=spec.least)
-    if spec.key == "kv_usage_ratio":
+    shown = cells_of(trail.times_s, trail.values[key], over)
+    top = top_of(shown, limit, least=least)
+    if key == "kv_usage_ratio":
         top = 1.0
     rows = frame.chart_rows
-    return [title_line, *chart(shown, rows=rows, top=top, bound=spec.bound, glyphs=frame.glyphs)]
+    return [title_line, *chart(shown, rows=rows, top=top, bound=limit, glyphs=frame.glyphs)]
 
 
 def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[Line]:

@@ -22,7 +22,6 @@ from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
 FLEET = "Fleet utilization"
-BY_SLO = ("TTFT-P99", "TTFT-P50")
 
 
 class Row(Struct, frozen=True):

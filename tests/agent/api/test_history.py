@@ -147,7 +147,7 @@ ENGINE = StoredEngine(1, "r1", "llama", "0", "", {}, 0.0, 0.0)
 def intervals(count: int) -> list[EngineInterval]:
     """Warnings of one second each."""
     return [
-        EngineInterval(
+        (
             ENGINE,
             Interval("health", "warning", Severity.WARNING, n, n + 1.0, n + 1.0, "ended", 1),
         )
@@ -163,8 +163,8 @@ def test_a_long_past_is_cut_to_the_newest_and_says_so() -> None:
 
 
 def test_hostile_names_of_the_past_are_text() -> None:
-    interval = replace(intervals(1)[0].interval, id="[a](b)", kind="cause")
-    hostile = EngineInterval(replace(ENGINE, target="<b>\x1b[31m|`x`"), interval)
+    interval = replace(intervals(1)[0][1], id="[a](b)", kind="cause")
+    hostile = (replace(ENGINE, target="<b>\x1b[31m|`x`"), interval)
     assert "\x1b" not in past("text", [hostile], since_s=0, t_s=10.0)
     marked = past("markdown", [hostile], since_s=0, t_s=10.0)
     assert "\\<b\\>" in marked
