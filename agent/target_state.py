@@ -5,15 +5,16 @@ Cycles write the states; the API, the notifier and reports read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from threading import Lock
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.rules.rule import Severity
-from kneewatch.rules.wire import Figure, UnixTime, to_ms
+from kneewatch.rules.wire import to_ms
 
 
 class TargetState(Struct, frozen=True):
@@ -41,40 +42,24 @@ class TargetState(Struct, frozen=True):
         return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.OK)
 
 
-class Watching(Struct, frozen=True, kw_only=True):
+def watching(state: TargetState, *, late: bool) -> dict[str, Any]:
     """The scrape state of a target, as documents contain it."""
-
-    target: str
-    url: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    t_s: UnixTime = field(default=0.0, name="t")
-    late: bool = False
-    interval_s: Figure = 0.0
-    cycle_s: Figure = 0.0
-    cycles: int = 0
-    failures: int = 0
-    failing: int = 0
-    sources: Sequence[SourceState] = ()
-
-
-def watching(state: TargetState, *, late: bool) -> Watching:
-    """The scrape state of a target."""
-    return Watching(
-        target=state.name,
-        url=state.url,
-        labels=state.labels,
-        t_s=to_ms(state.t_s),
-        late=late,
-        interval_s=state.interval_s,
-        cycle_s=round(state.cycle_s, 6),
-        cycles=state.cycles,
-        failures=state.failures,
-        failing=state.failing,
-        sources=[
+    return {
+        "target": state.name,
+        "url": state.url,
+        "labels": state.labels,
+        "t": to_ms(state.t_s),
+        "late": late,
+        "interval_s": state.interval_s,
+        "cycle_s": round(state.cycle_s, 6),
+        "cycles": state.cycles,
+        "failures": state.failures,
+        "failing": state.failing,
+        "sources": [
             replace(source, t_s=to_ms(source.t_s), duration_s=round(source.duration_s, 6))
             for source in state.sources
         ],
-    )
+    }
 
 
 class Board:

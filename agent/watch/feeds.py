@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import GpuStream, TargetStream
-from kneewatch.agent.target_state import Watching
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
@@ -202,13 +201,13 @@ class Triage(Struct, frozen=True):
     schema: Literal["kneewatch.triage/1"]
     t_s: UnixTime = msgspec.field(name="t")
     targets: list[msgspec.Raw]
-    watching: list[Watching] = []
+    watching: list[dict[str, Any]] = []
     pending: list[str] = []
 
     @property
     def late(self) -> frozenset[str]:
         """The targets whose data is old."""
-        return frozenset(row.target for row in self.watching if row.late)
+        return frozenset(str(row.get("target")) for row in self.watching if row.get("late"))
 
     def verdicts(self) -> tuple[list[Verdict], str]:
         """The verdicts that can be read, and why one cannot."""
