@@ -20,7 +20,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_of
-from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.names.vllm_metrics import LARGEST, VLLM_PREFIX
 from kneewatch.collector.scrape_history import Columns, Where
 from kneewatch.collector.window import Window
 
@@ -670,14 +670,16 @@ class InfoLabel(OfMetric, frozen=True):
 
 def info_number(metric: str, label: str) -> InfoLabel:
     """The number that a label contains."""
-    return InfoLabel(metric, label, _number)
+    return InfoLabel(metric, label, count_in)
 
 
-def _number(text: str) -> float | None:
+def count_in(text: str) -> float | None:
+    """The number from 0 to LARGEST that a label contains; None for anything else."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if 0 <= value <= LARGEST else None
 
 
 def info_names(metric: str, label: str) -> InfoLabel:

@@ -16,6 +16,7 @@ from kneewatch.collector.engines.engine_kind import (
     STEP_TOKENS,
     TENSOR_SPLIT,
 )
+from kneewatch.collector.signals.expr import count_in
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -78,14 +79,8 @@ def label_context_tokens(config: Mapping[str, str], size: float | None) -> int |
 
 def label_number(config: Mapping[str, str], label: str) -> float | None:
     """The label's value as a number above 0; None if it is missing or not such a number."""
-    text = config.get(label, "")
-    if text in _UNSET_LABELS:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value <= LARGEST else None
+    value = count_in(config.get(label, ""))
+    return value if value and value <= LARGEST else None
 
 
 def label_count(config: Mapping[str, str], label: str) -> int | None:

@@ -8,8 +8,12 @@ count as free.
 
 from __future__ import annotations
 
+from kneewatch.collector.signals.expr import count_in
 from kneewatch.diagnose.learned.work import FINISHED, FINISHED_PROMPTS, Work
 from kneewatch.diagnose.values import Signals, Values
+
+BLOCK_TOKENS = 16
+"""Tokens of a KV block where the page has no number."""
 
 
 class KvBalance:
@@ -37,14 +41,7 @@ class KvBalance:
         in_flight = taken - ended_prompts - work.answer_tokens
         if running + (signals.get("waiting") or 0.0) == 0 or in_flight < self._gone_tokens:
             self._gone_tokens = in_flight
-        part_blocks = running * _block_tokens(values)
+        # The last block of a request is partly filled.
+        part_blocks = running * (count_in(values.config.get("block_size", "")) or BLOCK_TOKENS)
         owned = (in_flight - self._gone_tokens + part_blocks) / capacity
         return max(0.0, round(20 * (usage - owned)) / 20)  # in steps: the store keeps every change
-
-
-def _block_tokens(values: Values) -> float:
-    """Tokens of a KV block: the last block of a request is partly filled."""
-    try:
-        return float(values.config.get("block_size", ""))
-    except ValueError:
-        return 16.0

@@ -76,7 +76,7 @@ class Work(Struct, frozen=True):
     @property
     def step(self) -> Step:
         """The mean decode step; where answers have one token, a step that takes no time."""
-        if not self.gaps:
+        if not self.gaps or not self.gaps_s:
             return Step(0.0, 1.0, USAGE_MIN, 0.0, 1.0)
         sequences = self.gaps + self.first_tokens
         step_s = self.gaps_s / self.gaps
@@ -144,7 +144,8 @@ class Work(Struct, frozen=True):
         enough = requests >= COUNT_MIN and self.prompt_tokens > 0
         computed = self.computed_tokens
         under_way = self.uncounted_tokens > UNDER_WAY_MIN * self.prompt_tokens
-        tokens = self.tokens / (self.gaps + requests)
+        sequences = self.gaps + requests
+        tokens = self.tokens / sequences if sequences else None
         return {
             DEMAND: requests / self.seconds if requests >= COUNT_MIN else None,
             PROMPTS: self.prompt_tokens / requests if enough else None,
@@ -152,7 +153,9 @@ class Work(Struct, frozen=True):
             ANSWERS: self.answer_tokens / self.answers if self.answers >= COUNT_MIN else None,
             HITS: max(0.0, 1 - computed / self.prompt_tokens) if enough else None,
             DRAFTS: tokens,
-            STREAM: tokens * self.gaps / self.gaps_s if self.gaps_s else None,
+            STREAM: tokens * self.gaps / self.gaps_s
+            if tokens is not None and self.gaps_s
+            else None,
         }
 
 
