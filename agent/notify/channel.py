@@ -28,6 +28,9 @@ from kneewatch.agent.target_state import TargetState
 log = logging.getLogger(__name__)
 
 QUEUE_MAX, GIVEN_UP_MAX = 256, 64
+FAILING_ATTEMPTS = 5
+"""A receiver is reported as a problem after this many failed attempts in a row."""
+
 STORED_MAX = 4096
 """Most stored messages of a receiver that wait on disk until the queue has room for them."""
 
@@ -96,6 +99,11 @@ class Outbox:
         return had_room
 
     @property
+    def attempts(self) -> int:
+        """Failed attempts to send the message that is due next."""
+        return self._waiting[0].failures if self._waiting else 0
+
+    @property
     def has_room(self) -> bool:
         """Whether the queue takes a message without dropping one."""
         return len(self._waiting) < QUEUE_MAX
@@ -157,6 +165,13 @@ class Outbox:
 
 
 # --- The channel ----------------------------------------------------------------------------------
+
+
+def failing(attempts: int) -> str:
+    """The problem of a receiver whose last attempts all failed; empty if they are few."""
+    if attempts < FAILING_ATTEMPTS:
+        return ""
+    return f"{attempts} attempts in a row failed; kneewatch's log says why"
 
 
 class ReceiverThread:
@@ -327,9 +342,11 @@ class Channel(ReceiverThread):
             self._changed.notify()
 
     def problem(self) -> str:
-        """The number of messages that were given up; empty if there are none."""
+        """The number of messages that were given up, or of failed attempts."""
         count = len(self._outbox.given_up)
-        return f"{count} messages given up; a reload tries them again" if count else ""
+        given_up = f"{count} messages given up; a reload tries them again" if count else ""
+        with self._changed:
+            return given_up or failing(self._outbox.attempts)
 
     def stats(self) -> NotifierStats:
         """The counts since the start. Events that wait in a group count as queued."""

@@ -31,8 +31,8 @@ class SendError(KneewatchError):
     """A message could not be delivered.
 
     `after_s` are the seconds that the receiver asks to wait before a retry; None if it does not
-    ask. `final`: a retry is useless. `hint` says what to check. The text contains no secret and can
-    be logged.
+    ask. `final`: it refuses this message, so a retry is useless. `hint` says what to check. The
+    text contains no secret and can be logged.
     """
 
     def __init__(
@@ -91,13 +91,10 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         text = str(exc).partition("://")[2] or str(exc)
         shown = f"{text} ({exc.hint})" if exc.kind == "tls" else text
         raise SendError(shown, hint=NO_CONNECTION) from exc
-    except smtplib.SMTPNotSupportedError as exc:
-        raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}", final=True) from exc
     except smtplib.SMTPRecipientsRefused as exc:
         codes = [code for code, _ in exc.recipients.values()]
         text = f"{where} refused all recipients (SMTP {', '.join(map(str, codes))})"
-        final = all(code >= 500 for code in codes)
-        raise SendError(text, final=final, hint="check the addresses in `to`") from exc
+        raise SendError(text, hint="check the addresses in `to`") from exc
     except smtplib.SMTPResponseException as exc:
         reply = exc.smtp_error
         words = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
@@ -106,7 +103,8 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         )
         is_login = isinstance(exc, smtplib.SMTPAuthenticationError)
         hint = "check user and password" if is_login else "check `from` and what the server allows"
-        raise SendError(text, final=exc.smtp_code >= 500 and not is_login, hint=hint) from exc
+        final = isinstance(exc, smtplib.SMTPDataError) and exc.smtp_code >= 500
+        raise SendError(text, final=final, hint=hint) from exc
     except TimeoutError as exc:
         text = f"{where}: timed out after {stated_duration(timeout_s)}"
         raise SendError(text, hint=NO_CONNECTION) from exc
@@ -176,9 +174,9 @@ def _tls(mail: Mail) -> ssl.SSLContext:
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-RETRYABLE = frozenset({401, 403, 407, 408, 425, 429})
-"""HTTP statuses after which a retry is useful; so it is after all 5xx. Secrets are read again for
-each attempt, so a rotated token ends a 401 or 403."""
+REFUSED = frozenset({400, 411, 413, 414, 415, 422})
+"""HTTP statuses that refuse the message itself. All others may end with the receiver's trouble: a
+rotated token, a proxy's page during maintenance, a route that is not there yet."""
 
 HINTS = {
     400: "check `kind`: the address takes another format",
@@ -262,12 +260,11 @@ def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s
     if 200 <= status < 300:
         return
     text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
-    if status in RETRYABLE or status >= 500:
-        hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
-        raise SendError(text, after_s=after_s(retry_after, now_s), hint=hint)
     if 300 <= status < 400:
         text += "; redirects are not followed: configure the final URL"
-    raise SendError(printable(text), final=True, hint=HINTS.get(status, HINTS[404]))
+    hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
+    is_final, wait_s = status in REFUSED, after_s(retry_after, now_s)
+    raise SendError(printable(text), final=is_final, after_s=wait_s, hint=hint)
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:

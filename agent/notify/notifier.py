@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import StateFile, state_path
-from kneewatch.agent.notify.channel import Channel, NotifierStats, ReceiverThread, RetryPolicy
+from kneewatch.agent.notify.channel import (
+    Channel,
+    NotifierStats,
+    ReceiverThread,
+    RetryPolicy,
+    failing,
+)
 from kneewatch.agent.notify.delivery import SendError, post
 from kneewatch.agent.notify.events import Event, Key, problems
 from kneewatch.agent.notify.forward import DiagnosedAlert
@@ -145,8 +151,10 @@ class AlertmanagerChannel(ReceiverThread):
             return NotifierStats(self._sent, self._failed, queued, self._dropped)
 
     def problem(self) -> str:
-        """Whether the last request was refused for good; empty if it was not."""
-        return "alerts given up: it refuses them; see kneewatch's log" if self._is_refused else ""
+        """Whether the last request was refused for good, or the last ones failed."""
+        if self._is_refused:
+            return "alerts given up: it refuses them; see kneewatch's log"
+        return failing(self._failures)
 
     def _queue(self, changes: Sequence[Event]) -> None:
         for event in changes:

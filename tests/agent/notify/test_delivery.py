@@ -143,16 +143,29 @@ def test_a_refusal_for_now_is_tried_again_when_asked(starting: Starting, taking:
 def test_a_refusal_for_good_is_dropped_and_logged_without_the_address(
     starting: Starting, taking: Taking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    taker = taking(Reply(status=404, body=b"no_service"), Reply(status=200))
+    taker = taking(Reply(status=400, body=b"no_text"), Reply(status=200))
     notifier = starting(webhook(taker))
     notifier.offer(state(sick()))
     settle(notifier)
     assert (len(taker.posts), stats_of(notifier).dropped) == (1, 1)
     assert "given up receiver=webhook-1" in caplog.text
-    assert "answered 404 Not Found" in caplog.text
+    assert "answered 400 Bad Request" in caplog.text
     assert "SECRETPATH" not in caplog.text
     notifier.offer(state(healthy(causes=[cause("gpu_fault")]), after_s=5))
     taker.wait(2)  # the next message is not kept by the lost one
+
+
+def test_a_receiver_that_keeps_failing_is_a_problem(starting: Starting, taking: Taking) -> None:
+    taker = taking(Reply(status=404))  # a route that is not there yet: the message is kept
+    notifier = starting(webhook(taker))
+    notifier.offer(state(sick()))
+    until(lambda: stats_of(notifier).failed >= channel.FAILING_ATTEMPTS)
+    (problem,) = notifier.problems()
+    assert "attempts in a row failed" in problem
+    taker.replies = [Reply()]
+    settle(notifier)
+    assert notifier.problems() == []
+    assert (stats_of(notifier).sent, stats_of(notifier).dropped) == (1, 0)
 
 
 def test_a_message_is_given_up_in_the_end(starting: Starting, taking: Taking) -> None:
@@ -291,7 +304,7 @@ def test_stored_messages_wait_on_disk_for_room_in_the_queue(
 def test_what_was_given_up_is_not_delivered_and_is_tried_again(
     starting: Starting, taking: Taking, tmp_path: Path
 ) -> None:
-    taker, text = taking(Reply(status=404)), ""
+    taker, text = taking(Reply(status=400)), ""
     text = webhook(taker)
     first = starting(text)
     first.offer(state(sick()))

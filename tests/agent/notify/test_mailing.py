@@ -97,7 +97,7 @@ def test_encrypted_and_logged_in(
 def test_encryption_is_not_given_up(mailing: Mailing, tmp_path: Path) -> None:
     server = mailing(Ways())  # offers no STARTTLS
     error = failure(mail(tmp_path, table(server.port)))
-    assert error.final
+    assert not error.final
     assert "STARTTLS" in str(error)
     assert server.mails == []
 
@@ -110,7 +110,7 @@ def test_one_recipient_refused_keeps_nothing_from_the_other(
     deliver(mail(tmp_path, table(server.port, 'security = "none"', to)), letter(), timeout_s=60)
     assert server.mails[0].recipients == ["b@x.org"]
     error = failure(mail(tmp_path, table(server.port, 'security = "none"', '"nobody@x.org"')))
-    assert error.final
+    assert not error.final
     assert "refused all recipients (SMTP 550)" in str(error)
 
 
@@ -118,10 +118,11 @@ def test_one_recipient_refused_keeps_nothing_from_the_other(
     ("replies", "final"),
     [
         pytest.param({"": "421 busy"}, False, id="busy at once"),
-        pytest.param({"": "554 not you"}, True, id="not wanted"),
+        pytest.param({"": "554 not you"}, False, id="not wanted"),
         pytest.param({"MAIL": "451 later"}, False, id="greylisted"),
         pytest.param({"DATA": "552 too large"}, True, id="too large"),
         pytest.param({"": "what?"}, False, id="no mail server"),
+        pytest.param({"": "2" * 9000}, False, id="a line without an end"),
     ],
 )
 def test_what_an_answer_means(
