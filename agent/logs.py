@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -28,6 +29,8 @@ MAX_VALUE_CHARS = 2_000
 """Maximum length of a value in characters: an error may quote a long part of a page."""
 
 MAX_TRACEBACK_CHARS = 20_000
+TRACEBACK_S, TRACEBACKS_MAX = 600.0, 256
+"""A traceback is logged again after this many seconds: one page may cause it at each scrape."""
 FIELD = re.compile(r" (\w+)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgx])")
 TEMPLATE = re.compile(rf"([^%]*?)((?:{FIELD.pattern})*)")
 CREDENTIALS = re.compile(r"//[^/\s@]*@")
@@ -76,13 +79,29 @@ class LineFormatter(logging.Formatter):
     def __init__(self, form: str) -> None:
         super().__init__()
         self._form = form
+        self._traced_s: dict[tuple[object, ...], float] = {}
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
         line = fields(record)
+        if self._is_repeated(record):
+            line["traceback"] = str(line["traceback"]).rpartition("\n")[2]
         if self._form == "json":
             return json.dumps(line)  # ASCII, so it cannot control a terminal
         return " ".join(f"{key}={quoted(value)}" for key, value in line.items())
+
+    def _is_repeated(self, record: logging.LogRecord) -> bool:
+        """Whether the traceback of an error at the same place was logged lately."""
+        if not record.exc_info or record.exc_info[2] is None:
+            return False
+        *_, (frame, number) = traceback.walk_tb(record.exc_info[2])
+        place = record.exc_info[0], frame.f_code, number
+        if 0 <= record.created - self._traced_s.get(place, -math.inf) < TRACEBACK_S:
+            return True
+        if len(self._traced_s) >= TRACEBACKS_MAX:
+            self._traced_s.clear()
+        self._traced_s[place] = record.created
+        return False
 
 
 def fields(record: logging.LogRecord) -> dict[str, str | float]:

@@ -154,3 +154,21 @@ def test_a_reader_that_is_gone_stops_nothing(root: logging.Logger) -> None:
     logs.configure(form="logfmt", level="info", fd=writing)
     logging.getLogger("kneewatch.x").warning("said to nobody")
     os.close(writing)
+
+
+def test_the_traceback_of_an_error_that_comes_back_is_logged_once_in_a_while() -> None:
+    formatter = logs.LineFormatter("json")
+
+    def crash(value: int, *, after_s: float = 0.0) -> str:
+        crashed = record("job crashed name=%s", "a")
+        crashed.created += after_s
+        try:
+            int(f"x{value}")
+        except ValueError as error:
+            crashed.exc_info = (type(error), error, error.__traceback__)
+        line: dict[str, str] = json.loads(formatter.format(crashed))
+        return line["traceback"]
+
+    assert crash(1).startswith("Traceback")
+    assert crash(2) == "ValueError: invalid literal for int() with base 10: 'x2'"
+    assert crash(3, after_s=logs.TRACEBACK_S + 60).startswith("Traceback")
