@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from kneewatch.agent.cli import cli
+from kneewatch.agent.notify import receivers
 from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, RUN_DEFAULTS, SETTINGS, HeadedOption, Setting
 from kneewatch.agent.targets import table_specs
@@ -573,6 +574,13 @@ def test_all_mistakes_in_tables_and_thresholds_are_named_at_once(
     assert len(mistakes) == len(MANY_MESSAGES)
     for message, beginning in zip(mistakes, MANY_MESSAGES, strict=True):
         assert message.startswith(beginning)
+
+
+def test_every_duration_has_a_limit() -> None:
+    # A window of 1e300 s silences every rule, and no socket takes such a timeout.
+    notify = [key for key, _ in receivers.KEYS.values()]
+    seconds = [each for each in (*SETTINGS, *notify) if each.kind == "seconds"]
+    assert [each.key for each in seconds if each.most > 400 * 366 * 86400.0] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
