@@ -166,7 +166,7 @@ class Daemon:
         with ExitStack() as parts:
             self._store = Store.open(store_file, retention=_retention(settings))
             parts.callback(lambda: self._store.close(max(self._left_s(), FLUSH_S)))
-            self._reader = Reader(store_file)
+            self._reader = Reader(store_file, on_damage=self._store.check)
             parts.callback(self._reader.close)
             self._notifier = Notifier.of(settings, store=store_file)
             parts.callback(lambda: self._notifier.close(self._left_s(0.3)))

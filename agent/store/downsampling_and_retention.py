@@ -380,6 +380,10 @@ class Maintenance:
         self._checked_s = clock()
         self._jobs: list[Callable[[sqlite3.Connection, EngineCache], bool]] = []
 
+    def check_soon(self) -> None:
+        """Check the file for damage in the next round. Thread-safe."""
+        self._checked_s = -math.inf
+
     def step(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         """Run the next job that is due. Returns whether a job was due."""
         if cache.due_engines:

@@ -204,13 +204,18 @@ LAST_S = (
 class Reader:
     """Reads a store. Each query sees a consistent snapshot, even while the daemon writes."""
 
-    def __init__(self, path: Path, loops: Decoders = PURE_PYTHON) -> None:
-        """Open the store.
+    def __init__(
+        self,
+        path: Path,
+        loops: Decoders = PURE_PYTHON,
+        on_damage: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the store. `on_damage` is called when the file turns out to be damaged.
 
         Raises:
             StoreError: the store is missing or unreadable; the message says what to do.
         """
-        self.path, self._loops = path, loops
+        self.path, self._loops, self._on_damage = path, loops, on_damage
         self._lock = threading.Lock()
         self._file = identity(path)
         self._connection: sqlite3.Connection | None = connect_to_read(path)
@@ -366,6 +371,7 @@ class Reader:
                 yield connection
             except sqlite3.Error as error:
                 if is_damage(error):
+                    self._on_damage()
                     raise StoreError(
                         f"{self.path} is damaged: {error}; at its start `kneewatch run` moves a "
                         "damaged store aside and begins a new one"

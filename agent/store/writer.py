@@ -130,7 +130,7 @@ class StoreFile:
         maintenance: Maintenance,
         monotonic: Callable[[], float],
     ) -> None:
-        self._path, self._maintenance, self._monotonic = path, maintenance, monotonic
+        self._path, self.maintenance, self._monotonic = path, maintenance, monotonic
         self._session: set[int] = set()
         self._moved_aside_s = float("-inf")
         self._connection: sqlite3.Connection | None = None
@@ -149,7 +149,7 @@ class StoreFile:
             sqlite3.Error, OSError: the write failed; it can be retried.
         """
         connection = self._current()
-        most_bytes = self._maintenance.wal_max_bytes
+        most_bytes = self.maintenance.wal_max_bytes
         if wal_bytes(self._path) > most_bytes:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if wal_bytes(self._path) > most_bytes:
@@ -168,7 +168,7 @@ class StoreFile:
         Raises:
             sqlite3.Error, OSError: the job failed; it can be retried.
         """
-        return self._maintenance.step(self._current(), self._cache)
+        return self.maintenance.step(self._current(), self._cache)
 
     def recover(self, error: Exception) -> None:
         """Close the connection after an error; the next call opens the file again. A damaged file
@@ -337,6 +337,10 @@ class Store:
     def waiting(self) -> list[PackedCycle]:
         """Encoded cycles that are not written yet, oldest first."""
         return self._backlog.waiting()
+
+    def check(self) -> None:
+        """Check the file for damage soon, and not only once a day. Thread-safe."""
+        self._store_file.maintenance.check_soon()
 
     def close(self, timeout_s: float) -> None:
         """Write queued cycles for at most `timeout_s` seconds, then close the file."""

@@ -19,7 +19,7 @@ from kneewatch.agent.report.history import History
 from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect
-from kneewatch.agent.store.downsampling_and_retention import Maintenance
+from kneewatch.agent.store.downsampling_and_retention import ROUND_INTERVAL_S, Maintenance
 from kneewatch.agent.store.ingest import flush_engine
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle
@@ -258,11 +258,11 @@ def test_a_damaged_store_is_moved_aside_at_the_start(tmp_path: Path, seed: int) 
     assert aside.stat().st_size > 100_000
 
 
-def destroy(path: Path, seed: int) -> None:
+def destroy(path: Path, seed: int, begin: int = 0) -> None:
     """Write nonsense into every page of a file, under the feet of who has it open."""
     rng = random.Random(seed)
     with path.open("r+b") as file:
-        for at in range(0, path.stat().st_size, 512):
+        for at in range(begin, path.stat().st_size, 512):
             file.seek(at)
             file.write(rng.randbytes(300))
 
@@ -289,14 +289,23 @@ def test_damage_at_run_time_stops_nothing(tmp_path: Path, seed: int) -> None:
     assert numbers(path)[-1] == 1000
 
 
-def test_damage_that_nobody_came_across_is_found_within_a_day(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_damage_is_found_within_a_day_and_soon_if_a_reader_comes_across_it(
+    tmp_path: Path, *, read: bool
+) -> None:
     path, now_s = tmp_path / "store.db", START_S
     written(path, *[numbered(at) for at in range(900)])
     store = Store.open(path, retention=KEEP_ALL, clock=lambda: now_s)
-    destroy(path, 1)
+    reader = Reader(path, on_damage=store.check)
+    destroy(path, 1, begin=4096)
     now_s = START_S + DAY_S
+    if read:
+        now_s = START_S + ROUND_INTERVAL_S
+        with pytest.raises(StoreError, match="is damaged"):
+            reader.engines()
     store.put(numbered(901))
     until(lambda: any(tmp_path.glob("*.corrupt-*")))
+    reader.close()
     store.put(numbered(902))
     settle(store)
     store.close(PATIENCE_S)
