@@ -13,11 +13,12 @@ import json
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from kneewatch.agent.console import NO_DATA, OK
@@ -31,10 +32,32 @@ ALIVE_S = (0.0, 5.0)
 """How long a daemon runs before it is told to stop: from the time when it answers, or every fourth
 time from its start."""
 
+POLL_S = 0.1
+"""Seconds before the end of the time that is promised, when a daemon is looked at."""
+
 WELL = 8
 ALLOWED = {OK, NO_DATA, -signal.SIGTERM}
 """Exit statuses: all is written, the log says that the last cycles are not, and the signal came
 before the daemon took signals."""
+
+
+def ended(daemon: Daemon) -> int:
+    """The exit status. Of one that is late, the state of its threads is printed: those of the
+    kernel, and by SIGABRT those of Python."""
+    process = daemon.process
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(STOP_S - POLL_S)
+    for task in sorted(Path(f"/proc/{process.pid}/task").iterdir()):
+        with suppress(OSError):
+            state = (task / "stat").read_text().rpartition(")")[2].split()
+            waits = (task / "wchan").read_text()
+            print(f"{task.name}: {state[0]} in {waits}, CPU {state[11]} + {state[12]} ticks")
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(POLL_S)
+    process.send_signal(signal.SIGABRT)
+    status = process.wait(PATIENCE_S)
+    print(daemon.log[-20_000:])
+    return status
 
 
 def ends_s(times: int, seed: int = 1) -> tuple[list[float], Counter[int], int]:
@@ -48,12 +71,12 @@ def ends_s(times: int, seed: int = 1) -> tuple[list[float], Counter[int], int]:
         file_sd.write_text(json.dumps([{"targets": [u for some in urls.values() for u in some]}]))
         own = ("--interval", "1s", "--gpu-metrics", exporter, "--file-sd", file_sd)
         for at in range(times):
-            with Daemon(folder, *own) as daemon:
+            with Daemon(folder, *own, env={"PYTHONFAULTHANDLER": "1"}) as daemon:
                 assert at % 4 == 0 or daemon.url
                 time.sleep(rng.uniform(*ALIVE_S))
                 since_s = time.monotonic()
                 daemon.process.send_signal(signal.SIGTERM)
-                status = daemon.process.wait(PATIENCE_S)
+                status = ended(daemon)
                 took_s.append(time.monotonic() - since_s)
                 statuses[status] += 1
                 assert "Traceback" not in daemon.log, daemon.log
