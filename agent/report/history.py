@@ -240,6 +240,11 @@ class Member(Struct, frozen=True):
         program = self.verdict and self.verdict.program
         return program or self.engine.labels.get(PROGRAM, "")
 
+    @property
+    def is_router(self) -> bool:
+        """Whether it is no engine but a router."""
+        return self.program in {router.title for router in ROUTERS}
+
 
 def members_of(history: History, request: ReportRequest) -> list[Member]:
     """The requested engines of both periods.
@@ -287,8 +292,8 @@ def _member(history: History, engine: StoredEngine, request: ReportRequest) -> M
     gpu = request.stated(engine.target).stated.gpu
     name = gpu.id if gpu else ""
     program = verdict.program if verdict else None
-    counts = program not in {router.title for router in ROUTERS}
-    return Member(engine, tier_name(engine.model, tier, name, program), name, verdict, counts)
+    member = Member(engine, tier_name(engine.model, tier, name, program), name, verdict)
+    return replace(member, counts=not member.is_router)
 
 
 class EngineHistory(Struct, frozen=True):

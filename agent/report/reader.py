@@ -102,7 +102,7 @@ class PeriodReader:
             grid=request.grid,
             before_grid=request.before,
             source=self._history.name,
-            tiers=[self._tier(name) for name in self._shown()],
+            tiers=[self._tier(name, targets) for name in sorted(self._tiers)],
             episodes=sorted(self._incidents, key=lambda incident: incident.episode.start_s),
             recommended=sorted(self._recommended, key=lambda advice: advice.first_s),
             configured=sorted(self._configured, key=lambda change: change.t_s),
@@ -113,13 +113,6 @@ class PeriodReader:
             ),
         )
         return self._history.with_remarks(observed)
-
-    def _shown(self) -> list[str]:
-        """The tiers to report: not those of routers without an incident."""
-        troubled = {incident.tier for incident in self._incidents}
-        return sorted(
-            name for name, members in self._tiers.items() if members[0].counts or name in troubled
-        )
 
     def _engine(self, member: Member) -> None:
         """Read one engine in both periods: its figures, incidents, advice and configurations."""
@@ -210,7 +203,7 @@ class PeriodReader:
                 yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
         self._progress(self._steps, self._steps)
 
-    def _tier(self, name: str) -> TierObserved:
+    def _tier(self, name: str, targets: list[TargetObserved]) -> TierObserved:
         members, periods = self._tiers[name], (self._now[name], self._before[name])
         for of, totals in zip(periods, self._history.totals(name), strict=True):
             of.minutes = totals.minutes
@@ -227,6 +220,8 @@ class PeriodReader:
             if each.counts and each.verdict is not None and each.verdict.proposed
             if seen(each.engine, grid.from_s, grid.to_s)
         ]
+        own = {member.engine.target for member in members}
+        watched_s = [target.watched_s for target in targets if target.target in own]
         return TierObserved(
             id=name,
             model=first.engine.model or UNNAMED,
@@ -238,6 +233,7 @@ class PeriodReader:
             ),
             now=periods[0],
             before=periods[1],
+            router_s=max(watched_s, default=0.0) if first.is_router else None,
         )
 
 

@@ -254,6 +254,7 @@ def _tier(tier: TierObserved, grid: Grid) -> Tier:
         engines=tuple(_engine(engine, length_s) for engine in tier.now.engines),
         engines_present=present,
         gpus=None if gpus is None else gpus * present,
+        is_router=tier.router_s is not None,
     )
 
 
@@ -275,6 +276,8 @@ def _period(grid: Grid, tiers: Sequence[TierObserved], *, before: bool) -> Perio
     for slot, *spans in zip(grid.slots, *(engine.spans for engine in engines), strict=True):
         watched_s = max((span.clock_s for span in spans), default=0.0)
         covered_s += min(watched_s, slot.end_s - slot.start_s)
+    routers_s = 0.0 if before else max((tier.router_s or 0.0 for tier in tiers), default=0.0)
+    covered_s = max(covered_s, routers_s)
     return Period(grid.from_s, grid.to_s, covered_s, grid.days)
 
 
@@ -283,7 +286,7 @@ def _notices(observed: Observed) -> tuple[str, ...]:
     compare with."""
     notices = list(observed.notices)
     period = _period(observed.grid, observed.tiers, before=False)
-    if not any(tier.now.engines for tier in observed.tiers):
+    if not period.covered_s:
         notices.append(EMPTY)
     elif period.covered_s < PARTIAL_RATIO * (period.to_s - period.from_s):
         notices.append(watched_words(period))

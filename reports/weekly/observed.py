@@ -367,7 +367,10 @@ class TierStated(Struct, frozen=True):
 
 
 class TierObserved(Struct, frozen=True):
-    """A tier in the period, and in the period before. `program` is empty for vLLM."""
+    """A tier in the period, and in the period before. `program` is empty for vLLM.
+
+    A tier of routers has no engines: `router_s` are the seconds in which one was watched.
+    """
 
     id: str
     model: str
@@ -376,6 +379,7 @@ class TierObserved(Struct, frozen=True):
     now: EnginesObserved
     before: EnginesObserved
     program: str = ""
+    router_s: float | None = None
 
 
 class Observed(Struct, frozen=True):

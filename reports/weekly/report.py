@@ -47,6 +47,7 @@ class Tier(Struct, frozen=True):
     `id` is the name of the tier in all sections. `engines` are all engines that were watched in the
     period. `engines_present` is the number of engines that run at the same time at its end. `gpu`
     is empty if unknown. `gpus` is the number of GPUs of the present engines; None if not set.
+    `is_router`: the tier is a router, or several of a kind, and has no engines.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Tier(Struct, frozen=True):
     engines: tuple[EngineSpan, ...]
     engines_present: int
     gpus: int | None
+    is_router: bool = False
 
 
 class Action(Struct, frozen=True):

@@ -27,6 +27,7 @@ from kneewatch.rules.rule import BY_WORD, Severity
 
 SIZED = ("right", "too small", "too large")
 NOT_WATCHED = "no engine was watched in this period"
+ROUTER = "a router serves no model and holds no GPUs"
 HEALTHY = "no incidents, nothing at warning or worse"
 WATCHED_LEAST = 0.1
 """Share of the period that must have been watched before a tier is called healthy: 17 h of a week.
@@ -83,8 +84,8 @@ def verdict(of: TierSections) -> Verdict:
         incidents=len(of.incidents),
         incident_s=_lasted_s(serious),
         size=of.size.verdict,
-        size_text=_size(of.size),
-        money_text=_money(of.money, of.size),
+        size_text=ROUTER if of.tier.is_router else _size(of.size),
+        money_text=ROUTER if of.tier.is_router else _money(of.money, of.size),
         action=_action(of, serious),
         trends=_trends(of),
     )

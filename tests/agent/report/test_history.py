@@ -18,6 +18,7 @@ from kneewatch.agent.store.records import RawCounters
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Grid, TierStated
+from kneewatch.reports.weekly.verdict import HEALTHY, ROUTER
 from tests.agent.running import run
 from tests.agent.store.factories import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S
@@ -96,6 +97,24 @@ def test_a_tier_proposes_what_all_its_engines_met(tmp_path: Path) -> None:
         "quiet hours suggest TTFT P99 1.2 s, ITL P99 60 ms: set slo.ttft_p99_s = 1.2 and "
         "slo.itl_p99_s = 0.06"
     )
+
+
+@pytest.mark.parametrize("beside", [(), ("a",)])
+def test_a_healthy_router_is_reported_as_a_router(tmp_path: Path, beside: tuple[str, ...]) -> None:
+    path = tmp_path / "store.db"
+    written(path, *(
+        cycle(replace(diagnosis(100.0 + 50 * at, target=name), program=program))
+        for at in range(70)
+        for name, program in (("r", "vllm-router"), *((each, None) for each in beside))
+    ))  # fmt: skip
+    done = run("report", "--store", path, "--since", "1h", "--to", 3600, "--format", "json",
+               cwd=tmp_path)  # fmt: skip
+    document = json.loads(done.out)
+    (verdict,) = (each for each in document["verdicts"] if "router" in each["tier"])
+    assert (done.status, verdict["health"], verdict["health_text"]) == (0, "ok", HEALTHY)
+    assert verdict["size_text"] == verdict["money_text"] == ROUTER
+    assert [tier["is_router"] for tier in document["tiers"]] == [*(False for _ in beside), True]
+    assert not any("nothing was watched in this" in notice for notice in document["notices"])
 
 
 def test_engines_of_one_model_are_tiers_apart_and_a_router_is_none(tmp_path: Path) -> None:
