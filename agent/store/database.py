@@ -211,12 +211,20 @@ class Lock:
                 f"{path} has hard links, so its lock cannot exclude a second kneewatch; "
                 "copy it, or name another file (--store FILE)"
             )
-        self._name = Path(f"{path}.lock")
+        self._path, self._name = path, Path(f"{path}.lock")
         self._created = not self._name.exists()
-        self._file = self._locked(path)
-        while not os.fstat(self._file).st_nlink:  # deleted since it was opened: no lock
-            os.close(self._file)
-            self._file = self._locked(path)
+        self._file = self._locked()
+        self.renew()
+
+    def renew(self) -> None:
+        """Acquire the lock again if its file was deleted: a deleted file excludes nobody.
+
+        Raises:
+            StoreError: another process holds the lock now.
+        """
+        while not os.fstat(self._file).st_nlink:
+            deleted, self._file = self._file, self._locked()
+            os.close(deleted)
 
     def release(self, *, unused: bool = False) -> None:
         """Release the lock. `unused`: the store was not written, so a lock file that was created
@@ -226,14 +234,15 @@ class Lock:
                 self._name.unlink()
         os.close(self._file)
 
-    def _locked(self, path: Path) -> int:
+    def _locked(self) -> int:
         file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(file)
             raise StoreError(
-                f"another kneewatch writes to {path}; stop it, or name another file (--store FILE)"
+                f"another kneewatch writes to {self._path}; stop it, or name another file "
+                "(--store FILE)"
             ) from error
         return file
 

@@ -401,6 +401,7 @@ class Store:
     def _work(self, *, maintain: bool) -> None:
         batch = self._backlog.next(BATCH_CYCLES)
         try:
+            self._lock.renew()
             if batch:
                 self._write(batch)
             self._busy = maintain and self._store_file.maintain()

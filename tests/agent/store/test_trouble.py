@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kneewatch.agent.report.history import History
 from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
-from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.database import Lock, connect
 from kneewatch.agent.store.downsampling_and_retention import ROUND_INTERVAL_S, Maintenance
 from kneewatch.agent.store.ingest import flush_engine
 from kneewatch.agent.store.reader import Reader
@@ -396,6 +396,26 @@ def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "store.db")
     store.close(PATIENCE_S)
     opened(tmp_path / "store.db").close(PATIENCE_S)
+
+
+def test_a_store_whose_lock_was_deleted_is_locked_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store, lock = opened(path), tmp_path / "store.db.lock"
+    store.put(numbered(0))
+    settle(store)
+    lock.unlink()
+    store.put(numbered(1))
+    settle(store)
+    with pytest.raises(StoreError, match="another kneewatch writes"):
+        opened(path)
+    lock.unlink()
+    other = Lock(path)  # a second daemon was quicker
+    store.put(numbered(2))
+    until(lambda: "another kneewatch writes" in store.stats().last_error)
+    other.release()
+    until(lambda: not store.stats().last_error)
+    store.close(PATIENCE_S)
+    assert numbers(path) == [0, 1, 2], "the cycles waited"
 
 
 def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
