@@ -231,23 +231,19 @@ class Daemon:
             self._scheduler.start()
             self._cycles.start()
             supervisor.start()
-            # In the queue, not the scheduler: the queue's threads wake up as often for the targets
-            # anyway.
             every_s = self._settings["gpu_interval_s"]
             self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
-            self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
-            self._scheduler.put(
+            self._cycles.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
+            self._cycles.put(
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
-            self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
-            self._scheduler.put(
-                LEARNED_JOB, self._learned, interval_s=LEARNED_EVERY_S, first_in_s=0.0
-            )
+            self._cycles.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            self._cycles.put(LEARNED_JOB, self._learned, interval_s=LEARNED_EVERY_S, first_in_s=0.0)
             if (pods := self._discovery.pods) is not None:
-                self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
+                self._cycles.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if (fleet := self._fleet_watch) is not None:
                 every_s = fleet.state.interval_s
-                self._scheduler.put("fleet", fleet, interval_s=every_s, first_in_s=0.0)
+                self._cycles.put("fleet", fleet, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             lines = [f"triage   {self._server.url}/triage", f"history  {self._store_file}"]
             if self._fleet_watch is not None:
@@ -297,7 +293,7 @@ class Daemon:
         self._scheduler.stop()
         self._cycles.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while (self._scheduler.busy or self._cycles.busy) and time.monotonic() < until_s:
+        while self._cycles.busy and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _left_s(self, most_s: float = STOP_S) -> float:

@@ -1,4 +1,4 @@
-"""Schedules periodic jobs with APScheduler, each at its own phase. I/O edge."""
+"""Periodic jobs, their phases, and APScheduler for the reports. I/O edge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Any, Protocol, cast
 
 from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-untyped]
@@ -21,7 +20,6 @@ from apscheduler.triggers.base import BaseTrigger  # type: ignore[import-untyped
 log = logging.getLogger(__name__)
 
 HEARTBEAT, HEARTBEAT_S = "heartbeat", 10.0
-JOB = "job "
 TOLERANCE_S = 0.001
 """Tolerance for comparing times, in seconds. APScheduler rounds times by less."""
 
@@ -112,17 +110,14 @@ def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
 
 
 class Scheduler:
-    """Runs jobs at their intervals, never two of the same name at once.
+    """APScheduler, for the reports, whose triggers are cron expressions.
 
-    There are fewer jobs than APScheduler has threads, so a job that hangs delays no other.
-    APScheduler uses the wall clock. A clock set back would stop every job until the old time
-    returns: `check` detects this and reschedules.
+    It uses the wall clock. A clock set back would stop every job until the old time returns:
+    `check` detects this and reschedules.
     """
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
-        self._wall, self._lock = wall, Lock()
-        self.busy = 0
-        """Number of jobs that are running."""
+        self._wall = wall
         self._offset_s = self._clock_offset_s()
         self._scheduler = cast(
             "Any",
@@ -141,27 +136,6 @@ class Scheduler:
             self._heartbeat, Grid(interval_s=HEARTBEAT_S, phase_s=0.0), id=HEARTBEAT
         )
 
-    def put(
-        self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
-    ) -> None:
-        """Schedule a job at an interval; it replaces a job with the same name. `first_run_s`
-        computes the time of its first run."""
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, PHASES_MAX) * interval_s)
-        first_s = first_run_s(grid, self._wall(), first_in_s)
-        self._scheduler.add_job(
-            self._run,
-            grid,
-            args=(name, job),
-            id=JOB + name,
-            next_run_time=moment(first_s),
-            replace_existing=True,
-        )
-
-    def drop(self, name: str) -> None:
-        """Unschedule a job; a running one finishes."""
-        with contextlib.suppress(JobLookupError):
-            self._scheduler.remove_job(JOB + name)
-
     def check(self) -> float:
         """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
         seconds; 0 if it was not set."""
@@ -177,8 +151,7 @@ class Scheduler:
 
     @property
     def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
-        """The APScheduler itself, for jobs with their own trigger. Such a trigger must have
-        `after_s`."""
+        """The APScheduler itself. The trigger of a job must have `after_s`."""
         return self._scheduler
 
     @property
@@ -190,21 +163,6 @@ class Scheduler:
         """Start no more jobs. Does not wait for running ones."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
-
-    def _run(self, name: str, job: Job) -> None:
-        with self._lock:
-            self.busy += 1
-        try:
-            after_s = job.cycle()
-        except Exception as error:
-            log.exception("job crashed name=%s", name)
-            after_s = job.crashed(error)
-        finally:
-            with self._lock:
-                self.busy -= 1
-        if after_s is not None:
-            with contextlib.suppress(JobLookupError):
-                self._scheduler.modify_job(JOB + name, next_run_time=moment(self._wall() + after_s))
 
     def _heartbeat(self) -> None:
         self._heartbeat_s = time.monotonic()

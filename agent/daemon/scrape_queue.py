@@ -1,4 +1,4 @@
-"""Runs the cycles of all targets at their intervals, on as few threads as can keep up. I/O edge.
+"""Runs periodic jobs, such as targets' cycles, on as few threads as can keep up. I/O edge.
 
 Switching threads costs time, so one thread runs all due cycles one after the other. Phases have few
 different values (`phase_count`), so many cycles are due together.

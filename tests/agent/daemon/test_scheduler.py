@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
-from typing import TypeAlias
 
 import pytest
 from apscheduler.schedulers import base  # type: ignore[import-untyped]
@@ -26,8 +25,6 @@ from kneewatch.agent.daemon.periodic_jobs import (
 )
 from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, HEAVY_S, QUICK_MAX, DueQueue
 from tests.waiting import PATIENCE_S, until
-
-Clockwork: TypeAlias = Scheduler | DueQueue
 
 
 class Counted(Job):
@@ -47,13 +44,13 @@ class Counted(Job):
         return None
 
 
-@pytest.fixture(params=[Scheduler, DueQueue])
-def clockwork(request: pytest.FixtureRequest) -> Iterator[Clockwork]:
-    """What runs jobs at their intervals: the scheduler, and the queue of the targets' cycles."""
-    clock_queue: Clockwork = request.param()
-    clock_queue.start()
-    yield clock_queue
-    clock_queue.stop()
+@pytest.fixture
+def queue() -> Iterator[DueQueue]:
+    """What runs jobs at their intervals."""
+    due_queue = DueQueue()
+    due_queue.start()
+    yield due_queue
+    due_queue.stop()
 
 
 @given(
@@ -96,43 +93,43 @@ def test_few_jobs_run_one_after_the_other() -> None:
     assert phase_count(8, 0.2) == PHASES_MAX, "a run of 8 would take a tenth of this interval"
 
 
-def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
+def test_jobs_keep_their_interval(queue: DueQueue) -> None:
     job = Counted()
-    clockwork.put("a", job, interval_s=0.1)
+    queue.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) >= 12)
     gaps = [after - before for before, after in zip(job.times[1:], job.times[2:], strict=False)]
     assert sum(gaps) / len(gaps) > 0.08
 
 
-def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
+def test_the_first_run_comes_soon(queue: DueQueue) -> None:
     soon, on_the_grid = Counted(), Counted()
     since_s = time.monotonic()
-    clockwork.put("a", soon, interval_s=1e6, first_in_s=0.05)
-    clockwork.put("b", on_the_grid, interval_s=1e6)
+    queue.put("a", soon, interval_s=1e6, first_in_s=0.05)
+    queue.put("b", on_the_grid, interval_s=1e6)
     until(lambda: soon.times)
     assert soon.times[0] - since_s > 0.03
     assert not on_the_grid.times
 
 
-def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
+def test_never_two_at_once_and_nobody_is_delayed(queue: DueQueue) -> None:
     hang = threading.Event()
 
     def hangs() -> None:
         hang.wait(2 * PATIENCE_S)
 
     slow, quick = Counted(hangs), Counted()
-    clockwork.put("slow", slow, interval_s=0.1)
-    clockwork.put("quick", quick, interval_s=0.1)
+    queue.put("slow", slow, interval_s=0.1)
+    queue.put("quick", quick, interval_s=0.1)
     until(lambda: len(quick.times) >= 10 and slow.times)
     assert len(slow.times) == 1
     hang.set()
     until(lambda: len(slow.times) >= 3)
 
 
-def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
+def test_a_job_says_when_it_is_next(queue: DueQueue) -> None:
     waits = iter([0.3, 0.3, 0.3])
     job = Counted(lambda: next(waits, 1e6))
-    clockwork.put("a", job, interval_s=0.1)
+    queue.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) == 4)
     gaps = [after - before for before, after in zip(job.times, job.times[1:], strict=False)]
     assert all(gap > 0.28 for gap in gaps)
@@ -141,11 +138,11 @@ def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
 
 
 def test_a_crash_is_logged_and_the_next_run_comes(
-    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
+    queue: DueQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Counted(lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
-        clockwork.put("a", job, interval_s=0.1)
+        queue.put("a", job, interval_s=0.1)
         until(lambda: len(job.crashes) >= 3)
     assert isinstance(job.crashes[0], ZeroDivisionError)
     record = caplog.records[0]
@@ -153,37 +150,17 @@ def test_a_crash_is_logged_and_the_next_run_comes(
     assert record.exc_info is not None
 
 
-def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
+def test_a_dropped_job_runs_no_more(queue: DueQueue) -> None:
     job = Counted(lambda: 0.05)
-    clockwork.put("a", job, interval_s=0.1)
+    queue.put("a", job, interval_s=0.1)
     until(lambda: job.times)
-    clockwork.drop("a")
-    clockwork.drop("a")
+    queue.drop("a")
+    queue.drop("a")
     time.sleep(0.1)
-    until(lambda: not clockwork.busy)
+    until(lambda: not queue.busy)
     ran = len(job.times)
     time.sleep(0.3)
     assert len(job.times) == ran
-
-
-@pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
-    monkeypatch.setattr("kneewatch.agent.daemon.periodic_jobs.HEARTBEAT_S", 0.5)
-    jobs = Scheduler()
-    jobs.start()
-    yield jobs
-    jobs.stop()
-
-
-def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
-    job = Counted()
-    scheduler.put("heartbeat", job, interval_s=0.1)
-    until(lambda: job.times)
-    scheduler.drop("heartbeat")
-    time.sleep(0.1)
-    dropped_s = time.monotonic()
-    # The scheduler's own heart beats on.
-    until(lambda: time.monotonic() - scheduler.idle_s > dropped_s)
 
 
 # Threads of the queue
@@ -192,14 +169,6 @@ def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
 PATIENT_S = GRACE_S[1] / GRACE_RATIO
 """An interval at which a thread that the machine stalls for a moment is not taken for one that
 hangs."""
-
-
-@pytest.fixture
-def queue() -> Iterator[DueQueue]:
-    due_queue = DueQueue()
-    due_queue.start()
-    yield due_queue
-    due_queue.stop()
 
 
 class Threads(Counted):
@@ -379,14 +348,17 @@ class Clock:
 @pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("kind", [Scheduler, DueQueue])
 def test_a_clock_that_is_set(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Clockwork], hours: int
+    monkeypatch: pytest.MonkeyPatch, kind: type[Scheduler | DueQueue], hours: int
 ) -> None:
     clock = Clock(monkeypatch)
     clockwork = kind(wall=clock)
     clockwork.start()
     try:
         job = Counted()
-        clockwork.put("a", job, interval_s=0.1)
+        if isinstance(clockwork, DueQueue):
+            clockwork.put("a", job, interval_s=0.1)
+        else:
+            clockwork.scheduler.add_job(job.cycle, Grid(interval_s=0.1, phase_s=0.0))
         until(lambda: len(job.times) >= 3)
         assert clockwork.check() == 0.0
         clock.set_by_s = 3600.0 * hours
