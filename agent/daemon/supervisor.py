@@ -416,6 +416,7 @@ class Supervisor:
 
         Thread(target=end, name="kneewatch-end", daemon=True).start()
         before = {number: signal.signal(number, handle) for number in SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the command line blocks SIGHUP
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,26 @@ def never(_sock: socket.socket, _request: bytes, _number: int) -> bool:
     """Answers nothing, as long as the connection is there."""
     _sock.recv(1)
     return False
+
+
+def test_a_reload_that_is_asked_for_during_the_start_is_done_after_it(tmp_path: Path) -> None:
+    settings, log = tmp_path / "k.toml", tmp_path / "log"
+    settings.write_text('gpu_metrics = "none"\n[[targets]]\nurl = "http://127.0.0.1:9"\n')
+    script = Path(sys.executable).with_name("kneewatch")
+    own = ("--config", settings, "--listen", "127.0.0.1:0", "--store", tmp_path / "k.db")
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [script, "run", *own], env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
+        ) as process,
+    ):
+        status = Path(f"/proc/{process.pid}/status")
+        hup = 1 << (signal.SIGHUP - 1)
+        until(lambda: int(status.read_text().partition("SigBlk:")[2].split()[0], 16) & hup)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "settings reloaded" in log.read_text() or process.poll() is not None)
+        assert process.poll() is None
+        process.terminate()
 
 
 def test_it_watches_answers_and_ends(serving: Start, tmp_path: Path) -> None:
