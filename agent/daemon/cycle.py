@@ -58,44 +58,9 @@ Key = tuple[str, str]
 T = TypeVar("T")
 
 
-class LimitedLog:
-    """A rate-limited log of one target's changes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._since_s = 0.0
-        self._written = self._suppressed = 0
-
-    def begin(self, t_s: float) -> None:
-        """Start a cycle at `t_s`. If a new period begins, log how many lines were suppressed in the
-        last period."""
-        if 0 <= t_s - self._since_s < LINES_S:
-            return
-        if self._suppressed:
-            log.warning("log lines suppressed target=%s lines=%s", self._name, self._suppressed)
-        self._since_s, self._written, self._suppressed = t_s, 0, 0
-
-    def write(self, severity: Severity, message: str, *args: object) -> None:
-        """Log a line, or only count it when the limit is reached. A critical line has the level
-        WARNING, all others INFO."""
-        if self._written < LINES_MAX:
-            self._written += 1
-            level = logging.WARNING if severity is Severity.CRITICAL else logging.INFO
-            log.log(level, message, *args)
-            return
-        if not self._suppressed:
-            log.warning(
-                "too many changes, suppressing further log lines target=%s limit=%s per_s=%.0f",
-                self._name,
-                LINES_MAX,
-                LINES_S,
-            )
-        self._suppressed += 1
-
-
 class ChangeLog:
-    """Logs the changes of one target: when it goes up or down, and changes of its engines' stages
-    and causes.
+    """Logs the changes of one target, at a limited rate: when it goes up or down, and changes of
+    its engines' stages and causes.
 
     A cause is logged when it begins, when its severity exceeds all earlier ones, and when it ends.
     """
@@ -108,7 +73,8 @@ class ChangeLog:
         self._last: dict[Key, tuple[int | None, dict[str, Severity]]] = {}
         """For each engine its last stage, and for each of its causes the worst severity logged so
         far."""
-        self._lines = LimitedLog(name)
+        self._since_s = 0.0
+        self._written = self._suppressed = 0
 
     def scraped(self, error: CollectError | None, interval_s: float) -> None:
         """Record a scrape; log it if the target went up or down. `error` is None for a successful
@@ -137,7 +103,7 @@ class ChangeLog:
     def diagnosed(self, diagnoses: Sequence[Verdict]) -> None:
         """Log changes of stages and causes. Critical changes have the level WARNING."""
         if diagnoses:
-            self._lines.begin(diagnoses[0].t_s)
+            self._begin(diagnoses[0].t_s)
         self._forget(diagnoses)
         for diagnosis in diagnoses:
             if not diagnosis.was_read:
@@ -155,7 +121,7 @@ class ChangeLog:
                     self._cause("cause began" if before is None else "cause worsened", key, cause)
             self._last[key] = number, worst
             for cause_id in sorted(logged.keys() - worst.keys()):
-                self._lines.write(
+                self._write(
                     Severity.INFO,
                     "cause resolved target=%s model=%s engine=%s cause=%s",
                     self._name,
@@ -163,8 +129,34 @@ class ChangeLog:
                     cause_id,
                 )
 
+    def _begin(self, t_s: float) -> None:
+        """Start a cycle at `t_s`. If a new period begins, log how many lines were suppressed in the
+        last period."""
+        if 0 <= t_s - self._since_s < LINES_S:
+            return
+        if self._suppressed:
+            log.warning("log lines suppressed target=%s lines=%s", self._name, self._suppressed)
+        self._since_s, self._written, self._suppressed = t_s, 0, 0
+
+    def _write(self, severity: Severity, message: str, *args: object) -> None:
+        """Log a line, or only count it when the limit is reached. A critical line has the level
+        WARNING, all others INFO."""
+        if self._written < LINES_MAX:
+            self._written += 1
+            level = logging.WARNING if severity is Severity.CRITICAL else logging.INFO
+            log.log(level, message, *args)
+            return
+        if not self._suppressed:
+            log.warning(
+                "too many changes, suppressing further log lines target=%s limit=%s per_s=%.0f",
+                self._name,
+                LINES_MAX,
+                LINES_S,
+            )
+        self._suppressed += 1
+
     def _cause(self, what: str, key: Key, cause: Cause) -> None:
-        self._lines.write(
+        self._write(
             cause.severity,
             f"{what} target=%s model=%s engine=%s cause=%s severity=%s confidence=%s summary=%s",
             self._name,
@@ -184,7 +176,7 @@ class ChangeLog:
     def _stage(self, diagnosis: Verdict, before: int | None) -> None:
         stage = diagnosis.stage
         if stage.severity is not None:
-            self._lines.write(
+            self._write(
                 stage.severity,
                 "stage changed target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
                 self._name,

@@ -91,16 +91,18 @@ SHARES = (
 
 
 class Bound(NamedTuple):
-    """What limits the GPU, with the signal that shows it.
-
-    `text` has all known shares.
-    """
+    """What limits the GPU, with the signal that shows it."""
 
     kind: Kind
     signal: str
     value: float
     threshold: float
-    text: str
+    facts: Facts
+
+    @property
+    def text(self) -> str:
+        """The limit, and all known shares."""
+        return f"{WORDS[self.kind]} ({_shares(self.facts)})"
 
 
 def bound_of(facts: Facts) -> Bound | None:
@@ -120,7 +122,7 @@ def bound_of(facts: Facts) -> Bound | None:
         kind, signal, value, threshold = "host", "gpu_engine_active_ratio", engine, FED_FROM
     else:
         return None
-    return Bound(kind, signal, value, threshold, f"{WORDS[kind]} ({_shares(facts)})")
+    return Bound(kind, signal, value, threshold, facts)
 
 
 def has_spare_compute(facts: Facts) -> bool:
