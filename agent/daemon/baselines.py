@@ -55,6 +55,10 @@ SEEN_S = 86_400.0
 
 KEYS = ("running", "waiting")
 
+Exchange = Callable[[str, EngineMonitor, float], None]
+"""Gives an engine of a target what the history has for it, and takes what it learned, after a
+scrape at a Unix time. Never waits for the disk."""
+
 
 def recent_engines(
     history: Reader, targets: Sequence[TargetSpec], now_s: float
@@ -79,6 +83,10 @@ class WeeklyPeaks(Job):
     ) -> None:
         self._history, self._targets, self._wall = history, targets, wall
         self._peaks: dict[tuple[str, EngineKey], float | None] = {}
+
+    def exchange(self, target: str, engine: EngineMonitor, _t_s: float) -> None:
+        """Give an engine its peak."""
+        engine.judge.set_weekly_peak(self.peak_requests(target, engine.key))
 
     def peak_requests(self, target: str, key: EngineKey) -> float | None:
         """Peak requests of the last week; None if the history has less than a week."""
@@ -144,6 +152,10 @@ class SeasonalBaselines(Job):
     ) -> None:
         self._history, self._targets, self._wall = history, targets, wall
         self._hours: dict[float, Baselines] = {}
+
+    def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
+        """Give an engine its usual values."""
+        engine.judge.set_usual(self.usual(target, engine.key, t_s))
 
     def usual(self, target: str, key: EngineKey, t_s: float) -> Mapping[str, float]:
         """Usual values of an engine's tracked signals at a time. Empty if the history has too few
@@ -227,17 +239,14 @@ class KneeLoader(Job):
         self._requests: deque[KneeRequest] = deque()
         self._reading: Iterator[None] = iter(())
 
-    def request(self, target: str, engine: EngineMonitor) -> None:
-        """Queue an engine to have its knee loaded. Thread-safe."""
-        first_s = engine.judge.learned.knee.first_s
-        if first_s is None:
+    def exchange(self, target: str, engine: EngineMonitor, _t_s: float) -> None:
+        """Queue an engine to have its knee loaded, once. Thread-safe."""
+        knee, window_s = engine.judge.learned.knee, engine.profile.window_s
+        if knee.history_requested or (first_s := knee.first_s) is None:
             return
-        engine.judge.learned.knee.history_requested = True
-        window_s = engine.profile.window_s
+        knee.history_requested = True
         self._requests.append(
-            KneeRequest(
-                target, engine.key, engine.judge.learned.knee, window_s, first_s, engine.config
-            )
+            KneeRequest(target, engine.key, knee, window_s, first_s, engine.config)
         )
 
     def cycle(self) -> float | None:
@@ -411,8 +420,7 @@ class LearnedStates(Job):
         self._stored: dict[Place, bytes] | None = None
 
     def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
-        """Give an engine that is new here its stored state, and keep the newer ones. Called after
-        each scrape; never waits for the disk."""
+        """Give an engine that is new here its stored state, and keep the newer ones."""
         place, stored = (target, engine.key), self._stored
         if stored is None:
             return

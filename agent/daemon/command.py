@@ -196,10 +196,12 @@ class Daemon:
                 store=self._store.put,
                 notify=self._notifier.offer,
                 gpus=self._gpus,
-                peaks=self._peaks,
-                seasons=self._seasons,
-                knees=self._knees,
-                learned=self._learned,
+                exchanges=(
+                    self._peaks.exchange,
+                    self._seasons.exchange,
+                    self._knees.exchange,
+                    self._learned.exchange,
+                ),
             )
             self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)

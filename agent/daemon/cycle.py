@@ -12,12 +12,7 @@ from typing import TypeVar, cast
 
 from msgspec import Struct, field
 
-from kneewatch.agent.daemon.baselines import (
-    KneeLoader,
-    LearnedStates,
-    SeasonalBaselines,
-    WeeklyPeaks,
-)
+from kneewatch.agent.daemon.baselines import Exchange
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import GpuClaim
@@ -204,17 +199,15 @@ STARTED_OVER = "the recording starts over"
 
 
 class Sinks(Struct, frozen=True):
-    """Where a cycle publishes its results (`board`, `store`, `notify`), and where it gets GPU
-    signals and values from the history. `store` and `notify` never block and never raise."""
+    """Where a cycle publishes its results (`board`, `store`, `notify`), where it gets GPU signals,
+    and what each engine exchanges with the history after it. `store` and `notify` never block and
+    never raise."""
 
     board: Board
-    store: Callable[[Cycle], None] | None = None
-    notify: Callable[[TargetState], None] | None = None
+    store: Callable[[Cycle], None] = lambda _: None
+    notify: Callable[[TargetState], None] = lambda _: None
     gpus: GpuSources | None = None
-    peaks: WeeklyPeaks | None = None
-    seasons: SeasonalBaselines | None = None
-    knees: KneeLoader | None = None
-    learned: LearnedStates | None = None
+    exchanges: Sequence[Exchange] = ()
     heavy: set[str] = field(default_factory=set[str])
     """Names of the targets whose newest cycle was heavy."""
 
@@ -292,26 +285,14 @@ class TargetWatch(Job):
     def _scrape(self) -> Steps:
         self._apply_spec()
         t_s, before = self._wall(), self._stream.monitor
-        if self._sinks.peaks:
-            for engine in before.engines:
-                engine.judge.set_weekly_peak(
-                    self._sinks.peaks.peak_requests(self.spec.name, engine.key)
-                )
-        if self._sinks.seasons:
-            for engine in before.engines:
-                engine.judge.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         diagnoses = yield from self._timed(self._judged(t_s))
         if self._stream.monitor.last_error is None:
             yield True
         self._send_canary(t_s, diagnoses)
         # A recording that starts over must not learn from its own past rounds.
-        if self._sinks.knees and not self.spec.played:
+        for exchange in () if self.spec.played else self._sinks.exchanges:
             for engine in self._stream.monitor.engines:
-                if not engine.judge.learned.knee.history_requested:
-                    self._sinks.knees.request(self.spec.name, engine)
-        if self._sinks.learned and not self.spec.played:
-            for engine in self._stream.monitor.engines:
-                self._sinks.learned.exchange(self.spec.name, engine, t_s)
+                exchange(self.spec.name, engine, t_s)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         next_s = self._publish(t_s, diagnoses, restart)
         server, engines = self._stream.server, self._stream.monitor.engines
@@ -423,17 +404,12 @@ class TargetWatch(Job):
                 return None
             message = None if error is None else str(error)
             cycle = Cycle(t_s, self.spec.name, self.spec.labels, engines, message)
-            self._send(cycle, state)
+            self._sinks.board.put(state)
+            self._sinks.store(cycle)
+            self._sinks.notify(state)
         self._changes.scraped(error, state.interval_s)
         self._changes.diagnosed(diagnoses)
         return next_s
-
-    def _send(self, cycle: Cycle, state: TargetState) -> None:
-        self._sinks.board.put(state)
-        if self._sinks.store:
-            self._sinks.store(cycle)
-        if self._sinks.notify:
-            self._sinks.notify(state)
 
     def _state(self, t_s: float, interval_s: float, spent_s: float) -> TargetState:
         error = self._stream.monitor.last_error

@@ -124,7 +124,7 @@ def node(path: Path) -> Generator[Node]:
             TargetProfiles().of(specs),
         )
         store = Store.open(path, retention=Retention(), clock=clock)
-        sinks = Sinks(board, store.put, None, gpus)
+        sinks = Sinks(board, store.put, gpus=gpus)
         watches = [TargetWatch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
         process.tune_process()
         try:

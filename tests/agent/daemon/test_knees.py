@@ -100,7 +100,7 @@ def recalled(path: Path, seen: EngineMonitor) -> LearnedKnee | None:
     """What it is known to carry at its next scrape, and whether it was read in bounded steps."""
     reader = Reader(path)
     knees = KneeLoader(reader)
-    knees.request("a", seen)
+    knees.exchange("a", seen, NOW_S)
     while knees.cycle() is not None:
         pass
     reader.close()
@@ -247,7 +247,7 @@ def test_days_are_read_one_at_a_time_with_rests_between() -> None:
 
     knees, seen = KneeLoader(history, clock), engine()
     assert knees.cycle() is None, "nobody waits"
-    knees.request("a", seen)
+    knees.exchange("a", seen, NOW_S)
     rests = list(iter(knees.cycle, None))
     assert history.whole == 1, "all days are alike: the newest has enough windows of each load"
     assert history.reads == 14
@@ -264,7 +264,7 @@ def test_a_history_that_takes_long_is_read_in_part() -> None:
         return clock_s[0]
 
     knees = KneeLoader(history, slow)
-    knees.request("a", engine())
+    knees.exchange("a", engine(), NOW_S)
     list(iter(knees.cycle, None))
     assert history.reads == 5, "a second of CPU time, the newest days first"
 
@@ -272,7 +272,7 @@ def test_a_history_that_takes_long_is_read_in_part() -> None:
 def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
     history, seen = Held(), engine()
     knees = KneeLoader(history)
-    knees.request("a", seen)
+    knees.exchange("a", seen, NOW_S)
     history.broken = True
     knees.cycle()
     assert knees.cycle() == RETRY_S
@@ -330,7 +330,7 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     history(tmp_path / "store.db", spec.name)
     reader, kept = Reader(tmp_path / "store.db"), Kept()
     knees = KneeLoader(reader)
-    sinks = replace(kept.sinks(), knees=knees)
+    sinks = replace(kept.sinks(), exchanges=(knees.exchange,))
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
     profile = TargetProfiles().of([spec])[spec.name]

@@ -104,8 +104,8 @@ def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> Non
     reader = Reader(history(tmp_path, spec.name, weeks=3))
     seasons = SeasonalBaselines(reader, lambda: [spec], wall=lambda: NOW_S)
     kept = Kept()
-    clock = iter([NOW_S, NOW_S + 5, NOW_S + 10])
-    sinks = replace(kept.sinks(), seasons=seasons)
+    clock = iter([NOW_S, NOW_S + 5, NOW_S + 10, NOW_S + 15])
+    sinks = replace(kept.sinks(), exchanges=(seasons.exchange,))
     watch = TargetWatch(
         spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
     )
@@ -114,6 +114,7 @@ def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> Non
     assert "no baseline yet" in kept.states[-1].diagnoses[0].judged_against
     seasons.cycle()
     watch.cycle()
+    watch.cycle()  # a cycle gives the values to the next one
     assert "its own baseline" in kept.states[-1].diagnoses[0].judged_against
     watch.retire()
     reader.close()

@@ -104,7 +104,7 @@ def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
     """What is said of fewer replicas after hours without work."""
     kept = Kept()
     clock = count(NOW_S, 40.0)
-    sinks = replace(kept.sinks(), peaks=peaks)
+    sinks = replace(kept.sinks(), exchanges=(peaks.exchange,))
     watch = TargetWatch(
         spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
     )
