@@ -37,7 +37,7 @@ from kneewatch.agent.api.responses import (
 from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
-from kneewatch.agent.api.triage_page import Views, page_request
+from kneewatch.agent.api.triage_page import page_request, page_view
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.doc_links import OWN_DOCS
@@ -66,7 +66,7 @@ class Routes:
 
     def __init__(self, service: Service, fleet_past: FleetPast | None) -> None:
         self._service, self._fleet_past = service, fleet_past
-        self._triage, self._views = Triage(service), Views(service)
+        self._triage = Triage(service)
         self._pages = CapacityLimiter(PAGES_AT_ONCE)
         self._scrapes, self._sizes = CapacityLimiter(1), CapacityLimiter(1)
 
@@ -197,7 +197,7 @@ class Routes:
             # Lazy, as below: jinja2 stays out of the daemon until somebody opens the page.
             from kneewatch.reports.triage import page
 
-            return page.render(self._views.view(parameters, fleet))
+            return page.render(page_view(self._service, parameters, fleet))
 
         html = await to_thread.run_sync(render, limiter=self._pages)
         return Response(clean(html), media_type=MEDIA_TYPES[HTML])

@@ -61,164 +61,134 @@ def page_request(
     return replace(whole, since_s=since_s, since=timeline, notices=tuple(notices))
 
 
-class Views:
-    """Builds the views of pages. Data that the store cannot provide is left out, and a notice is
-    added."""
+def page_view(service: Service, request: Asked, fleet: FleetMoment | None = None) -> TriageView:
+    """The view for a request. `fleet` is the watched fleet at its moment, if known.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    Raises:
+        Problem: the requested target does not exist.
+    """
+    of_fleet = None if fleet is None else fleet.target(request.target)
+    page = _Page(service, request if of_fleet is None else replace(request, target=of_fleet.name))
+    request, notices = page.request, page.notices
+    targets = page.now() if request.at_s is None else page.then(of_fleet)
+    if fleet is not None:
+        notices += [as_sentence(fleet.verdict.lost)] if fleet.verdict.lost else []
+        targets = [fleet.shown(target) for target in targets]
+    return TriageView(
+        now_s=request.now_s,
+        at_s=request.at_s,
+        since_s=request.since_s or 0.0,
+        until_s=request.moment_s,
+        refresh_s=min((state.interval_s for state in page.states), default=REFRESH_S),
+        version=service.version,
+        targets=targets,
+        single=bool(request.target),
+        since=request.since,
+        notices=notices,
+        others=not page.only or request.target != page.only,
+        docs_url=service.settings.docs_url or "docs",
+    )
+
+
+class _Page:
+    """The targets of a page, from the board and the store. Data that the store cannot provide is
+    left out, and a notice is added. `only` is the name of the target if there is only one."""
+
+    def __init__(self, service: Service, request: Asked) -> None:
+        self._service, self.states = service, service.states()
+        self._configured = {spec.name: spec for spec in service.targets()}
         self._history = History(service.reader, service.store)
-
-    def view(self, request: Asked, fleet: FleetMoment | None = None) -> TriageView:
-        """The view for a request. `fleet` is the watched fleet at its moment, if known.
-
-        Raises:
-            Problem: the requested target does not exist.
-        """
-        of_fleet = None if fleet is None else fleet.target(request.target)
-        request = request if of_fleet is None else replace(request, target=of_fleet.name)
-        notices, engines = list(request.notices), self._engines(request.target)
-        only = self._only(request, engines or [])
-        request = replace(request, target=request.target or only)
-        if engines is None:
-            notices.append(NO_HISTORY)
-        notices += map(as_sentence, self._history.notices(request.now_s))
-        past = _Past(self._history, engines or [], request)
-        targets = (
-            self._then(request, past, of_fleet)
-            if request.at_s is not None
-            else self._now(request, past)
-        )
-        if fleet is not None:
-            notices += [as_sentence(fleet.verdict.lost)] if fleet.verdict.lost else []
-            targets = [fleet.shown(target) for target in targets]
-        intervals = [state.interval_s for state in self._service.states()]
-        return TriageView(
-            now_s=request.now_s,
-            at_s=request.at_s,
-            since_s=request.since_s or 0.0,
-            until_s=request.moment_s,
-            refresh_s=min(intervals, default=REFRESH_S),
-            version=self._service.version,
-            targets=targets,
-            single=bool(request.target),
-            since=request.since,
-            notices=notices,
-            others=not only or request.target != only,
-            docs_url=self._service.settings.docs_url or "docs",
-        )
-
-    def _only(self, request: Asked, engines: Sequence[StoredEngine]) -> str:
-        """The name of the target if there is only one; else ""."""
-        names = {state.name for state in self._service.states()}
-        names.update(spec.name for spec in self._service.targets())
-        if request.at_s is not None:
-            names.update(engine.target for engine in engines)
-        return names.pop() if len(names) == 1 else ""
-
-    def _engines(self, target: str) -> list[StoredEngine] | None:
+        self.notices, self._engines = list(request.notices), list[StoredEngine]()
         try:
-            return self._history.engines(target or None)
+            self._engines = self._history.engines(request.target or None)
         except Problem:
-            return None
+            self.notices.append(NO_HISTORY)
+        self.notices += map(as_sentence, self._history.notices(request.now_s))
+        watched = dict.fromkeys((*(state.name for state in self.states), *self._configured))
+        stored = dict.fromkeys(engine.target for engine in self._engines)
+        every = watched if request.at_s is None else watched | stored
+        self.only = next(iter(every)) if len(every) == 1 else ""
+        self.request = request = replace(request, target=request.target or self.only)
+        self._names = every if request.at_s is not None or not request.target else watched | stored
+        # Several stored engines can have the same name, one after the other: use the newest.
+        self._by_key = {
+            _key(engine): engine for engine in sorted(self._engines, key=lambda each: each.last_s)
+        }
+        self._intervals: dict[Key, list[Interval]] | None = None
 
-    def _now(self, request: Asked, past: _Past) -> list[TargetView]:
-        configured = {spec.name: spec.pending_text for spec in self._service.targets()}
+    def now(self) -> list[TargetView]:
+        """The targets as of their newest cycles."""
         views: list[TargetView] = []
-        for name in self._names(request, past):
-            state = self._service.state(name)
+        for name in self._shown():
+            state, spec = self._service.state(name), self._configured.get(name)
             if state is None:
-                why = f"{NOT_YET}: {configured[name]}" if name in configured else NO_MORE
+                why = NO_MORE if spec is None else f"{NOT_YET}: {spec.pending_text}"
                 views.append(self._without(name, why))
             else:
-                engines = [past.engine(diagnosis) for diagnosis in state.diagnoses]
+                engines = [self._engine(diagnosis) for diagnosis in state.diagnoses]
                 views.append(_target(state, engines, state.t_s, sources=True))
         return views
 
-    def _then(self, request: Asked, past: _Past, of_fleet: TargetState | None) -> list[TargetView]:
-        diagnoses = past.diagnoses()
+    def then(self, of_fleet: TargetState | None) -> list[TargetView]:
+        """The targets at the requested moment. `of_fleet` is the requested one of a fleet."""
+        verdicts, damaged, cannot = list[Verdict](), tuple[str, ...](), ""
+        try:
+            verdicts, damaged = self._history.verdicts(self._engines, self.request.moment_s)
+        except Problem:
+            cannot = NO_PAST
         views: list[TargetView] = []
-        for name in self._names(request, past):
-            then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
+        for name in self._shown():
+            then = [diagnosis for diagnosis in verdicts if diagnosis.target == name]
             if not then and of_fleet is not None:
                 engines = [EngineView(verdict) for verdict in of_fleet.diagnoses]
                 views.append(_target(of_fleet, engines, of_fleet.t_s, sources=False))
                 continue
             if not then:
-                why = DAMAGED if name in past.damaged else past.nothing_then(name)
-                views.append(self._without(name, NO_PAST if diagnoses is None else why))
+                why = DAMAGED if name in damaged else self._nothing_then(name)
+                views.append(self._without(name, cannot or why))
                 continue
             state, last_s = self._service.state(name), max(diagnosis.t_s for diagnosis in then)
-            engines = [past.engine(diagnosis) for diagnosis in then]
-            if state is None:
-                without = self._without(name, "")
-                views.append(
-                    TargetView(name, without.url, without.labels, engines, REFRESH_S, last_s)
-                )
-            else:
-                views.append(_target(state, engines, last_s, sources=False))
+            engines = [self._engine(diagnosis) for diagnosis in then]
+            views.append(
+                replace(self._without(name, ""), engines=engines, last_s=last_s)
+                if state is None
+                else _target(state, engines, last_s, sources=False)
+            )
         return views
 
-    def _names(self, request: Asked, past: _Past) -> list[str]:
-        configured = [spec.name for spec in self._service.targets()]
-        watched = [state.name for state in self._service.states()]
-        stored = [] if request.at_s is None and not request.target else past.targets
-        names = list(dict.fromkeys((*watched, *configured, *stored)))
-        if not request.target:
-            return names
-        in_fleet = request.target.startswith(IN_FLEET) and self._service.fleet is not None
-        if request.target not in names and not in_fleet:
-            raise no_such_target(configured)
-        return [request.target]
+    def _shown(self) -> list[str]:
+        target = self.request.target
+        if not target:
+            return list(self._names)
+        in_fleet = target.startswith(IN_FLEET) and self._service.fleet is not None
+        if target not in self._names and not in_fleet:
+            raise no_such_target(list(self._configured))
+        return [target]
 
     def _without(self, name: str, error: str) -> TargetView:
-        for spec in self._service.targets():
-            if spec.name == name:
-                interval_s = spec.settings["interval_s"]
-                return TargetView(name, "", spec.labels, (), interval_s, None, error)
-        return TargetView(name, "", {}, (), REFRESH_S, None, error)
+        spec = self._configured.get(name)
+        interval_s = REFRESH_S if spec is None else spec.settings["interval_s"]
+        return TargetView(name, "", spec.labels if spec else {}, (), interval_s, None, error)
 
-
-class _Past:
-    """The stored history of the engines on a page."""
-
-    def __init__(self, history: History, engines: Sequence[StoredEngine], request: Asked) -> None:
-        self._history, self._request, self._engines = history, request, engines
-        # Several stored engines can have the same name, one after the other: use the newest.
-        self._by_key = {
-            _key(engine): engine for engine in sorted(engines, key=lambda engine: engine.last_s)
-        }
-        self._intervals: dict[Key, list[Interval]] | None = None
-        self.damaged: tuple[str, ...] = ()
-        self.targets = list(dict.fromkeys(engine.target for engine in engines))
-
-    def diagnoses(self) -> list[Verdict] | None:
-        """The diagnoses at the requested moment. None if they cannot be read."""
-        try:
-            verdicts, self.damaged = self._history.verdicts(self._engines, self._request.moment_s)
-        except Problem:
-            return None
-        return verdicts
-
-    def nothing_then(self, target: str) -> str:
+    def _nothing_then(self, target: str) -> str:
         """The reason why a target has no diagnosis at the requested moment, with the times at which
         its history begins and ends."""
         engines = [engine for engine in self._engines if engine.target == target]
         return f"{NOT_THEN}; {history_reach(engines)}" if engines else NOT_THEN
 
-    def engine(self, diagnosis: Verdict) -> EngineView:
+    def _engine(self, diagnosis: Verdict) -> EngineView:
         """The view of an engine: its intervals and, if the page is about one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = self._intervals_of(key)
         stored = self._by_key.get(key)
-        if stored is None or not self._request.target:
+        if stored is None or not self.request.target:
             return EngineView(diagnosis, intervals)
         with suppress(Problem):
             series = self._history.signals(
                 stored.id,
                 cited(diagnosis),
-                since_s=self._request.since_s or 0.0,
-                until_s=self._request.moment_s,
+                since_s=self.request.since_s or 0.0,
+                until_s=self.request.moment_s,
             )
             return EngineView(diagnosis, intervals, series.times, series.values)
         return EngineView(diagnosis, intervals)
@@ -229,8 +199,8 @@ class _Past:
             with suppress(Problem):
                 for engine, interval in self._history.intervals(
                     self._engines,
-                    since_s=self._request.since_s or 0.0,
-                    until_s=self._request.moment_s,
+                    since_s=self.request.since_s or 0.0,
+                    until_s=self.request.moment_s,
                 ):
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])

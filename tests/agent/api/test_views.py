@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_page import NO_HISTORY, Views, page_request
+from kneewatch.agent.api.triage_page import NO_HISTORY, page_request, page_view
 from kneewatch.reports.triage.view_model import SINCE_DEFAULT, TriageView
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, asking, service_of, state_of
@@ -24,7 +24,7 @@ def service() -> Service:
 
 def view(service: Service, **query: str) -> TriageView:
     """The view for some parameters."""
-    return Views(service).view(page_request(NOW_S, **query))
+    return page_view(service, page_request(NOW_S, **query))
 
 
 def test_all_targets_now(service: Service) -> None:
