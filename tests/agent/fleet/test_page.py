@@ -78,6 +78,7 @@ def test_the_page_of_one_pool_has_its_causes_and_replicas(watched: Watched) -> N
     html = watched.page()
     assert "kv_pressure" in html
     assert "4 replicas: 1 critical, 3 ok" in html
+    assert "Not judged" not in html
     assert html.index(">hot<") < html.index(">r0<"), "the worst first"
     assert "7 waiting; TTFT P99 up to 4.2 s (target 1.5 s)" in html
     assert "latency judged against targets: TTFT P99 1.5 s" in html
