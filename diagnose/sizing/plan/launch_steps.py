@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -15,7 +16,6 @@ from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
-from kneewatch.diagnose.sizing.plan.replica_cost_steps import safety_factor
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
     Serving,
@@ -54,7 +54,7 @@ def disaggregation(pool: Pool, replica: Serving) -> Part:
     part.output |= {"disaggregate": worth, "prefill_stall_s": stall_s}
     if ratio is not None:
         part.output |= {"pd_ratio": ratio.text, "pd_gpus_exact": _gpus(ratio)}
-        each, safety = replica.setup.parallel.gpus, safety_factor(pool.profile)
+        each, safety = replica.setup.parallel.gpus, pool.profile.safety
         pools = (ratio.prefill_gpus_exact, ratio.decode_gpus_exact)
         # Whole replicas in each pool, each with the safety of step 11.
         whole = sum(math.ceil(math.ceil(gpus / each) * safety) * each for gpus in pools)
@@ -145,11 +145,16 @@ def _worth(
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 
 
-def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
-    """Step 9 (batching and speculation), and the replica with the chosen settings."""
+def configured(pool: Pool, replica: Serving) -> tuple[Serving, tuple[Part, ...]]:
+    """The replica with the token budget and the speculation that step 9 chooses, and why."""
     chunk, replica = _budget(replica)
     draft, replica = _speculation(pool, replica)
-    parts = (chunk, draft, disaggregation(pool, replica))
+    return replica, (chunk, draft)
+
+
+def batching_step(pool: Pool, replica: Serving, chosen: Sequence[Part]) -> PlanStep:
+    """Step 9 (batching and speculation): what was chosen for the replica."""
+    parts = (*chosen, disaggregation(pool, replica))
     step = PlanStep(
         number=9,
         title="Configure batching and decode acceleration",
@@ -159,7 +164,7 @@ def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
     for part in parts:
         step.add(part)
     step.notes += _priorities(pool)
-    return step, replica
+    return step
 
 
 MIXED_RATIO = 8
@@ -173,11 +178,6 @@ def _priorities(pool: Pool) -> list[str]:
         return [f"batch work: a fleet of its own, or one with online traffic where {later}"]
     mixed = pool.lengths.input_p95_tokens >= MIXED_RATIO * pool.lengths.input_p50_tokens
     return [f"short and long prompts share this fleet: {later}"] if mixed else []
-
-
-def configured(pool: Pool, replica: Serving) -> Serving:
-    """The replica with the settings that step 9 chooses."""
-    return _speculation(pool, tuned(replica)[0])[1]
 
 
 def _budget(replica: Serving) -> tuple[Part, Serving]:

@@ -208,8 +208,8 @@ _STARVED_RATIO = 1.25
 """The KV cache is the limit if twice as many requests raise throughput at least by this factor."""
 
 
-def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
-    """Step 8 (KV cache), and the replica with the chosen KV cache."""
+def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> PlanStep:
+    """Step 8: the KV cache, compared with the baseline's."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
     prefix, replica = stored_prefixes(pool, serving(pool, setup))
     offload = _offload(pool, replica)
@@ -243,7 +243,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     step.add(prefix)
     step.add(offload)
     step.to_measure.append("evictions: they should stay below 5% of the stored blocks")
-    return step, replica
+    return step
 
 
 def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:

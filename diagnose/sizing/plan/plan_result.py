@@ -15,7 +15,6 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
@@ -23,7 +22,6 @@ from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.lengths import Part as DriftPart
 from kneewatch.diagnose.lengths import Point as DriftPoint
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
-from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, fields_of, launch_of
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     Deployment,
@@ -31,7 +29,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     SessionShape,
     WorkloadProfile,
 )
-from kneewatch.diagnose.sizing.replica_count import input_limit
+from kneewatch.diagnose.sizing.replica_count import FleetSize, input_limit, size_fleet
 from kneewatch.rules.formatting import figure, percent, plural
 
 Value = float | int | str | bool | None
@@ -185,6 +183,20 @@ class Pool(Struct, frozen=True, kw_only=True):
             return self.deployment.usable_requests_per_s
         return tokens_per_s / self.lengths.mean_output_tokens
 
+    def fleet(
+        self, usable_requests_per_s: float | None, gpus_each: int, sheet: Sheet | None = None
+    ) -> FleetSize | None:
+        """The fleet for the peak, of replicas that serve so much; None if that is unknown."""
+        if usable_requests_per_s is None or not self.peak_requests_per_s:
+            return None
+        return size_fleet(
+            Sheet() if sheet is None else sheet,
+            peak_requests_per_s=self.peak_requests_per_s,
+            usable_requests_per_s=usable_requests_per_s,
+            gpus_each=gpus_each,
+            safety=self.profile.safety,
+        )
+
 
 def average_requests_per_s(profile: WorkloadProfile) -> float | None:
     """The stated average rate; for a batch, its own rate."""
@@ -255,36 +267,6 @@ def longest_request_tokens(pool: Pool) -> int:
     needed_tokens = max(allowed + lengths.output_p99_tokens, needed)
     rounded = math.ceil(needed_tokens / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS
     return min(rounded, own) if own else rounded
-
-
-class Sized(Struct, frozen=True, kw_only=True):
-    """A fleet after step 10.
-
-    - `usable_source`: measured, predicted, stated or unknown.
-    - `point`: one replica at C_max; None if no concurrency is known to meet the targets.
-    - `unmet`: the stated requirement that the replica does not keep; empty if it keeps all.
-    - `quiet_ttft_s`: the prefill time of a P99 prompt in an idle replica.
-    """
-
-    pool: Pool
-    setup: Setup
-    memory: Memory
-    steps: tuple[PlanStep, ...]
-    usable_requests_per_s: float | None
-    usable_source: str
-    point: BenchmarkPoint | None
-    quiet_ttft_s: float | None
-    hit_ratio: float | None = None
-    unmet: str = ""
-
-    @property
-    def gpus_each(self) -> int:
-        """GPUs of one replica."""
-        return self.setup.parallel.gpus
-
-    def decided(self, number: int) -> Mapping[str, Value]:
-        """The values of the step with this number."""
-        return next(step.output for step in self.steps if step.number == number)
 
 
 # --- A plan as lines of text, and as JSON ---------------------------------------------------------

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Sized, Value
-from kneewatch.diagnose.sizing.plan.workload_profile import (
-    SAFETY_BY_PREDICTABILITY,
-    WorkloadProfile,
-)
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.plan.replica_curve import Sized
+from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.sizing.replica_count import (
     START_HIGH_S,
     STORAGE_PATHS,
     FleetSize,
     cold_start,
     scale_up_ratio,
-    size_fleet,
     warm_minimum,
 )
 from kneewatch.diagnose.sizing.serving_cost import (
+    HOURS_PER_YEAR,
     TRAP_RATIO,
     token_cost,
     usd_per_million_tokens,
@@ -33,35 +30,6 @@ from kneewatch.diagnose.sizing.serving_cost import (
 from kneewatch.rules.formatting import figure, percent, plural
 
 
-def safety_factor(profile: WorkloadProfile) -> float:
-    """1.2 to 1.5, depending on the traffic's predictability; unstated counts as uncertain (guide
-    8.3)."""
-    return SAFETY_BY_PREDICTABILITY[profile.traffic.predictability or "uncertain"]
-
-
-def fleet_of(sized: Sized, sheet: Sheet | None = None) -> FleetSize | None:
-    """The fleet for the planned peak; None if usable requests/s are unknown."""
-    return fleet_for(sized.pool, sized.usable_requests_per_s, sized.gpus_each, sheet)
-
-
-def fleet_for(
-    pool: Pool,
-    usable_requests_per_s: float | None,
-    gpus_each: int,
-    sheet: Sheet | None = None,
-) -> FleetSize | None:
-    """The fleet of such replicas for the planned peak; None if usable requests/s are unknown."""
-    if usable_requests_per_s is None or not pool.peak_requests_per_s:
-        return None
-    return size_fleet(
-        Sheet() if sheet is None else sheet,
-        peak_requests_per_s=pool.peak_requests_per_s,
-        usable_requests_per_s=usable_requests_per_s,
-        gpus_each=gpus_each,
-        safety=safety_factor(pool.profile),
-    )
-
-
 def fleet_step(
     profile: WorkloadProfile, sized: Sequence[Sized], *, phases: Sequence[str] = ()
 ) -> PlanStep:
@@ -69,7 +37,7 @@ def fleet_step(
 
     `phases` say what pools for prefill and decode cost beside a fleet of both.
     """
-    fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
+    fleets, several = [tier.fleet for tier in sized], len(sized) > 1
     sized_fleets = [fleet for fleet in fleets if fleet is not None]
     complete = len(sized_fleets) == len(fleets)
     instances = sum(fleet.deployed_instances for fleet in sized_fleets)
@@ -78,7 +46,7 @@ def fleet_step(
         number=11,
         title="Size the fleet",
         decision="no fleet: usable requests/s are unknown",
-        output={"instances": None, "gpus": None, "safety": safety_factor(profile)},
+        output={"instances": None, "gpus": None, "safety": profile.safety},
         notes=[*_notes(profile, sized), *phases],
     )
     if any(each.pool.phase for each in sized):
@@ -146,25 +114,26 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     }
     if growth := pool.profile.traffic.growth_ratio:
         today = replace(pool, peak_requests_per_s=pool.peak_requests_per_s / (1 + growth))
-        before = fleet_of(replace(sized, pool=today))
+        before = today.fleet(sized.usable_requests_per_s, gpus_each)
         part.output["gpus_before_growth"] = None if before is None else before.gpus
-    fleet_of(sized, part.sheet)
+    pool.fleet(sized.usable_requests_per_s, gpus_each, part.sheet)
     part.add(_start(sized, fleet))
     if sized.usable_source != "measured":
         part.to_measure.append(
             f"{label}usable RPS of one replica: it is {sized.usable_source}, not measured"
         )
-    if sized.hit_ratio and count > 1:
+    shared = pool.profile.session or pool.profile.prefix
+    if shared is not None and shared.hit_ratio and count > 1:
         part.notes.append(
             f"{label}route by prefix: with round robin over {count} replicas the hit ratio may "
-            f"fall to {percent(sized.hit_ratio / count)} if prefixes are rare"
+            f"fall to {percent(shared.hit_ratio / count)} if prefixes are rare"
         )
     return part
 
 
 def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     stated = profile.traffic.predictability
-    notes = [f"safety factor {safety_factor(profile):g}, because the traffic is {stated}"]
+    notes = [f"safety factor {profile.safety:g}, because the traffic is {stated}"]
     if stated is None:
         notes = ["safety factor 1.5, because traffic.predictability is not set"]
     if any(tier.usable_source == "predicted" for tier in sized):
@@ -215,7 +184,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
     path = STORAGE_PATHS[hosting.storage_path]
-    weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
+    weights_bytes = (sized.replica.memory.weights_bytes or 0.0) * sized.gpus_each
     part = Part()
     start_s = cold_start(
         part.sheet,
@@ -238,32 +207,6 @@ def _cold(sized: Sized) -> tuple[Part, float]:
 # --- Step 12: the fleet's cost at its average utilization (guide 9.1, 9.2) ------------------------
 
 
-def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
-    """The stated average utilization, or else the average load divided by the fleet's capacity.
-
-    The capacity is that of the deployed fleet within the targets. None if load or capacity is
-    unknown.
-    """
-    stated = sized.pool.profile.traffic.utilization_ratio
-    if stated is not None:
-        return stated
-    average, usable = sized.pool.average_requests_per_s, sized.usable_requests_per_s
-    if average is None or usable is None:
-        return None
-    return min(average / (fleet.deployed_instances * usable), 1.0)
-
-
-class _Cost(Struct, frozen=True):
-    """The cost of one fleet. `utilization_ratio` is None if no average is known."""
-
-    gpus: int
-    usd_per_hour: float
-    usd_per_year: float
-    utilization_ratio: float | None
-    tokens_per_s: float
-    part: Part
-
-
 def cost_step(
     profile: WorkloadProfile, sized: Sequence[Sized], *, single: Sized | None = None
 ) -> PlanStep:
@@ -272,33 +215,31 @@ def cost_step(
     `single` is the fleet of a single model that tiers are compared with, or None.
     """
     several = len(sized) > 1
-    costs = [(tier.pool.name, cost) for tier in sized if (cost := _cost(tier)) is not None]
-    priced = [(name, cost) for name, cost in costs if cost.utilization_ratio]
-    complete = len(costs) == len(sized)
+    complete = all(tier.fleet is not None for tier in sized)
+    whole = complete and all(tier.utilization_ratio for tier in sized)
     step = PlanStep(
         number=12,
         title="Calculate the cost",
         to_measure=["average utilization over a whole week"],
     )
-    for name, cost in costs:
+    for tier in sized:
+        name, part = tier.pool.name, _cost(tier)
         if several:
-            cost.part.notes = [f"{name}: {note}" for note in cost.part.notes]
-        step.add(cost.part, tier=name, prefix=f"{name}." if several else "")
+            part.notes = [f"{name}: {note}" for note in part.notes]
+        step.add(part, tier=name, prefix=f"{name}." if several else "")
     if several and complete:
-        hourly = sum(cost.usd_per_hour for _, cost in costs)
         # In a cascade all requests enter the first tier, and each ends in one answer.
-        answering = costs[:1] if profile.routing.method == "cascade" else costs
-        tokens_per_s = sum(cost.tokens_per_s for _, cost in answering)
-        yearly = sum(cost.usd_per_year for _, cost in costs)
-        step.output["usd_per_year"] = yearly
-        whole = len(priced) == len(sized)
+        answering = sized[:1] if profile.routing.method == "cascade" else sized
+        tokens_per_s = sum(_full_tokens_per_s(t) * (t.utilization_ratio or 0.0) for t in answering)
+        hourly = sum(tier.usd_per_hour or 0.0 for tier in sized)
+        step.output["usd_per_year"] = hourly * HOURS_PER_YEAR
         step.output["usd_per_million_output_tokens"] = (
             usd_per_million_tokens(hourly, tokens_per_s) if whole else None
         )
-        step.notes += _blend(priced)
-        step.add(_saved_by_tiers(single, yearly))
+        step.notes += _blend(sized)
+        step.add(_saved_by_tiers(single, hourly * HOURS_PER_YEAR))
     step.decision = _decision(step.output, complete=complete)
-    if complete and len(priced) < len(sized):
+    if complete and not whole:
         step.notes.append("cost per token is unknown: set traffic.average_requests_per_s")
     if any(tier.pool.deployment.usd_per_gpu_hour is None for tier in sized):
         step.notes.append("the GPU price is the catalogue's: set usd_per_gpu_hour to what you pay")
@@ -309,12 +250,17 @@ def cost_step(
     return step
 
 
-def _cost(sized: Sized) -> _Cost | None:
-    """The cost of one fleet; None if the fleet is unknown."""
-    fleet, price = fleet_of(sized), sized.pool.usd_per_gpu_hour
-    if fleet is None or sized.usable_requests_per_s is None:
-        return None
-    part, ratio = Part(), utilization_of(sized, fleet)
+def _full_tokens_per_s(sized: Sized) -> float:
+    """Output tokens/s of the fleet at full load."""
+    return (sized.capacity_per_s or 0.0) * sized.pool.lengths.mean_output_tokens
+
+
+def _cost(sized: Sized) -> Part:
+    """The part of the plan on the cost of one fleet; empty if the fleet is unknown."""
+    fleet, price, ratio = sized.fleet, sized.pool.usd_per_gpu_hour, sized.utilization_ratio
+    part = Part()
+    if fleet is None:
+        return part
     _price(part.sheet, sized.pool)
     usd_per_year = yearly_cost(part.sheet, gpus=fleet.gpus, usd_per_gpu_hour=price)
     part.output = {
@@ -322,16 +268,13 @@ def _cost(sized: Sized) -> _Cost | None:
         "utilization_ratio": ratio,
         "usd_per_million_output_tokens": None,
     }
-    full = 0.0
     if ratio:
-        outputs = sized.pool.lengths.mean_output_tokens
-        full = fleet.deployed_instances * sized.usable_requests_per_s * outputs
         _utilization(part.sheet, sized, fleet, ratio)
         part.output["usd_per_million_output_tokens"] = token_cost(
             part.sheet,
             gpus=fleet.gpus,
             usd_per_gpu_hour=price,
-            tokens_per_s=full,
+            tokens_per_s=_full_tokens_per_s(sized),
             utilization_ratio=ratio,
         )
         multiple, saved = utilization_trap(part.sheet, usd_per_year, ratio)
@@ -342,8 +285,7 @@ def _cost(sized: Sized) -> _Cost | None:
                 f"save {figure(round(saved))} USD a year: scale down "
                 "outside the peak, fill idle hours with batch work, or share the GPUs"
             )
-    hourly = fleet.gpus * price
-    return _Cost(fleet.gpus, hourly, usd_per_year, ratio, full * (ratio or 0.0), part)
+    return part
 
 
 def _price(sheet: Sheet, pool: Pool) -> None:
@@ -380,31 +322,35 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
 
     Empty if that fleet is unknown.
     """
-    whole = None if single is None else _cost(single)
-    if whole is None or not whole.usd_per_year:
+    hourly = None if single is None else single.usd_per_hour
+    if not hourly:
         return Part()
-    part = Part()
+    part, usd_per_year = Part(), hourly * HOURS_PER_YEAR
     ratio = part.sheet.line(
         "Saved by tiers",
         "1 - {yearly cost of the tiers} / {of one fleet of the large model}",
-        (tiers_usd_per_year, whole.usd_per_year),
+        (tiers_usd_per_year, usd_per_year),
         result="{:%}",
         source="guide 1.5",
     )
-    part.output = {"single_fleet_usd_per_year": whole.usd_per_year, "saving_ratio": ratio}
+    part.output = {"single_fleet_usd_per_year": usd_per_year, "saving_ratio": ratio}
     return part
 
 
-def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
+def _blend(sized: Sequence[Sized]) -> list[str]:
     """A note that a mean utilization over all tiers hides idle tiers; empty for a single tier.
 
     Guide 9.5.
     """
-    if len(priced) < 2:
+    used = [
+        (tier.pool.name, tier.fleet.gpus, tier.utilization_ratio)
+        for tier in sized
+        if tier.fleet is not None and tier.utilization_ratio
+    ]
+    if len(used) < 2:
         return []
-    gpus = sum(cost.gpus for _, cost in priced)
-    blend = math.fsum(cost.gpus * (cost.utilization_ratio or 0.0) for _, cost in priced) / gpus
-    trapped = [name for name, cost in priced if (cost.utilization_ratio or 0.0) < TRAP_RATIO]
+    blend = math.fsum(gpus * ratio for _, gpus, ratio in used) / sum(gpus for _, gpus, _ in used)
+    trapped = [name for name, _, ratio in used if ratio < TRAP_RATIO]
     below = f"; below 40%: {', '.join(trapped)}" if trapped else ""
     return [
         f"mean utilization of all tiers is {percent(blend)}; monitor each tier separately{below}"

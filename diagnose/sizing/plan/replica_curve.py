@@ -18,7 +18,8 @@ from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_line
@@ -64,13 +65,17 @@ class Serving(Struct, frozen=True, kw_only=True):
     """
 
     pool: Pool
-    setup: Setup
     memory: Memory
     costs: Costs
     hit_ratio: float = 0.0
     tail_hit_ratio: float = 0.0
     stored_bytes: float = 0.0
     drafting: Drafting | None = None
+
+    @property
+    def setup(self) -> Setup:
+        """The launch."""
+        return self.memory.setup
 
     @property
     def limit(self) -> int:
@@ -94,7 +99,6 @@ def serving(pool: Pool, setup: Setup) -> Serving:
     cached = float(pool.phase == "decode")
     return Serving(
         pool=pool,
-        setup=setup,
         memory=memory(setup),
         costs=launch_costs(setup),
         hit_ratio=cached,
@@ -205,7 +209,7 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
         if tokens >= own:
             continue
         setup = replace(replica.setup, max_num_batched_tokens=tokens)
-        smaller = replace(replica, setup=setup, memory=memory(setup))
+        smaller = replace(replica, memory=memory(setup))
         usable = usable_per_s(smaller)
         tried.append((tokens, usable))
         if usable > most * GAIN_RATIO:
@@ -249,6 +253,67 @@ _MORE = (
     "more per point behind 50 requests of warm-up: TTFT and ITL P50 and P99, requests/s, tokens/s, "
     "GPU utilization; then a burst of two to three times the peak, with the time to recover"
 )
+
+
+class Sized(Struct, frozen=True, kw_only=True):
+    """A fleet after step 10.
+
+    - `replica`: with the settings of steps 8 and 9.
+    - `usd_per_year`: by GPU id; None for a GPU that was not compared, or that cannot hold or serve
+      the load.
+    - `usable_source`: measured, predicted, stated or unknown.
+    - `point`: the replica at C_max; None if no concurrency is known to meet the targets.
+    - `unmet`: the stated requirement that the replica does not keep; empty if it keeps all.
+    """
+
+    replica: Serving
+    usd_per_year: Mapping[str, float | None]
+    steps: tuple[PlanStep, ...]
+    usable_requests_per_s: float | None
+    usable_source: str
+    point: BenchmarkPoint | None
+    unmet: str = ""
+
+    @property
+    def pool(self) -> Pool:
+        """The load, and what is stated of the fleet."""
+        return self.replica.pool
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one replica."""
+        return self.replica.setup.parallel.gpus
+
+    @property
+    def fleet(self) -> FleetSize | None:
+        """The fleet for the planned peak; None if usable requests/s are unknown."""
+        return self.pool.fleet(self.usable_requests_per_s, self.gpus_each)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The price of all GPUs of the fleet; None if usable requests/s are unknown."""
+        return None if self.fleet is None else self.fleet.gpus * self.pool.usd_per_gpu_hour
+
+    @property
+    def capacity_per_s(self) -> float | None:
+        """Requests/s of the deployed fleet within the targets; None if unknown."""
+        if self.fleet is None or self.usable_requests_per_s is None:
+            return None
+        return self.fleet.deployed_instances * self.usable_requests_per_s
+
+    @property
+    def utilization_ratio(self) -> float | None:
+        """The stated average utilization, or else the average load divided by the capacity; None
+        if unknown."""
+        stated = self.pool.profile.traffic.utilization_ratio
+        average, capacity_per_s = self.pool.average_requests_per_s, self.capacity_per_s
+        if stated is not None or average is None or capacity_per_s is None:
+            return stated
+        return min(average / capacity_per_s, 1.0)
+
+    def decided(self, number: int) -> Mapping[str, Value]:
+        """The values of the step with this number."""
+        return next(step.output for step in self.steps if step.number == number)
 
 
 class Curve(Struct, frozen=True):

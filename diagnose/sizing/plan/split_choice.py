@@ -6,7 +6,7 @@ Guide 4, 5 and 9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -25,12 +25,12 @@ from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory
 from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads, splits
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, configured
 from kneewatch.diagnose.sizing.plan.memory_steps import (
+    chosen_kv_dtype,
     four_bit_quantization,
     quantizations,
     stored_prefixes,
 )
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
-from kneewatch.diagnose.sizing.plan.replica_cost_steps import fleet_for
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
@@ -41,6 +41,8 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     refusal,
     serving,
 )
+from kneewatch.diagnose.sizing.replica_count import FleetSize
+from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.diagnose.sizing.speed.performance import (
     TP_OVERHEAD_RATIO,
     planned_overhead_ratio,
@@ -54,28 +56,35 @@ _OTHER_STAGES = (5, 6, 7, 8)
 """Pipeline stages of the widest TP degree, for a model that fits with none of `_STAGES`."""
 
 
-class Trial(Struct, frozen=True):
-    """A split that fits, with the settings of steps 8 and 9.
+class Trial(Struct, frozen=True, kw_only=True):
+    """One replica of a split that fits, with the settings of steps 8 and 9.
 
-    `gpus` of the fleet for the peak; None if no concurrency meets the targets, or if there are
-    none. `unmet` is the stated requirement that the replica does not keep.
+    - `parts`: the decisions of step 9.
+    - `fleet`: for the peak; None if no concurrency meets the targets, or if there are none.
+    - `unmet`: the stated requirement that the replica does not keep.
     """
 
-    setup: Setup
-    gpus: int | None
+    replica: Serving
+    parts: tuple[Part, ...]
+    fleet: FleetSize | None
     unmet: str
 
+    @property
+    def parallel(self) -> Parallel:
+        """The split."""
+        return self.replica.setup.parallel
 
-class Split(Struct, frozen=True, kw_only=True):
-    """The chosen precision and split of the model over GPUs, and why others were rejected.
+    @property
+    def scheme_id(self) -> str:
+        """The precision of the weights."""
+        return self.replica.setup.scheme.id
 
-    `gpus` of its fleet for the peak; None if that is unknown.
-    """
-
-    setup: Setup
-    gpus: int | None
-    refused: tuple[str, ...]
-    precisions: tuple[str, ...] = ()
+    @property
+    def usd_per_year(self) -> float | None:
+        """What the fleet costs; None if it is unknown."""
+        if self.fleet is None:
+            return None
+        return self.fleet.gpus * self.replica.pool.usd_per_gpu_hour * HOURS_PER_YEAR
 
 
 def possible_splits(pool: Pool) -> Iterator[Parallel]:
@@ -122,8 +131,9 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
         yield from splits(degrees[-1:], stages=deeper, experts=experts)
 
 
-def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
-    """The precision and split of the fleet with the fewest GPUs, of all that meet the targets.
+def choose_split(pool: Pool) -> tuple[Trial, Mapping[int, Sequence[str]]]:
+    """The precision and split of the fleet with the fewest GPUs, of all that meet the targets, and
+    why others were rejected: notes by the number of their step.
 
     Each that fits is predicted with the settings of steps 8 and 9. Of fleets with equally many
     GPUs, the one with the smallest replicas is taken. If none meets the targets and holds the
@@ -134,45 +144,36 @@ def choose_split(pool: Pool, *, kv_cache_dtype: str) -> Split:
 
     Source: guide 4.5, 9.1 steps 5 and 6, 5.1 and 5.5.
     """
-    named_schemes = tuple(quantizations(pool))
-    trials: list[Trial] = []
-    short: dict[str, list[str]] = {}
-    for quantization in named_schemes:
-        fitting, short[quantization] = _trials(pool, quantization, kv_cache_dtype)
-        trials += fitting
+    tried = {quantization: _trials(pool, quantization) for quantization in quantizations(pool)}
+    trials = [trial for fitting, _ in tried.values() for trial in fitting]
     if not trials:
-        held = plural(planned_concurrency(pool), "request")
+        held, (_, short) = plural(planned_concurrency(pool), "request"), next(iter(tried.values()))
         raise SizingError(
             f"{pool.model.id} does not fit on {pool.gpu.id} with {held} of "
             f"{pool.tail_tokens:,} tokens: "
-            f"{'; '.join(short[named_schemes[0]])}",
+            f"{'; '.join(short)}",
             name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
         )
     chosen = min(trials, key=_rank)
-    own = chosen.setup.scheme.id
-    refused = short[own] + [
-        _reason(named(trial.setup.parallel), trial, named(chosen.setup.parallel), chosen)
-        for trial in trials
-        if trial is not chosen and trial.setup.scheme.id == own
+    alike, short = tried[chosen.scheme_id]
+    splits = [
+        _reason(named(trial.parallel), trial, named(chosen.parallel), chosen)
+        for trial in alike
+        if trial is not chosen
     ]
-    others = [[t for t in trials if t.setup.scheme.id == name] for name in named_schemes]
     precisions = [
-        _reason(f"{best.setup.scheme.id} weights", best, own, chosen)
-        for group in others
-        if group and (best := min(group, key=_rank)).setup.scheme.id != own
+        _reason(f"{quantization} weights", min(fitting, key=_rank), chosen.scheme_id, chosen)
+        for quantization, (fitting, _) in tried.items()
+        if fitting and quantization != chosen.scheme_id
     ]
-    return Split(
-        setup=chosen.setup,
-        gpus=chosen.gpus,
-        refused=tuple(refused),
-        precisions=tuple(precisions),
-    )
+    return chosen, {5: precisions, 6: [*short, *splits]}
 
 
-def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Trial], list[str]]:
+def _trials(pool: Pool, quantization: str) -> tuple[list[Trial], list[str]]:
     """Every split with this precision that fits, and why others do not."""
     trials: list[Trial] = []
     short: dict[str, list[str]] = {}
+    kv_cache_dtype = chosen_kv_dtype(pool)[0]
     for parallel in possible_splits(pool):
         if trials and parallel.pipeline in _OTHER_STAGES and not pool.deployment.pipeline_parallel:
             break
@@ -184,18 +185,18 @@ def _trials(pool: Pool, quantization: str, kv_cache_dtype: str) -> tuple[list[Tr
     return trials, [f"{', '.join(names)} rejected: {reason}" for reason, names in short.items()]
 
 
-def four_bit_gpus(pool: Pool, chosen: Split, *, kv_cache_dtype: str) -> Part:
+def four_bit_gpus(pool: Pool, chosen: Trial) -> Part:
     """The part of the plan on weights in 4 bits, where their fleet has far fewer GPUs.
 
     It is not taken: answers in 4 bits must be tested first (guide 4.1 and 4.5).
     """
     quantization = four_bit_quantization(pool)
-    if quantization is None or chosen.gpus is None:
+    if quantization is None or chosen.fleet is None:
         return Part()
-    trials, _ = _trials(pool, quantization, kv_cache_dtype)
-    gpus = [trial.gpus for trial in trials if trial.gpus is not None and not trial.unmet]
-    fewest = min(gpus, default=chosen.gpus)
-    if fewest >= (1 - SAVING_RATIO) * chosen.gpus:
+    trials, _ = _trials(pool, quantization)
+    gpus = [trial.fleet.gpus for trial in trials if trial.fleet is not None and not trial.unmet]
+    fewest = min(gpus, default=chosen.fleet.gpus)
+    if fewest >= (1 - SAVING_RATIO) * chosen.fleet.gpus:
         return Part()
     return Part(
         output={"four_bit_quantization": quantization, "four_bit_gpus": fewest},
@@ -204,31 +205,31 @@ def four_bit_gpus(pool: Pool, chosen: Split, *, kv_cache_dtype: str) -> Part:
 
 
 def _rank(trial: Trial) -> tuple[float, ...]:
-    parallel = trial.setup.parallel
     # Where no fleet is known, the replica with the fewest GPUs.
     return (
-        trial.gpus is None,
+        trial.fleet is None,
         bool(trial.unmet),
-        trial.gpus or 0,
-        parallel.gpus,
-        parallel.pipeline,
+        0 if trial.fleet is None else trial.fleet.gpus,
+        trial.parallel.gpus,
+        trial.parallel.pipeline,
     )
 
 
 def _reason(name: str, trial: Trial, taken: str, chosen: Trial) -> str:
     if trial.unmet and not chosen.unmet:
         return f"{name} rejected: {trial.unmet}"
-    if trial.gpus is None or chosen.gpus is None:
+    if trial.fleet is None or chosen.fleet is None:
         return f"{name} rejected: {trial.unmet or 'larger, and nothing to compare speeds by'}"
-    needed = plural(trial.gpus, "GPU")
-    return f"{name} rejected: {needed} for the peak, {chosen.gpus} with {taken}"
+    needed = plural(trial.fleet.gpus, "GPU")
+    return f"{name} rejected: {needed} for the peak, {chosen.fleet.gpus} with {taken}"
 
 
 def _trial(pool: Pool, setup: Setup) -> Trial:
-    replica = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
+    replica, parts = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
     best = best_point(replica)
-    fleet = None if best is None else fleet_for(pool, best.requests_per_s, setup.parallel.gpus)
-    return Trial(setup, None if fleet is None else fleet.gpus, unmet(replica, best))
+    usable_per_s = None if best is None else best.requests_per_s
+    fleet = pool.fleet(usable_per_s, setup.parallel.gpus)
+    return Trial(replica=replica, parts=parts, fleet=fleet, unmet=unmet(replica, best))
 
 
 def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:
@@ -253,11 +254,15 @@ def named(parallel: Parallel) -> str:
 
 
 def parallel_step(
-    pool: Pool, split: Split, before: PlannedMemory, after: PlannedMemory
+    pool: Pool,
+    setup: Setup,
+    before: PlannedMemory,
+    after: PlannedMemory,
+    notes: Sequence[str],
 ) -> PlanStep:
     """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
-    node, replica = pool.profile.hosting.node_gpus, serving(pool, split.setup)
-    parallel = split.setup.parallel
+    node, replica = pool.profile.hosting.node_gpus, serving(pool, setup)
+    parallel = setup.parallel
     stages, decode = parallel.pipeline, at(replica, 1).decode_step
     link, planned = replica.costs.link.lower(), None
     if link in TP_OVERHEAD_RATIO:
@@ -284,7 +289,7 @@ def parallel_step(
             "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
             "kv_concurrency_at_p95": replica.memory.concurrency.expected,
         },
-        notes=list(split.refused),
+        notes=list(notes),
         tier=pool.name,
     )
     step.sheet.text(*memory_steps(replica.memory))

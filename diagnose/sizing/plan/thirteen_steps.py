@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import SPECULATION
@@ -21,7 +20,6 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
-    chosen_kv_dtype,
     floor_step,
     kv_step,
     memory_floor,
@@ -32,25 +30,25 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     Plan,
     PlanStep,
     Pool,
-    Sized,
     planned_peak_per_s,
 )
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import (
     cost_step,
-    fleet_of,
     fleet_step,
-    utilization_of,
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Curve,
     Serving,
+    Sized,
     curve_step,
+    launch,
     measured_curve,
     point,
     predicted_curve,
     serving,
 )
 from kneewatch.diagnose.sizing.plan.split_choice import (
+    Trial,
     choose_split,
     four_bit_gpus,
     parallel_step,
@@ -59,8 +57,7 @@ from kneewatch.diagnose.sizing.plan.split_choice import (
 from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, Slo, WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
     ROUTER_HIGH_S,
-    RoutingAdvice,
-    advice,
+    against_tiers,
     candidates,
     hardware_step,
     pool_of,
@@ -120,17 +117,17 @@ def _limits(sized: Sized) -> Part:
             result="{:%}",
             source=_SOURCE,
         )
-    fleet = fleet_of(sized)
-    if fleet is not None and sized.usable_requests_per_s is not None:
+    fleet = sized.fleet
+    if fleet is not None:
         per_instance = sized.pool.peak_requests_per_s / fleet.deployed_instances
         part.output["expected_peak_requests_per_s_per_instance"] = per_instance
-        part.output["expected_utilization_ratio"] = utilization_of(sized, fleet)
+        part.output["expected_utilization_ratio"] = sized.utilization_ratio
     return part
 
 
 def _guardrails(sized: Sized) -> Part:
     pool, best, lengths = sized.pool, sized.point, sized.pool.lengths
-    longest = sized.setup.longest_tokens
+    longest = sized.replica.setup.longest_tokens
     part = Part()
     limit = input_limit(
         part.sheet,
@@ -152,10 +149,10 @@ def _guardrails(sized: Sized) -> Part:
         )
     if best is not None:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
-    target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
+    target, served_per_s = pool.profile.slo.ttft_p99_s, sized.capacity_per_s
     if pool.phase == "decode":
         return part
-    if target is None or fleet is None or sized.usable_requests_per_s is None:
+    if target is None or served_per_s is None:
         part.notes.append(
             "no queue limit was computed: set a TTFT target and the inputs of the fleet"
         )
@@ -165,8 +162,9 @@ def _guardrails(sized: Sized) -> Part:
             part.sheet,
             ttft_target_s=target,
             arrivals_per_s=pool.peak_requests_per_s,
-            served_per_s=fleet.deployed_instances * sized.usable_requests_per_s,
-            quiet_ttft_s=sized.quiet_ttft_s or 0.0,
+            served_per_s=served_per_s,
+            # The prefill of a P99 prompt in an idle replica.
+            quiet_ttft_s=point(sized.replica, 1).ttft_p99_s if sized.replica.limit else 0.0,
         )
     except SizingError as error:
         part.notes.append(f"no queue limit: {error}")
@@ -177,7 +175,7 @@ def _guardrails(sized: Sized) -> Part:
 
 def _launch(sized: Sized) -> Setup:
     """The launch of a replica as it was planned. C_max bounds what runs at once."""
-    setup, lora = sized.setup, sized.pool.profile.lora
+    setup, lora = sized.replica.setup, sized.pool.profile.lora
     best = None if sized.pool.phase == "prefill" else sized.point
     return replace(
         setup,
@@ -218,28 +216,25 @@ def plan(
     whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=models_by_id)
     by_hardware = bool(profile.tiers) and profile.routing.method == "hardware"
     # What the large model alone would take decides whether tiers are worth it.
-    choice = None
+    single = None
     try:
-        choice = cheapest(whole, texts)
+        single = cheapest(whole, texts)
     except SizingError:
         if not by_hardware:
             raise
-    single = None if choice is None else choice.sized
-    fleet = None if single is None else fleet_of(single)
-    routing = None if fleet is None or by_hardware else advice(profile, fleet.gpus)
-    tiered = uses_tiers(profile, routing)
-    chosen: tuple[Choice, ...] = () if choice is None else (choice,)
+    fleet = None if single is None else single.fleet
+    against = None if fleet is None or by_hardware else against_tiers(profile, fleet.gpus)
+    tiered = uses_tiers(profile, against)
+    chosen: tuple[Sized, ...] = () if single is None else (single,)
     if tiered:
         chosen = tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
-        dearer = None if single is None else _dearer(single, [each.sized for each in chosen])
-        if choice is not None and routing is not None and dearer:
-            tiered, chosen = False, (choice,)
-            routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
-        elif by_hardware and dearer:
-            routing = RoutingAdvice(worth_it=False, reasons=(dearer,))
+        dearer = None if single is None else _dearer(single, chosen)
+        if single is not None and against is not None and dearer:
+            tiered, chosen = False, (single,)
+        if dearer and (by_hardware or against is not None):
+            against = (dearer,)
     phased = [in_phases(each, texts) for each in chosen]
-    chosen = tuple(each for fleets, _ in phased for each in fleets)
-    sized = tuple(each.sized for each in chosen)
+    sized = tuple(each for fleets, _ in phased for each in fleets)
     pools = tuple(each.pool for each in sized)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
@@ -255,8 +250,8 @@ def plan(
         ),
         steps=(
             workload_step(profile),
-            hardware_step(pools, [each.usd_per_year for each in chosen]),
-            routing_step(profile, large_gpus=large_gpus, advice=routing),
+            hardware_step(pools, [each.usd_per_year for each in sized]),
+            routing_step(profile, large_gpus=large_gpus, against=against),
             *(step for replica in sized for step in replica.steps),
             fleet_step(profile, sized, phases=[compared for _, compared in phased if compared]),
             cost_step(profile, sized, single=single),
@@ -268,9 +263,9 @@ def plan(
 def _dearer(single: Sized, tiers: Sequence[Sized]) -> str | None:
     """Why tiers do not pay; None if they do, or if a fleet is not known."""
     hourly = [
-        fleet.gpus * each.pool.usd_per_gpu_hour
+        each.usd_per_hour
         for each in (single, *tiers)
-        if (fleet := fleet_of(each)) is not None and not each.unmet
+        if each.usd_per_hour is not None and not each.unmet
     ]
     if len(hourly) <= len(tiers) or hourly[0] > sum(hourly[1:]):
         return None
@@ -298,18 +293,7 @@ def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str
         )
 
 
-class Choice(Struct, frozen=True):
-    """A fleet on the GPU that was chosen for it.
-
-    `usd_per_year` is by GPU id. It is None for a GPU that was not compared, or that cannot hold or
-    serve the load.
-    """
-
-    sized: Sized
-    usd_per_year: Mapping[str, float | None]
-
-
-def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
+def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     """The fleet with the lowest cost per year within the targets, over the candidate GPUs.
 
     In two cases the GPU with most of the archetype's resource is kept: if rates are measured or
@@ -322,34 +306,30 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     """
     cards, stated = candidates(pool.deployment), pool.deployment
     measured = pool.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
-    unknown: dict[str, float | None] = dict.fromkeys(card.id for card in cards)
+    usd_per_year: dict[str, float | None] = dict.fromkeys(card.id for card in cards)
     if len(cards) == 1 or measured:
-        return Choice(size_pool(pool, benchmarks), unknown)
-    fleets: dict[str, Sized] = {}
-    usd_per_year = dict(unknown)
+        return size_pool(*choose_split(pool), usd_per_year, benchmarks)
+    splits: dict[str, tuple[Trial, Mapping[int, Sequence[str]]]] = {}
     refused: SizingError | None = None
     for card in cards:
         try:
-            sized = size_pool(replace(pool, gpu=card), benchmarks)
+            splits[card.id] = choose_split(replace(pool, gpu=card))
+            usd_per_year[card.id] = splits[card.id][0].usd_per_year
         except SizingError as error:
             refused = error
-            continue
-        fleets[card.id], fleet = sized, fleet_of(sized)
-        if fleet is not None:
-            hourly = fleet.gpus * sized.pool.usd_per_gpu_hour
-            usd_per_year[card.id] = hourly * HOURS_PER_YEAR
-    if not fleets and refused is not None:
+    if not splits and refused is not None:
         raise refused
     priced = {name: usd for name, usd in usd_per_year.items() if usd is not None}
 
     def rank(name: str) -> tuple[object, ...]:
-        return bool(fleets[name].unmet), priced[name], name != pool.gpu.id
+        return bool(splits[name][0].unmet), priced[name], name != pool.gpu.id
 
     best = min(priced, key=rank, default=pool.gpu.id)
-    return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
+    chosen = splits.get(best) or next(iter(splits.values()))
+    return size_pool(*chosen, usd_per_year, benchmarks)
 
 
-def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> tuple[tuple[Choice, ...], str]:
+def in_phases(together: Sized, benchmarks: Mapping[str, str]) -> tuple[tuple[Sized, ...], str]:
     """The fleet, or pools for prefill and decode where these cost far less within the targets; and
     what the two cost, if both are known.
 
@@ -359,42 +339,36 @@ def in_phases(choice: Choice, benchmarks: Mapping[str, str]) -> tuple[tuple[Choi
 
     Source: guide 6.5.
     """
-    together, plain = choice.sized, ((choice,), "")
-    pool, hosting = together.pool, together.pool.profile.hosting
-    if hosting.network is None or not _may_part(pool):
+    plain = (together,), ""
+    pool, network = together.pool, together.pool.profile.hosting.network
+    if network is None or not _may_part(pool):
         return plain
+    per_s, prompt_tokens = LINK_BYTES_PER_S[network], pool.lengths.input_p99_tokens
     try:
-        sent_s = together.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
-        sent_s /= LINK_BYTES_PER_S[hosting.network]
+        sent_s = together.replica.memory.layout.request_bytes(prompt_tokens) / per_s
         prefill = cheapest(_prefill_pool(pool, sent_s), benchmarks)
-        decode = cheapest(_decode_pool(pool, prefill.sized), benchmarks)
+        decode = cheapest(_decode_pool(pool, prefill), benchmarks)
     except SizingError:
         return plain
-    both = (prefill.sized, decode.sized)
-    fleets = [fleet_of(each) for each in (*both, together)]
-    target_s, first = pool.profile.slo.ttft_p99_s, prefill.sized.point
-    if fleets[0] is None or fleets[1] is None or any(each.unmet for each in both):
+    both, target_s, first = (prefill, decode), pool.profile.slo.ttft_p99_s, prefill.point
+    hourly = [each.usd_per_hour for each in both if each.usd_per_hour and not each.unmet]
+    if len(hourly) < len(both):
         return plain
     # The smaller side's network cards carry the KV cache of a prompt.
-    tensor = min(each.setup.parallel.tensor for each in both)
-    moved = prefill.sized.setup.parallel.tensor / tensor
-    moved *= prefill.sized.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
-    move_s = moved / LINK_BYTES_PER_S[hosting.network]
+    tensor = min(each.replica.setup.parallel.tensor for each in both)
+    moved = prefill.replica.setup.parallel.tensor / tensor
+    moved *= prefill.replica.memory.layout.request_bytes(prompt_tokens)
+    move_s = moved / per_s
     if first is None or target_s is None or first.ttft_p99_s + move_s > target_s:
         return plain
-    usd = [
-        math.inf if fleet is None else fleet.gpus * each.pool.usd_per_gpu_hour * HOURS_PER_YEAR
-        for each, fleet in zip((*both, together), fleets, strict=True)
-    ]
-    apart, alone = usd[0] + usd[1], math.inf if together.unmet else usd[2]
-    why = together.unmet or f"{figure(usd[2])}"
+    usd_per_year = (together.usd_per_hour or math.inf) * HOURS_PER_YEAR
+    apart, alone = sum(hourly) * HOURS_PER_YEAR, math.inf if together.unmet else usd_per_year
     compared = (
-        f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool {why}; the KV "
-        f"cache of a P99 prompt takes {seconds(move_s)} over {hosting.network}"
+        f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool "
+        f"{together.unmet or figure(usd_per_year)}; the KV "
+        f"cache of a P99 prompt takes {seconds(move_s)} over {network}"
     )
-    if apart >= (1 - SAVING_RATIO) * alone:
-        return (choice,), compared
-    return (prefill, decode), compared
+    return (plain[0] if apart >= (1 - SAVING_RATIO) * alone else both), compared
 
 
 def _may_part(pool: Pool) -> bool:
@@ -447,7 +421,7 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     )
     mean = max(pool.lengths.mean_output_tokens - 1, 1)
     lengths = dataclasses.replace(pool.lengths, output_mean_tokens=mean)
-    kept = prefill.setup.kv_cache_dtype
+    kept = prefill.replica.setup.kv_cache_dtype
     deployment = dataclasses.replace(pool.deployment, kv_cache_dtype=kept)
     return _of_phase(replace(pool, deployment=deployment), profile, lengths, "decode")
 
@@ -497,48 +471,47 @@ def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool,
     )
 
 
-def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
-    """Steps 4 to 10 for one fleet.
+def size_pool(
+    chosen: Trial,
+    notes: Mapping[int, Sequence[str]],
+    usd_per_year: Mapping[str, float | None],
+    benchmarks: Mapping[str, str],
+) -> Sized:
+    """Steps 4 to 10 for one fleet, with the chosen split and the notes on it by step.
 
     Raises:
-        SizingError: nothing fits, or a benchmark is missing or unreadable.
+        SizingError: a benchmark is missing or unreadable.
     """
-    kv = chosen_kv_dtype(pool)[0]
-    split = choose_split(pool, kv_cache_dtype=kv)
-    chosen = split.setup.scheme.id
+    final, pool = chosen.replica, chosen.replica.pool
+    kv, scheme_id = final.setup.kv_cache_dtype, chosen.scheme_id
     before = memory_floor(pool, quantization=pool.model.quantization, kv_cache_dtype="auto")
-    after = memory_floor(pool, quantization=chosen, kv_cache_dtype=kv)
-    quantized = quantization_step(pool, chosen, before, after)
-    quantized.notes += split.precisions
-    quantized.add(four_bit_gpus(pool, split, kv_cache_dtype=kv))
+    after = memory_floor(pool, quantization=scheme_id, kv_cache_dtype=kv)
+    quantized = quantization_step(pool, scheme_id, before, after)
+    quantized.notes += notes[5]
+    quantized.add(four_bit_gpus(pool, chosen))
+    setup = launch(pool, chosen.parallel, quantization=scheme_id, kv_cache_dtype=kv)
     # The baseline runs with the KV cache that vLLM takes by itself, unless one is stated.
     plain = pool.deployment.kv_cache_dtype or "auto"
-    baseline = serving(pool, replace(split.setup, kv_cache_dtype=plain))
+    baseline = serving(pool, replace(setup, kv_cache_dtype=plain))
     first = _curve(pool, baseline, pool.deployment.baseline_benchmark, benchmarks)
-    cached_step, cached = kv_step(pool, baseline, kv_cache_dtype=kv)
-    batched_step, final = batching_step(pool, cached)
     last = _final(pool, final, first, benchmarks)
     stated = pool.usable_requests_per_s
-    shared = pool.profile.session or pool.profile.prefix
     usable = None if last.best is None else last.best.requests_per_s
     return Sized(
-        pool=pool,
-        setup=final.setup,
-        memory=final.memory,
+        replica=final,
+        usd_per_year=usd_per_year,
         steps=(
             floor_step(pool, before),
             quantized,
-            parallel_step(pool, split, before, after),
+            parallel_step(pool, setup, before, after, notes[6]),
             curve_step(pool, first, number=7),
-            cached_step,
-            batched_step,
+            kv_step(pool, baseline, kv_cache_dtype=kv),
+            batching_step(pool, final, chosen.parts),
             curve_step(pool, last, number=10),
         ),
         usable_requests_per_s=usable if stated is None else stated,
         usable_source=last.source if stated is None else "stated",
         point=last.best,
-        quiet_ttft_s=point(final, 1).ttft_p99_s if final.limit else None,
-        hit_ratio=None if shared is None else shared.hit_ratio,
         unmet=_unmet(last, final),
     )
 

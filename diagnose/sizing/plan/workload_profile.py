@@ -260,6 +260,11 @@ class WorkloadProfile:
     tiers: tuple[TierProfile, ...] = ()
 
     @property
+    def safety(self) -> float:
+        """1.2 to 1.5, depending on the traffic's predictability; unstated counts as uncertain."""
+        return SAFETY_BY_PREDICTABILITY[self.traffic.predictability or "uncertain"]
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The models that the profile names, without repetition."""
         return tuple(dict.fromkeys(launch.model for launch in (self.deployment, *self.tiers)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
@@ -323,15 +322,8 @@ def simple_ratio(profile: WorkloadProfile) -> float | None:
     return profile.routing.simple_ratio
 
 
-class RoutingAdvice(Struct, frozen=True):
-    """Whether tiers are worthwhile, with each reason for and against."""
-
-    worth_it: bool
-    reasons: tuple[str, ...]
-
-
-def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
-    """Whether a small model for simple requests pays off.
+def against_tiers(profile: WorkloadProfile, large_gpus: int) -> tuple[str, ...]:
+    """Why a small model for simple requests does not pay off; empty if it does.
 
     `large_gpus` is the number of GPUs that the large model needs alone. The decision follows the
     guide's table of fleet size, skew, quality and the router's time.
@@ -352,35 +344,35 @@ def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
             f"the router takes {percent(router_s / ttft_s)} of the TTFT budget, "
             f"above {percent(TTFT_BUDGET_RATIO)}"
         )
-    if against:
-        return RoutingAdvice(worth_it=False, reasons=tuple(against))
-    reason = f"{percent(simple)} of requests can move off the {large_gpus} GPUs of the large model"
-    return RoutingAdvice(worth_it=True, reasons=(reason,))
+    return tuple(against)
 
 
 def routing_step(
-    profile: WorkloadProfile, *, large_gpus: int | None, advice: RoutingAdvice | None
+    profile: WorkloadProfile, *, large_gpus: int | None, against: Sequence[str] | None
 ) -> PlanStep:
     """Step 3: tiers or one fleet.
 
-    `advice` is None if hardware tiers need no advice, or if the size of the single fleet is
-    unknown.
+    `against` are the reasons against tiers; None if hardware tiers need none, or if the size of the
+    single fleet is unknown.
     """
     method, tiers = profile.routing.method, profile.tiers
-    taken = uses_tiers(profile, advice)
+    taken = uses_tiers(profile, against)
     output: dict[str, Value] = {
         "tiers": len(tiers) if taken else 1,
         "method": method if taken else "single fleet",
         "large_model_gpus": large_gpus,
         "simple_ratio": simple_ratio(profile) if method != "hardware" else None,
     }
-    notes = [] if advice is None else list(advice.reasons)
+    notes = list(against or ())
+    if against is not None and not against:
+        share = percent(simple_ratio(profile) or 0.0)
+        notes = [f"{share} of requests can move off the {large_gpus} GPUs of the large model"]
     if taken:
         for name, peak_per_s in tier_loads(profile).items():
             output[f"{name}.peak_requests_per_s"] = peak_per_s
-    elif advice is not None and advice.worth_it:
+    elif against is not None and not against:
         notes.append("tiers would save money: add each tier as [[tiers]] to size them")
-    if advice is None and method != "hardware" and not taken:
+    if against is None and method != "hardware" and not taken:
         notes.append("routing was not considered: the size of the fleet without tiers is unknown")
     step = PlanStep(
         number=3,
@@ -395,14 +387,14 @@ def routing_step(
     return step
 
 
-def uses_tiers(profile: WorkloadProfile, advice: RoutingAdvice | None) -> bool:
+def uses_tiers(profile: WorkloadProfile, against: Sequence[str] | None) -> bool:
     """Whether each tier gets its own steps 4 to 10.
 
     Always if tiers differ by hardware; if they differ by model, only if tiers pay off.
     """
     if not profile.tiers:
         return False
-    return profile.routing.method == "hardware" or (advice is not None and advice.worth_it)
+    return profile.routing.method == "hardware" or (against is not None and not against)
 
 
 def _decision(profile: WorkloadProfile, *, taken: bool) -> str:

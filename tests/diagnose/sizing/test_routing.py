@@ -12,7 +12,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     example_profile,
     read_profile,
 )
-from kneewatch.diagnose.sizing.plan.workload_steps import advice
+from kneewatch.diagnose.sizing.plan.workload_steps import against_tiers, routing_step
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def test_when_to_route(
         routing=Routing(simple_ratio=simple, small_model_acceptable=acceptable),
         slo=Slo(ttft_p99_s=ttft_s),
     )
-    given = advice(profile, gpus)
-    assert given.worth_it is worth_it
-    assert any(reason in said for said in given.reasons)
+    against = against_tiers(profile, gpus)
+    assert (not against) is worth_it
+    step = routing_step(profile, large_gpus=gpus, against=against)
+    assert any(reason in note for note in step.notes)
