@@ -26,17 +26,13 @@ from kneewatch.diagnose.sizing.search_results import (
     Rejection,
     SearchResult,
     by_reason,
-    gpu_of,
 )
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import fleet_of, peak_utilization
-from kneewatch.diagnose.sizing.speed.performance import Load
-from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs, safe_targets
+from kneewatch.diagnose.sizing.size import fleet_of, load_of, peak_utilization, within_targets
+from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     RUNNING_LIMIT,
     Capacity,
-    capacity,
-    drafting_of,
 )
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
@@ -89,14 +85,8 @@ class Space(Struct, frozen=True, kw_only=True):
     quantizations: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
     max_model_lens: tuple[int, ...]
-    input_tokens: float
-    output_tokens: float
-    efficiency: Efficiency
-
-    @property
-    def request_tokens(self) -> float:
-        """Tokens of a whole request."""
-        return self.input_tokens + self.output_tokens
+    request_tokens: float
+    """Tokens of a whole request."""
 
     @property
     def spreads(self) -> tuple[Parallel, ...]:
@@ -164,9 +154,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
             ("auto", "fp8") if setup.kv_cache_dtype == "auto" else (setup.kv_cache_dtype,)
         ),
         max_model_lens=_max_model_lens(setup, inputs + outputs),
-        input_tokens=inputs,
-        output_tokens=outputs,
-        efficiency=question.efficiency,
+        request_tokens=inputs + outputs,
     )
 
 
@@ -415,10 +403,13 @@ def _candidate(
     """The launch with its replicas at the highest load within the targets, or why it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
-    targets = safe_targets(question.targets, setup)
-    limit_at_targets = _capacity(question, tried, setup, limit, targets)
+    question = replace(question, setup=setup)
+    loaded = load_of(question, launch, limit)
+    if loaded is None:
+        raise TypeError("a launch of a search has lengths, a GPU and a number of parameters")
+    limit_at_targets = within_targets(question, loaded, limit)
     if not limit_at_targets.concurrency:
-        return _too_slow(setup, targets, limit_at_targets)
+        return _too_slow(question, limit_at_targets)
     speed = limit_at_targets.performance
     engines = setup.parallel.data
     served_per_s = speed.requests_per_s * engines
@@ -428,9 +419,7 @@ def _candidate(
         why = f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed"
         needed_ratio = replicas * gpus_per_replica / most_gpus
         return Rejection(Reason.GPUS, setup, lambda: why, needed_ratio=needed_ratio)
-    price = question.usd_per_gpu_hour
-    if price is None:
-        price = gpu_of(setup).usd_per_hour
+    price = question.price_usd_per_gpu_hour or 0.0
     layout = launch.layout
     shared = peak_utilization(question, served_per_s * replicas)
     tokens_per_s = speed.decode_tokens_per_s * engines
@@ -468,23 +457,8 @@ def _limit(tried: Space, answer: Memory) -> tuple[float, int, str]:
     return held, limit, KV_CACHE if usable < setup.seqs else MAX_NUM_SEQS
 
 
-def _capacity(
-    question: Question, tried: Space, setup: Setup, limit: int, targets: Targets
-) -> Capacity:
-    costs = launch_costs(setup)
-    load = Load(
-        input_tokens=tried.input_tokens,
-        output_tokens=tried.output_tokens,
-        concurrency=limit,
-        max_running=limit,
-        max_num_batched_tokens=setup.batched_tokens,
-        drafting=drafting_of(question, setup, costs),
-    )
-    return capacity(costs, load, targets, tried.efficiency)
-
-
-def _too_slow(setup: Setup, targets: Targets, reached: Capacity) -> Rejection:
-    speed = reached.performance
+def _too_slow(question: Question, reached: Capacity) -> Rejection:
+    speed, targets = reached.performance, safe_targets(question.targets, question.setup)
     missed_s, target_s = next(
         (latency_s, target_s)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
@@ -492,7 +466,7 @@ def _too_slow(setup: Setup, targets: Targets, reached: Capacity) -> Rejection:
     )
     return Rejection(
         Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
-        setup,
+        question.setup,
         lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
         needed_ratio=missed_s / target_s,
     )

@@ -52,6 +52,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     unlike_measured,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
+    Capacity,
     capacity,
     drafting_of,
     expert_exchange,
@@ -468,9 +469,7 @@ def _served(question: Question) -> int:
     served = floor(min(answer.concurrency.low, setup.seqs))
     loaded = load_of(replace(question, setup=setup), answer) if served >= 1 else None
     if loaded is not None and question.targets.are_set:
-        costs, load = loaded
-        full, targets = replace(load, concurrency=served), safe_targets(question.targets, setup)
-        served = capacity(costs, full, targets, question.efficiency).concurrency
+        served = within_targets(question, loaded, served).concurrency
     return served * setup.parallel.data
 
 
@@ -488,12 +487,17 @@ def running_limit(answer: Memory, mean_tokens: float) -> float:
     return max(min(held, float(answer.setup.seqs)), 0.0)
 
 
-def load_of(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
-    """One engine's step costs and load; None if too little is stated or no request can run."""
+def load_of(
+    question: Question, answer: Memory, limit: float | None = None
+) -> tuple[Costs, Load] | None:
+    """One engine's step costs and load; None if too little is stated or no request can run.
+
+    `limit` are the most requests that may run; by default those of mean length that fit.
+    """
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:
         return None
-    limit = running_limit(answer, inputs + outputs)
+    limit = running_limit(answer, inputs + outputs) if limit is None else limit
     if limit < 1:
         return None
     costs = launch_costs(setup)
@@ -506,6 +510,15 @@ def load_of(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
         drafting=drafting_of(question, setup, costs),
     )
     return costs, load
+
+
+def within_targets(question: Question, loaded: tuple[Costs, Load], most: float) -> Capacity:
+    """The highest load of one engine, of at most `most` requests, within the targets with a margin
+    for the prediction's error."""
+    costs, load = loaded
+    full = replace(load, concurrency=max(floor(most), 1))
+    targets = safe_targets(question.targets, question.setup)
+    return capacity(costs, full, targets, question.efficiency)
 
 
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
@@ -544,18 +557,15 @@ def _predicted_usable(
     unknown = None, "unknown", None
     if loaded is None or speed is None:
         return unknown
-    (costs, load), where = loaded, "at the stated concurrency"
+    (_, load), where = loaded, "at the stated concurrency"
     # Without a target any concurrency would do: only a stated one says what is usable.
     concurrency = question.concurrency and load.concurrency
     if question.targets.are_set:
-        most = replace(load, concurrency=max(floor(load.max_running), 1))
-        targets = safe_targets(question.targets, question.setup)
-        best = capacity(costs, most, targets, question.efficiency)
-        speed, concurrency, where = (
-            best.performance,
-            best.concurrency,
+        best, where = (
+            within_targets(question, loaded, load.max_running),
             "the most within the targets",
         )
+        speed, concurrency = best.performance, best.concurrency
     if not concurrency:
         return unknown
     usable_per_s = sheet.line(

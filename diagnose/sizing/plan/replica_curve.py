@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Val
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
-from kneewatch.diagnose.sizing.speed.slo_capacity import step_line
+from kneewatch.diagnose.sizing.speed.slo_capacity import highest, step_line, strain
 from kneewatch.rules.formatting import figure, plural
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
@@ -161,14 +162,12 @@ def best_point(replica: Serving) -> BenchmarkPoint | None:
         return None
     if not profile.slo.are_set:
         return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
-    if missed_targets(point(replica, 1), profile.slo):
-        return None
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        late = missed_targets(point(replica, middle), profile.slo)
-        low, high = (low, middle - 1) if late else (middle, high)
-    return point(replica, low)
+
+    def exceeds(seen: BenchmarkPoint) -> tuple[float, str]:
+        return strain(profile.slo, seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s)
+
+    count, best, _ = highest(partial(point, replica), exceeds, limit)
+    return best if count else None
 
 
 def _busiest(replica: Serving, limit: int) -> BenchmarkPoint:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import floor, inf, isfinite
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -12,7 +14,6 @@ from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
-    ClosedLoop,
     Drafting,
     Latency,
     Load,
@@ -106,12 +107,14 @@ class Capacity(Struct, frozen=True):
     binding: str
 
 
-def strain(targets: Targets, speed: Latency | Performance) -> tuple[float, str]:
+def strain(
+    targets: Targets, ttft_s: float, itl_s: float, latency_s: float | None = None
+) -> tuple[float, str]:
     """The highest ratio of a latency to its target, and which latency it is. Above 1, it is
     missed."""
     ratios = [
-        (latency_s / target_s, name)
-        for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
+        (measured_s / target_s, name)
+        for name, measured_s, target_s in targets.beside(ttft_s, itl_s, latency_s)
     ]
     return max(ratios, default=(0.0, RUNNING_LIMIT))
 
@@ -124,15 +127,33 @@ def capacity(
     Raises:
         SizingError: the load is invalid; the error has the input's name.
     """
+
+    def exceeds(seen: Latency) -> tuple[float, str]:
+        # Requests that only wait for prompts to come in add no throughput.
+        return (inf, TOKEN_BUDGET) if seen.queueing else strain(targets, seen.ttft_s, seen.itl_s)
+
     loop = closed_loop(costs, load, efficiency)
-    highest = _highest(loop, int(load.concurrency), targets)
-    return Capacity(highest[0], performance_of(loop, highest[1]), highest[2])
+    count, seen, binding = highest(loop.at, exceeds, int(load.concurrency))
+    if not count:
+        over, alone = strain(targets, seen.ttft_s, seen.itl_s)
+        # One request that waits for nobody else is no queue.
+        count, binding = (0, alone) if over > 1 else (1, binding)
+    return Capacity(count, performance_of(loop, seen), binding)
 
 
-def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
-    """The highest concurrency (0: none), its latencies, and what one more request would exceed."""
-    best = loop.at(high)
-    over, binding = _strain(targets, best)
+Seen = TypeVar("Seen")
+
+
+def highest(
+    at: Callable[[int], Seen], exceeds: Callable[[Seen], tuple[float, str]], high: int
+) -> tuple[int, Seen, str]:
+    """The highest concurrency up to `high` within the targets, with what `at` gives there and what
+    one more request would exceed; 0 with what `at` gives for 1 if that exceeds one already.
+
+    `exceeds` is the highest ratio to a target, and its name.
+    """
+    best = at(high)
+    over, binding = exceeds(best)
     if over <= 1:
         return high, best, RUNNING_LIMIT
     low, missed = 0, best
@@ -145,23 +166,14 @@ def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latenc
         if isfinite(rise) and rise > 0 and 2 * (high - low) <= widths[0]:
             middle = min(max(last[0] + floor((1 - last[1]) / rise), low + 1), high - 1)
         widths = widths[1], high - low
-        latency = loop.at(middle)
-        over, what = _strain(targets, latency)
+        seen = at(middle)
+        over, what = exceeds(seen)
         before, last = last, (middle, over)
         if over <= 1:
-            low, best = middle, latency
+            low, best = middle, seen
         else:
-            high, missed, binding = middle, latency, what
-    if low:
-        return low, best, binding
-    over, alone = strain(targets, missed)
-    # One request that waits for nobody else is no queue.
-    return (0, missed, alone) if over > 1 else (1, missed, binding)
-
-
-def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
-    # Requests that only wait for prompts to come in add no throughput.
-    return (inf, TOKEN_BUDGET) if speed.queueing else strain(targets, speed)
+            high, missed, binding = middle, seen, what
+    return (low, best, binding) if low else (0, missed, binding)
 
 
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------
