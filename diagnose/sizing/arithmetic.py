@@ -123,9 +123,10 @@ def _written(
 _QUANTITY = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
 
 
-def names_of(formula: str) -> list[str]:
+@lru_cache(maxsize=512)
+def names_of(formula: str) -> tuple[str, ...]:
     """The names of a formula's quantities, in the order in which they first occur."""
-    return list(dict.fromkeys(found[1] for found in _QUANTITY.finditer(formula)))
+    return tuple(dict.fromkeys(found[1] for found in _QUANTITY.finditer(formula)))
 
 
 @lru_cache(maxsize=512)

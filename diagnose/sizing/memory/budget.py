@@ -17,6 +17,7 @@ from kneewatch.diagnose.catalogue.layers import (
     Layers,
     SlidingStates,
 )
+from kneewatch.diagnose.sizing.arithmetic import compiled
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout, KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
@@ -88,6 +89,10 @@ class Memory(Struct, frozen=True):
     def fits(self, concurrency: float = 1.0) -> bool:
         """Whether vLLM starts and holds this many requests of the context's length."""
         return self.holds_one and self.concurrency.expected >= concurrency
+
+
+AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"
+"""Bytes of one GPU that are left for the KV cache."""
 
 
 # A search asks for the same layout on every GPU.
@@ -224,8 +229,8 @@ def memory(setup: Setup) -> Memory:
                 "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
             )
         overhead = overhead_of(setup, weights_bytes, setup.gpu)
-        room = setup.utilization * setup.gpu.memory_bytes - weights_bytes - adapters - draft
-        room -= setup.added_bytes
+        loaded_bytes = weights_bytes + adapters + draft + setup.added_bytes
+        fixed = setup.utilization, setup.gpu.memory_bytes, loaded_bytes
         copied_bytes = second_copy_ratio(setup) * weights_bytes
         spared_bytes = 0.0
         if weights is not None:
@@ -240,9 +245,14 @@ def memory(setup: Setup) -> Memory:
                 1 - setup.scheme.linear_bits / attention_bits
             )
         available = Range(
-            room - overhead.high_bytes - copied_bytes,
-            room - overhead.expected_bytes,
-            room - overhead.low_bytes + spared_bytes,
+            *(
+                compiled(AVAILABLE)(*fixed, taken_bytes)
+                for taken_bytes in (
+                    overhead.high_bytes + copied_bytes,
+                    overhead.expected_bytes,
+                    overhead.low_bytes - spared_bytes,
+                )
+            )
         )
     context = setup.context
     blocks, request = available.map(layout.blocks), layout.request_blocks(context)

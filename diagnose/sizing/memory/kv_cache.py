@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import ceil
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
     SlidingStates,
 )
+from kneewatch.diagnose.sizing.arithmetic import compiled, names_of
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
 # vLLM 0.7 pads a latent row to whole 256 bytes.
@@ -215,7 +217,11 @@ class Group(Struct, frozen=True):
     token_bytes: float
 
 
-class KvLayout(Struct, frozen=True):
+BLOCKS = "max(floor({available KV cache:GiB} / ({page: B} x {layers per group})), 0)"
+"""Blocks that fit, including the null block that vLLM keeps for itself."""
+
+
+class KvLayout(Struct, frozen=True, dict=True):
     """How one GPU's KV memory is divided into blocks.
 
     `block_bytes` is one block of the pool on one GPU: `group_layers` pages of `page_bytes`.
@@ -242,13 +248,22 @@ class KvLayout(Struct, frozen=True):
 
     def blocks(self, available_bytes: float) -> int:
         """Number of blocks that fit, including the null block that vLLM keeps for itself."""
-        return max(int(available_bytes // self.block_bytes), 0)
+        return int(compiled(BLOCKS)(available_bytes, self.page_bytes, self.group_layers))
+
+    @cached_property
+    def request_formula(self) -> str:
+        """Most blocks that a request can occupy, with the quantities of `request_quantities`."""
+        return " + ".join(_group_formula(group, self.settings) for group in self.groups)
+
+    def request_quantities(self, context_tokens: int) -> tuple[int, ...]:
+        """The quantities of the formula for a request of this length."""
+        tokens = {"context": context_tokens, "tokens in flight": self.settings.in_flight_tokens}
+        return tuple(tokens[name] for name in names_of(self.request_formula))
 
     def request_blocks(self, context_tokens: int) -> int:
         """Most KV blocks that a request of this length can occupy."""
-        return sum(
-            group.groups * blocks_of(group, context_tokens, self.settings) for group in self.groups
-        )
+        quantities = self.request_quantities(context_tokens)
+        return int(compiled(self.request_formula)(*quantities))
 
     def request_bytes(self, context_tokens: int) -> float:
         """Most bytes that a request of this length can occupy on one GPU."""
@@ -271,18 +286,20 @@ class KvLayout(Struct, frozen=True):
         return self.blocks(available_bytes) // groups * block * parallel
 
 
-def blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
-    """Most blocks that a request of this length can occupy in one group."""
-    kind = group.kind
-    if isinstance(kind, Recurrent):
-        return settings.state_blocks
-    if isinstance(kind, SlidingStates) and not kind.window_tokens:
-        return 1
-    if isinstance(kind, SlidingAttention | SlidingStates):
-        held = min(kind.window_tokens - 1 + settings.in_flight_tokens, context_tokens)
+def _group_formula(group: Group, settings: KvSettings) -> str:
+    """Most blocks that a request can occupy in these groups."""
+    kind, tokens = group.kind, group.block_tokens
+    if isinstance(kind, _GROWING):
+        need = f"ceil({{context}} / {tokens * settings.decode_context_parallel})"
+    elif isinstance(kind, SlidingStates) and not kind.window_tokens:
+        need = "1"
+    elif isinstance(kind, SlidingAttention | SlidingStates):
+        held = f"min({kind.window_tokens} - 1 + {{tokens in flight}}, {{context}})"
         # A window rarely starts where a block does: one block more.
-        return ceil(held / group.block_tokens) + 1
-    return ceil(context_tokens / (group.block_tokens * settings.decode_context_parallel))
+        need = f"(ceil({held} / {tokens}) + 1)"
+    else:
+        need = f"{settings.state_blocks}"
+    return f"{group.groups} x {need}"
 
 
 def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:

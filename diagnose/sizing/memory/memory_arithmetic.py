@@ -16,9 +16,10 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, compiled, gibibytes, names_of
-from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, compiled, gibibytes
+from kneewatch.diagnose.sizing.memory.budget import AVAILABLE, Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
+    BLOCKS,
     Group,
     KvSettings,
     heads_per_gpu,
@@ -162,7 +163,7 @@ def _available(sheet: Sheet, answer: Memory) -> float:
     loaded = "loaded" if beside else "weights"
     return sheet.line(
         "Available KV cache on each GPU",
-        f"{{utilization}} x {{memory:GiB}} - {{{loaded}:GiB}} - {{overhead:GiB}}",
+        AVAILABLE.replace("loaded", loaded),
         (setup.utilization, setup.gpu.memory_bytes, loaded_bytes, overhead_bytes),
         result=f"{{:GiB}} ({gibibytes(free.low)} to {gibibytes(free.high)})",
         source="vllm/v1/worker/gpu_worker.py" if setup.slack is None else "its memory rule",
@@ -247,7 +248,7 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
     block_tokens = min(group.block_tokens for group in growing)
     blocks = sheet.line(
         "Blocks",
-        "max(floor({available KV cache:GiB} / ({page: B} x {layers per group})), 0)",
+        BLOCKS,
         (available_bytes, layout.page_bytes, layout.group_layers),
         result=lambda blocks: (
             f"{figure(blocks)} blocks of {block_tokens:,} tokens, one of them reserved by vLLM"
@@ -256,12 +257,10 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
         ),
         source=_POOL_SOURCE,
     )
-    formula = " + ".join(_group_formula(group, layout.settings) for group in layout.groups)
-    tokens = {"context": context, "tokens in flight": layout.settings.in_flight_tokens}
     request = sheet.line(
         f"Blocks per request of {context:,} tokens",
-        formula,
-        (*(tokens[name] for name in names_of(formula)),),
+        layout.request_formula,
+        layout.request_quantities(context),
         source=_POOL_SOURCE,
     )
     sheet.line(
@@ -271,17 +270,3 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
         result=f"{{}} ({figure(held.low)} to {figure(held.high)})",
         source="vLLM's start-up line",
     )
-
-
-def _group_formula(group: Group, settings: KvSettings) -> str:
-    kind, tokens = group.kind, group.block_tokens
-    if isinstance(kind, FullAttention | LatentAttention | CompressedAttention):
-        need = f"ceil({{context}} / {tokens * settings.decode_context_parallel})"
-    elif isinstance(kind, SlidingStates) and not kind.window_tokens:
-        need = "1"
-    elif isinstance(kind, SlidingAttention | SlidingStates):
-        held = f"min({kind.window_tokens} - 1 + {{tokens in flight}}, {{context}})"
-        need = f"(ceil({held} / {tokens}) + 1)"
-    else:
-        need = f"{settings.state_blocks}"
-    return f"{group.groups} x {need}"
