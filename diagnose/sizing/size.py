@@ -24,12 +24,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
-from kneewatch.diagnose.sizing.memory.weights import (
-    ONE_GPU,
-    Draft,
-    adapter_bytes,
-    draft_bytes,
-)
+from kneewatch.diagnose.sizing.memory.weights import Draft
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.serving_cost import token_cost, yearly_cost
@@ -392,7 +387,10 @@ def size(question: Question) -> Size:
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
     sheet = Sheet()
-    _planned_memory(sheet, question)
+    gpu, counted = question.setup.gpu, question.setup.model.parameters
+    if question.setup.overhead == "guide" and gpu is not None and counted is not None:
+        each = question.concurrency_per_engine
+        sheet.text(*planned_memory(question.setup, gpu, concurrency=each).steps)
     # A launch that would not start has neither speed nor price.
     loaded = load_of(question, answer) if answer.holds_one else None
     speed = performance(*loaded, question.efficiency) if loaded is not None else None
@@ -639,21 +637,6 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
         return Utilization(1.0, "at full load; set --utilization to the average")
     ratio = min(peak / capacity_per_s, 1.0)
     return Utilization(ratio, "at the peak; set --utilization to the average")
-
-
-def _planned_memory(sheet: Sheet, question: Question) -> None:
-    setup = question.setup
-    if setup.overhead != "guide" or setup.gpu is None or setup.model.parameters is None:
-        return
-    adapters = setup.adapters
-    needed = planned_memory(
-        setup,
-        setup.gpu,
-        concurrency=question.concurrency_per_engine,
-        draft_bytes=0.0 if setup.draft is None else draft_bytes(setup.draft, ONE_GPU),
-        adapters_bytes=adapter_bytes(setup.model, adapters, ONE_GPU) if adapters else 0.0,
-    )
-    sheet.text(*needed.steps)
 
 
 def _exchange(sheet: Sheet, question: Question, costs: Costs, speed: Performance) -> None:

@@ -144,7 +144,7 @@ class Setup(Struct, frozen=True):
     - `engine`: the title of an engine; `version` is vLLM's.
     - `weights_bytes`, `available_kv_bytes`: per GPU, as vLLM logs them; they replace computed
       values. Adapters and a draft are added to the weights.
-    - `added_bytes`: what is loaded on each GPU beside the model, if only its size is known.
+    - `added_bytes`: of a draft on each GPU, if only its size is known.
     - `kv_cache_memory_bytes`: if `available_kv_bytes` is what this flag sets, its value.
     - `language_model_only`: `model` has no vision or audio tower, because of this flag.
     - `overhead_excess_bytes`: how much more memory the running server uses than the overhead model

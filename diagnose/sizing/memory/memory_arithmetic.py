@@ -92,7 +92,10 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             result="{:GiB}",
             source=f"guide 2.1; {setup.scheme.source}",
         )
-    if setup.adapters is not None:
+    if setup.adapters is not None and setup.adapters.each_bytes:
+        parts["adapters"] = answer.adapter_bytes
+        _stated(sheet, "LoRA adapters on each GPU", answer.adapter_bytes)
+    elif setup.adapters is not None:
         slots, rank = setup.adapters.slots, setup.adapters.rank
         each = "bytes of an adapter for all matrices at the largest rank"
         parts["adapters"] = sheet.line(
@@ -116,8 +119,8 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             )
         )
     if setup.added_bytes:
-        parts["adapters and draft"] = setup.added_bytes
-        _stated(sheet, "Adapters and draft on each GPU", setup.added_bytes)
+        parts["draft"] = setup.added_bytes
+        _stated(sheet, "Draft on each GPU", setup.added_bytes)
     if len(parts) == 1:
         return parts["weights"]
     return sheet.line(

@@ -21,7 +21,12 @@ from kneewatch.diagnose.sizing.memory.overhead import (
     FRAMEWORK_HIGH_RATIO,
     guide_overhead,
 )
-from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.weights import (
+    ONE_GPU,
+    adapter_bytes,
+    draft_bytes,
+    weights_per_gpu,
+)
 from kneewatch.rules.formatting import figure, percent
 
 _SUM = "({weights:GB} + {KV:GB} + {activations:GB} + {adapters:GB})"
@@ -80,14 +85,7 @@ class PlannedMemory(Struct, frozen=True):
         return sheet.steps
 
 
-def planned_memory(
-    setup: Setup,
-    gpu: Gpu,
-    *,
-    concurrency: float,
-    draft_bytes: float = 0.0,
-    adapters_bytes: float = 0.0,
-) -> PlannedMemory:
+def planned_memory(setup: Setup, gpu: Gpu, *, concurrency: float) -> PlannedMemory:
     """The parts for so many requests of the context's length.
 
     Raises:
@@ -97,6 +95,9 @@ def planned_memory(
     request_bytes = kv_layout_of(alone).request_bytes(setup.context)
     model_bytes = weights_per_gpu(setup.model, setup.scheme, ONE_GPU).total_bytes
     activation_bytes = guide_overhead(alone, model_bytes, gpu).activation_bytes
+    weights_bytes = model_bytes + setup.added_bytes * setup.parallel.gpus
+    weights_bytes += 0.0 if setup.draft is None else draft_bytes(setup.draft, ONE_GPU)
+    adapters = setup.adapters
     counted, sheet = setup.model.parameters, Sheet()
     sheet.text(
         Step(
@@ -104,7 +105,7 @@ def planned_memory(
             formula="parameters x bytes each, some of them in 16 bit",
             values=f"{figure(counted.total / 1e9 if counted else 0.0)} billion in "
             f"{setup.scheme.id}",
-            result=gigabytes(model_bytes + draft_bytes),
+            result=gigabytes(weights_bytes),
             source="guide 2.1; census of the model",
         )
     )
@@ -124,10 +125,10 @@ def planned_memory(
     )
     return PlannedMemory(
         gpu=gpu,
-        weights_bytes=model_bytes + draft_bytes,
+        weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
         request_bytes=request_bytes,
         activation_bytes=activation_bytes,
-        adapters_bytes=adapters_bytes,
+        adapters_bytes=adapter_bytes(setup.model, adapters, ONE_GPU) if adapters else 0.0,
         sheet=sheet,
     )

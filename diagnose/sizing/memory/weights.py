@@ -202,10 +202,11 @@ _LARGEST_VOCABULARY = 258_048
 
 
 class Adapters(Struct, frozen=True):
-    """The most LoRA adapters per batch, and their largest rank."""
+    """The most LoRA adapters per batch, and their largest rank or the stated bytes of one."""
 
     slots: int
     rank: int = DEFAULT_RANK
+    each_bytes: float = 0.0
 
 
 def check_adapters(adapters: Adapters, model: Model) -> None:
@@ -223,6 +224,8 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
             choices=tuple(str(rank) for rank in RANKS),
         )
     shape = model.adapters
+    if adapters.each_bytes:
+        return
     if shape is None:
         raise SizingError(
             f"{model.id}: the configuration lacks fields to size adapters",
@@ -243,6 +246,8 @@ def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float
     split over the ranks.
     """
     shape = model.adapters
+    if adapters.each_bytes:
+        return adapters.slots * adapters.each_bytes / parallel.gpus
     if shape is None:
         return 0.0
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth

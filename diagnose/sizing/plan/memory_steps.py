@@ -19,7 +19,6 @@ from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
     Adapters,
     adapter_bytes,
-    check_adapters,
 )
 from kneewatch.diagnose.sizing.plan.plan_result import (
     Part,
@@ -27,7 +26,13 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     Pool,
     Value,
 )
-from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, planned_concurrency, serving
+from kneewatch.diagnose.sizing.plan.replica_curve import (
+    Serving,
+    at,
+    launch,
+    planned_concurrency,
+    serving,
+)
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
 from kneewatch.rules.formatting import plural
 
@@ -42,21 +47,9 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Plann
 
     Source: guide 2.1 to 2.6.
     """
-    profile = pool.profile
-    setup = replace(
-        pool.launch,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        overhead="guide",
-    )
-    adapters = profile.lora.max_simultaneous_adapters if profile.lora else 0
-    return planned_memory(
-        setup,
-        pool.gpu,
-        concurrency=planned_concurrency(pool),
-        draft_bytes=profile.speculation.draft_weights_bytes if profile.speculation else 0.0,
-        adapters_bytes=adapters * _adapter_bytes(pool),
-    )
+    setup = launch(pool, ONE_GPU, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    concurrency = planned_concurrency(pool)
+    return planned_memory(replace(setup, overhead="guide"), pool.gpu, concurrency=concurrency)
 
 
 def _floor(pool: Pool, needed: PlannedMemory) -> Part:
@@ -76,20 +69,6 @@ def _floor(pool: Pool, needed: PlannedMemory) -> Part:
     part = Part(output=output)
     part.sheet.text(*needed.steps)
     return part
-
-
-def _adapter_bytes(pool: Pool) -> float:
-    """Bytes of one adapter; 0 without LoRA.
-
-    With `max_lora_rank`: the size of the buffers that vLLM reserves for that rank. Otherwise: the
-    profile's `adapter_bytes`.
-    """
-    lora = pool.profile.lora
-    if lora is None or lora.max_lora_rank is None:
-        return lora.adapter_bytes if lora else 0.0
-    adapter = Adapters(1, lora.max_lora_rank)
-    check_adapters(adapter, pool.model)
-    return adapter_bytes(pool.model, adapter, ONE_GPU)
 
 
 def floor_step(pool: Pool, floor: PlannedMemory) -> PlanStep:

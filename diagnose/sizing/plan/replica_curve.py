@@ -18,7 +18,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, 
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
+from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters, Parallel
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
@@ -42,19 +42,17 @@ def launch(
 ) -> Setup:
     """The launch of one replica, with its adapters and the draft's weights."""
     lora, drafted = pool.profile.lora, pool.profile.speculation
-    extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
-    adapters = None
-    if lora and lora.max_lora_rank is not None:
-        # vLLM splits adapter buffers of a known rank over the GPUs by a rule of their own.
-        adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
-    extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
     return replace(
         pool.launch,
         parallel=parallel,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        adapters=adapters,
-        added_bytes=extra_bytes / parallel.gpus,
+        adapters=None
+        if lora is None
+        else Adapters(
+            lora.max_simultaneous_adapters, lora.max_lora_rank or DEFAULT_RANK, lora.adapter_bytes
+        ),
+        added_bytes=drafted.draft_weights_bytes / parallel.gpus if drafted else 0.0,
     )
 
 

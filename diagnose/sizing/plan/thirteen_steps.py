@@ -17,7 +17,6 @@ from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     floor_step,
@@ -175,17 +174,13 @@ def _guardrails(sized: Sized) -> Part:
 
 def _launch(sized: Sized) -> Setup:
     """The launch of a replica as it was planned. C_max bounds what runs at once."""
-    setup, lora = sized.replica.setup, sized.pool.profile.lora
-    best = None if sized.pool.phase == "prefill" else sized.point
+    setup, best = sized.replica.setup, None if sized.pool.phase == "prefill" else sized.point
     return replace(
         setup,
         max_num_seqs=setup.max_num_seqs
         if best is None
         else math.ceil(best.concurrency / setup.parallel.data),
         max_num_batched_tokens=setup.batched_tokens,
-        adapters=Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank or DEFAULT_RANK)
-        if lora is not None
-        else None,
     )
 
 
