@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from glob import glob, has_magic
@@ -19,7 +20,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import COUNTS, Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import COUNTS, VLLM, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
@@ -256,10 +257,13 @@ def stated(settings: Settings) -> Stated:
             each mistake names the setting, its origin and the choices.
     """
     launch = gpu = version = model = workload = None
+    flags: Mapping[str, str] = {}
     sweeps: tuple[Sweep, ...] = ()
     with reported_together() as mistakes:
         with gathered(mistakes):
             launch = _launch(settings)
+        with gathered(mistakes), named_by(settings, "launch_flags"):
+            flags = _flags(settings["launch_flags"] or {})
         with gathered(mistakes), named_by(settings, "gpu"):
             gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
         with gathered(mistakes), named_by(settings, "vllm_version"):
@@ -277,6 +281,7 @@ def stated(settings: Settings) -> Stated:
         tensor_parallel=settings["tensor_parallel"],
         version=version,
         launch=launch,
+        flags=flags,
         replicas=settings["replicas"],
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
         gpus=settings["gpus"],
@@ -305,10 +310,29 @@ def _launch(settings: Settings) -> Launch | None:
     with named_by(settings, "launch_file", "launch_file "):
         text = text_of(path, "launch_file")
     launch = parse_launch(text, origin=origin)
+    _check_counts(launch, origin)
+    return launch
+
+
+def _flags(stated: Mapping[str, str]) -> Mapping[str, str]:
+    """The stated flags, by vLLM's names.
+
+    Raises:
+        SettingsError: vLLM has no such flag, or it requires another value.
+    """
+    words = [f"--{name.removeprefix('--')}={value}" for name, value in stated.items()]
+    launch = parse_launch(shlex.join(words), origin="launch_flags") if words else Launch()
+    for flag in launch.flags:
+        if flag.partition(".")[0] not in VLLM:
+            raise SettingsError(f"{flag} is no flag of vLLM that kneewatch knows")
+    _check_counts(launch, "launch_flags")
+    return launch.flags
+
+
+def _check_counts(launch: Launch, origin: str) -> None:
     for flag in COUNTS:
         if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
             raise SettingsError(f"{origin}: {flag} is 0; vLLM requires 1 or more")
-    return launch
 
 
 def _model(settings: Settings, launch: Launch | None) -> Model | None:

@@ -21,6 +21,7 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.dashboards.prometheus.rule_files import ALERTS, AlertText, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.deployment.vllm_flags import VLLM
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 from kneewatch.reports.json_schemas import schema_files
@@ -186,6 +187,27 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def flags_page() -> str:
+    """docs/reference/flags.md: every row of flags.toml that is a flag of vLLM."""
+    rows = (
+        (
+            f"`{flag.launch}`",
+            "" if flag.since is None else ".".join(map(str, flag.since)),
+            f"`{flag.name}`" if flag.help else "",
+            f"`{flag.profile_key}`" if flag.profile_key else "",
+            f"`{flag.label}`" if flag.label else "",
+            flag.help or flag.may_change,
+        )
+        for flag in VLLM.values()
+    )
+    head = ("flag", "since vLLM", "`size`", "workload profile", "label on the page", "what")
+    return (
+        f"{HEAD}\n# Flags of vLLM\n\nEach is read from command lines, processes, pods and logs; "
+        "the setting `launch_flags` states it. Flags with a name in the column `size` are sized; "
+        "the last column says what others may change.\n\n" + table(head, rows) + "\n"
+    )
+
+
 def schemas_page() -> str:
     """docs/reference/schemas.md: the objects of each JSON document with their keys."""
     parts = [
@@ -248,6 +270,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/how-to/plan.md": plan_page,
     "docs/reference/alerts.md": alerts_page,
     "docs/reference/commands.md": commands_page,
+    "docs/reference/flags.md": flags_page,
     "docs/reference/rules.md": rules_page,
     "docs/reference/schemas.md": schemas_page,
     "docs/reference/settings.md": settings_page,

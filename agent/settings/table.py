@@ -184,6 +184,7 @@ DEPLOYMENT = (
     "tensor_parallel",
     "vllm_version",
     "launch_file",
+    "launch_flags",
     "replicas",
     "usd_per_gpu_hour",
     "workload_profile",

@@ -144,22 +144,25 @@ _SPLIT = {
 class Stated(StatedServer, frozen=True, kw_only=True):
     """What the user set, or kneewatch found out, about the server; None if unknown.
 
-    `usd_per_gpu_hour` defaults to the GPU's price in the catalogue. `sweeps` are benchmarks of this
-    model on this GPU, one per tensor-parallel degree.
+    `flags` go before those of the command line, `launch`. `usd_per_gpu_hour` defaults to the GPU's
+    price in the catalogue. `sweeps` are benchmarks of this model on this GPU, one per
+    tensor-parallel degree.
     """
 
     model: Model | None = None
     gpu: Gpu | None = None
     version: Version | None = None
     launch: Launch | None = None
+    flags: Mapping[str, str] = field(default_factory=dict[str, str])
     usd_per_gpu_hour: float | None = None
     sweeps: tuple[Sweep, ...] = ()
     reported: Reported = NOT_REPORTED
 
     @property
     def command(self) -> Launch:
-        """The command line; if unknown, one of which no flag is known."""
-        return self.launch or UNKNOWN_LAUNCH
+        """The command line with the stated flags; if unknown, one of which only these are known."""
+        launch = self.launch or UNKNOWN_LAUNCH
+        return replace(launch, flags={**launch.flags, **self.flags}) if self.flags else launch
 
     @property
     def degree(self) -> int | None:

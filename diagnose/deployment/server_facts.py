@@ -265,8 +265,7 @@ def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
         "gpus": stated.gpus,
         "usd_per_gpu_hour": stated.usd_per_gpu_hour,
     }
-    if stated.launch is not None:
-        values |= launch_values(stated.launch)
+    values |= launch_values(stated.command)
     if stated.tensor_parallel is not None:
         values[TENSOR_PARALLEL] = stated.tensor_parallel
     return [

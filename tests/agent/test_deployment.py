@@ -70,6 +70,8 @@ def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
         (("--gpu", "h1000"), "flag --gpu: unknown GPU 'h1000'"),
         (("--vllm-version", "new"), "flag --vllm-version: 'new' is not a vLLM version"),
         (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such does not exist"),
+        (("--launch-flag", "seats=3"), "--seats is no flag of vLLM that kneewatch knows"),
+        (("--launch-flag", "max-num-seqs=0"), "--max-num-seqs is 0"),
         ((*STATED, "--tensor-parallel", "3"), "flag --tensor-parallel: "),
         (("--replicas", "9" * 20), "flag --replicas: replicas = "),
         (("--replicas", "0"), "flag --replicas: replicas = 0 is out of range"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import size_inputs
 from kneewatch.agent.cli import size_command
+from kneewatch.agent.settings.effective import load
 from kneewatch.agent.size_command import ignored_flags, sized, stated_question, with_launch
 from kneewatch.agent.size_options import FLAGS as OF_SIZE
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
@@ -51,6 +54,16 @@ def test_a_row_is_read_from_a_command_line_and_counted_or_named(flag: Flag) -> N
         assert bool(ignored_flags(launch)) != bool(flag.help) or not flag.may_change
     has_use = flag.help or flag.since or flag.shown or flag.may_change or flag.printed
     assert has_use, "the row has no use"
+
+
+@pytest.mark.parametrize("flag", VLLM.values(), ids=lambda flag: flag.launch)
+def test_a_row_can_be_stated_over_the_command_line(flag: Flag, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"vllm serve m {flag.launch} 7 --port 1\n")
+    own = {flag.launch.removeprefix("--"): VALUES[flag.kind]}
+    given = {"launch_file": str(script), "launch_flags": own}
+    command = stated(load(file=None, flags=given, environ={})).command
+    assert flag.read(command) == READ[flag.kind]
 
 
 @pytest.mark.parametrize("flag", OF_SIZE, ids=lambda flag: flag.name)

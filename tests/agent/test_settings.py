@@ -85,6 +85,9 @@ def typed(setting: Setting) -> tuple[list[str], list[object]]:
         return CHECKED[setting.key], list[object](CHECKED[setting.key])
     if setting.key == "benchmark.by_tensor_parallel":
         return SWEEPS[0], list[object](SWEEPS[1])
+    if setting.key == "launch_flags":
+        values = ["max-num-seqs=7", "port=8", "block-size=16"]
+        return values, [dict([value.split("=")]) for value in values]
     if setting.least:
         counts = [int(setting.least) + more for more in (7, 8, 9)]
         return [str(count) for count in counts], list[object](counts)
