@@ -87,18 +87,6 @@ def size_fleet(
     )
 
 
-class PrefillDecodeRatio(Struct, frozen=True):
-    """GPUs of the two pools of a disaggregated fleet.
-
-    `ratio` is prefill divided by decode; `text` is the same, written as 1:2.3.
-    """
-
-    ratio: float
-    prefill_gpus_exact: float
-    decode_gpus_exact: float
-    text: str
-
-
 def prefill_decode_ratio(
     sheet: Sheet,
     *,
@@ -107,27 +95,26 @@ def prefill_decode_ratio(
     output_tokens: float,
     prefill_tokens_per_s_per_gpu: float,
     decode_tokens_per_s_per_gpu: float,
-) -> PrefillDecodeRatio:
+) -> float:
     """The ratio of prefill GPUs to decode GPUs, from the rate of one GPU in each phase alone.
 
-    The peak cancels out of the ratio and affects only the sizes of the pools. Source: guide 6.5.
+    The peak cancels out of the ratio. Source: guide 6.5.
     """
-
-    def text(ratio: float) -> str:
-        return f"{figure(ratio)}:1" if ratio >= 1 else f"1:{figure(1 / ratio)}"
-
     peak, prompts, answers = map(exact, (peak_requests_per_s, input_tokens, output_tokens))
     prefill, decode = exact(prefill_tokens_per_s_per_gpu), exact(decode_tokens_per_s_per_gpu)
-    ratio = sheet.line(
+    return sheet.line(
         "P:D ratio",
         "({RPS} x {input} / {prefill tokens/s per GPU}) / "
         "({RPS} x {output} / {decode tokens/s per GPU})",
         (peak, prompts, prefill, answers, decode),
-        result=lambda ratio: f"{figure(ratio)} ({text(ratio)})",
+        result=lambda ratio: f"{figure(ratio)} ({ratio_text(ratio)})",
         source="guide 6.5",
     )
-    prefill_gpus, decode_gpus = float(peak * prompts / prefill), float(peak * answers / decode)
-    return PrefillDecodeRatio(ratio, prefill_gpus, decode_gpus, text(ratio))
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio written as 1:2.3."""
+    return f"{figure(ratio)}:1" if ratio >= 1 else f"1:{figure(1 / ratio)}"
 
 
 # --- Admission limits: queue depth and input length (guide 9.4) -----------------------------------

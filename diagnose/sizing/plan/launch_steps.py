@@ -5,16 +5,13 @@ Guide 6 and 9.1.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import STEP_TOKENS
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
-from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
@@ -24,8 +21,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     tuned,
     usable_per_s,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
-from kneewatch.diagnose.sizing.replica_count import PrefillDecodeRatio, prefill_decode_ratio
+from kneewatch.diagnose.sizing.plan.workload_profile import Speculation
 from kneewatch.diagnose.sizing.speed.performance import Drafting
 from kneewatch.diagnose.speculation import (
     best_draft_tokens,
@@ -37,60 +33,18 @@ from kneewatch.rules.formatting import figure
 SAVING_RATIO = 0.2
 """Smallest saving of GPUs that justifies two pools; the roofline is not more accurate than that."""
 
-_ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
-
-def disaggregation(pool: Pool, replica: Serving) -> Part:
-    """The part of the plan on P/D pools: P:D ratio, seconds to transfer the KV, and GPUs saved."""
-    part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
-    if pool.phase:
-        return Part(decision=f"{pool.phase} alone", output={"disaggregate": True})
+def transfer(pool: Pool, replica: Serving) -> Part:
+    """The part of the plan on what pools for prefill and decode would spare and cost a request: a
+    prefill chunk's stall, and the transfer of a prompt's KV cache."""
     if replica.limit < 1:
-        return part
-    best, ratio = best_point(replica), _ratio(part.sheet, pool, replica)
+        return Part()
+    best = best_point(replica)
     predicted = at(replica, best.concurrency if best else 1)
     stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
-    worth, why = _worth(pool, replica, ratio, None if best is None else best.requests_per_s)
-    part.output |= {"disaggregate": worth, "prefill_stall_s": stall_s}
-    if ratio is not None:
-        part.output |= {"pd_ratio": ratio.text, "pd_gpus_exact": _gpus(ratio)}
-        each, safety = replica.setup.parallel.gpus, pool.profile.safety
-        pools = (ratio.prefill_gpus_exact, ratio.decode_gpus_exact)
-        # Whole replicas in each pool, each with the safety of step 11.
-        whole = sum(math.ceil(math.ceil(gpus / each) * safety) * each for gpus in pools)
-        part.output["pd_gpus_deployed"] = whole
+    part = Part(output={"prefill_stall_s": stall_s})
     part.add(_transfer(pool, replica, stall_s))
-    part.notes.append(why)
-    if worth:
-        part.decision = "test prefill and decode in separate pools"
-        part.to_measure.append("tokens/s of each phase alone, for the P:D ratio")
     return part
-
-
-def _gpus(ratio: PrefillDecodeRatio) -> float:
-    return ratio.prefill_gpus_exact + ratio.decode_gpus_exact
-
-
-def _ratio(sheet: Sheet, pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
-    """The sizes of the prefill pool and the decode pool, from the rate of each phase alone.
-
-    None if decode alone already misses its target.
-    """
-    profile = dataclasses.replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
-    decoding = replace(replica, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
-    best = best_point(decoding)
-    if best is None and profile.slo.itl_p99_s is not None:
-        return None
-    alone = at(decoding, best.concurrency if best else decoding.limit)
-    gpus = replica.setup.parallel.gpus / replica.setup.parallel.data
-    return prefill_decode_ratio(
-        sheet,
-        peak_requests_per_s=pool.peak_requests_per_s,
-        input_tokens=pool.lengths.mean_input_tokens * (1 - replica.hit_ratio),
-        output_tokens=pool.lengths.mean_output_tokens,
-        prefill_tokens_per_s_per_gpu=at(replica, 1).prefill_tokens_per_s / gpus,
-        decode_tokens_per_s_per_gpu=alone.decode_tokens_per_s / gpus,
-    )
 
 
 def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
@@ -115,36 +69,6 @@ def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
     return part
 
 
-def _worth(
-    pool: Pool, replica: Serving, ratio: PrefillDecodeRatio | None, usable: float | None
-) -> tuple[bool, str]:
-    if pool.lengths.mean_input_tokens < SHORT_PROMPT_TOKENS:
-        return False, (
-            f"one pool for prefill and decode: prompts are shorter than {SHORT_PROMPT_TOKENS} "
-            "tokens"
-        )
-    if ratio is None:
-        return (
-            False,
-            "one pool: decode misses the ITL target even without prefill, so two would not help",
-        )
-    gpus = replica.setup.parallel.gpus
-    if ratio.prefill_gpus_exact < gpus:
-        return False, (
-            "one pool: the load is too small for two, a prefill replica would be mostly idle"
-        )
-    if usable is None:
-        return True, "one pool misses the targets at any concurrency; two pools might meet them"
-    together = pool.peak_requests_per_s / usable * gpus
-    compared = (
-        f"two pools need {figure(_gpus(ratio))} GPUs, one pool {figure(together)} (before the "
-        "safety factor)"
-    )
-    if pool.profile.hosting.network is None:
-        compared += "; set hosting.network to size them: the KV transfer time is unknown"
-    return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
-
-
 def configured(pool: Pool, replica: Serving) -> tuple[Serving, tuple[Part, ...]]:
     """The replica with the token budget and the speculation that step 9 chooses, and why."""
     chunk, replica = _budget(replica)
@@ -154,15 +78,18 @@ def configured(pool: Pool, replica: Serving) -> tuple[Serving, tuple[Part, ...]]
 
 def batching_step(pool: Pool, replica: Serving, chosen: Sequence[Part]) -> PlanStep:
     """Step 9 (batching and speculation): what was chosen for the replica."""
-    parts = (*chosen, disaggregation(pool, replica))
+    decided = [part.decision for part in chosen] + [f"{pool.phase} alone"] * bool(pool.phase)
     step = PlanStep(
         number=9,
         title="Configure batching and decode acceleration",
-        decision="continuous batching; " + "; ".join(part.decision for part in parts),
+        decision="; ".join(("continuous batching", *decided)),
         tier=pool.name,
     )
-    for part in parts:
+    for part in chosen:
         step.add(part)
+    step.output["disaggregate"] = bool(pool.phase)
+    if not pool.phase:
+        step.add(transfer(pool, replica))
     step.notes += _priorities(pool)
     return step
 

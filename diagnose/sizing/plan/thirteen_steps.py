@@ -65,7 +65,12 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
     uses_tiers,
     workload_step,
 )
-from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
+from kneewatch.diagnose.sizing.replica_count import (
+    circuit_breaker,
+    input_limit,
+    prefill_decode_ratio,
+    ratio_text,
+)
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.rules.formatting import figure, number
 
@@ -325,59 +330,117 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
 
 
 def in_phases(together: Sized, benchmarks: Mapping[str, str]) -> tuple[tuple[Sized, ...], str]:
-    """The fleet, or pools for prefill and decode where these cost far less within the targets; and
-    what the two cost, if both are known.
+    """The fleet; or pools for prefill and decode, and what both cost, where the pools cost far less
+    within the targets and the network between them is stated.
 
-    Each pool has the GPU and the split that are cheapest for its phase. Pools are compared for
-    prompts that are long enough, with a target for each phase and a stated network, and not where
-    rates are measured or stated: these are of servers that do both.
+    Each pool has the GPU and the split that are cheapest for its phase. The comparison is added to
+    step 9 of the fleet.
 
     Source: guide 6.5.
     """
-    plain = (together,), ""
     pool, network = together.pool, together.pool.profile.hosting.network
-    if network is None or not _may_part(pool):
-        return plain
-    per_s, prompt_tokens = LINK_BYTES_PER_S[network], pool.lengths.input_p99_tokens
+    part = Part(decision="prefill and decode on the same replicas")
+    part.output = dict.fromkeys(("pd_ratio", "pd_gpus_exact", "pd_gpus_deployed"))
+    pools = _phases(together, benchmarks)
+    if isinstance(pools, str):
+        part.notes.append(f"one pool for prefill and decode: {pools}")
+    else:
+        apart = math.fsum(each.usd_per_hour or math.inf for each in pools) * HOURS_PER_YEAR
+        alone = (together.usd_per_hour or math.inf) * HOURS_PER_YEAR
+        moved = f"the KV cache of a P99 prompt takes {seconds(_moved_s(*pools))} over {network}"
+        if network is None:
+            moved = "set hosting.network to size them: the KV transfer time is unknown"
+        compared = (
+            f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool "
+            f"{together.unmet or figure(alone)}; {moved}"
+        )
+        is_far_less = bool(together.unmet) or apart < (1 - SAVING_RATIO) * alone
+        if is_far_less and network is not None:
+            return pools, compared
+        part.add(_ratio(pool, *pools))
+        part.notes.append(compared)
+        if is_far_less:
+            part.decision = "test prefill and decode in separate pools"
+            part.output["disaggregate"] = True
+            part.to_measure.append("tokens/s of each phase alone, for the P:D ratio")
+    step = next(step for step in together.steps if step.number == 9)
+    step.decision += f"; {part.decision}"
+    step.add(part)
+    return (together,), ""
+
+
+def _phases(together: Sized, benchmarks: Mapping[str, str]) -> tuple[Sized, Sized] | str:
+    """Pools for prefill and decode that keep the targets, or why there are none."""
+    pool = together.pool
+    if why := _undivided(pool):
+        return why
     try:
-        sent_s = together.replica.memory.layout.request_bytes(prompt_tokens) / per_s
-        prefill = cheapest(_prefill_pool(pool, sent_s), benchmarks)
+        prefill = cheapest(_prefill_pool(pool, _sent_s(together.replica, pool)), benchmarks)
         decode = cheapest(_decode_pool(pool, prefill), benchmarks)
-    except SizingError:
-        return plain
-    both, target_s, first = (prefill, decode), pool.profile.slo.ttft_p99_s, prefill.point
-    hourly = [each.usd_per_hour for each in both if each.usd_per_hour and not each.unmet]
-    if len(hourly) < len(both):
-        return plain
-    # The smaller side's network cards carry the KV cache of a prompt.
-    tensor = min(each.replica.setup.parallel.tensor for each in both)
-    moved = prefill.replica.setup.parallel.tensor / tensor
-    moved *= prefill.replica.memory.layout.request_bytes(prompt_tokens)
-    move_s = moved / per_s
-    if first is None or target_s is None or first.ttft_p99_s + move_s > target_s:
-        return plain
-    usd_per_year = (together.usd_per_hour or math.inf) * HOURS_PER_YEAR
-    apart, alone = sum(hourly) * HOURS_PER_YEAR, math.inf if together.unmet else usd_per_year
-    compared = (
-        f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool "
-        f"{together.unmet or figure(usd_per_year)}; the KV "
-        f"cache of a P99 prompt takes {seconds(move_s)} over {network}"
+    except SizingError as error:
+        return str(error)
+    for each in (prefill, decode):
+        if each.unmet or each.fleet is None:
+            return f"{each.pool.phase} alone misses a target: {each.unmet}"
+    first_s = math.inf if prefill.point is None else prefill.point.ttft_p99_s
+    moved_s, target_s = _moved_s(prefill, decode), pool.profile.slo.ttft_p99_s or 0.0
+    if first_s + moved_s > target_s:
+        return f"with {seconds(moved_s)} for the KV cache of a P99 prompt two miss the TTFT target"
+    return prefill, decode
+
+
+def _sent_s(replica: Serving, pool: Pool) -> float:
+    """Seconds in which each GPU sends its part of the KV cache of a P99 prompt; 0 where the network
+    is unknown."""
+    network = pool.profile.hosting.network
+    if network is None:
+        return 0.0
+    sent_bytes = replica.memory.layout.request_bytes(pool.lengths.input_p99_tokens)
+    return sent_bytes / LINK_BYTES_PER_S[network]
+
+
+def _moved_s(prefill: Sized, decode: Sized) -> float:
+    """Seconds from one pool to the other: the smaller side's network cards carry all of it."""
+    sizes = [each.replica.setup.parallel.tensor for each in (prefill, decode)]
+    return sizes[0] / min(sizes) * _sent_s(prefill.replica, prefill.pool)
+
+
+def _ratio(pool: Pool, prefill: Sized, decode: Sized) -> Part:
+    """The part of the plan on the GPUs of two pools."""
+    rates = [
+        (each.usable_requests_per_s or math.inf) / each.gpus_each for each in (prefill, decode)
+    ]
+    fleets = [each.fleet.gpus for each in (prefill, decode) if each.fleet is not None]
+    part = Part()
+    ratio = prefill_decode_ratio(
+        part.sheet,
+        peak_requests_per_s=pool.peak_requests_per_s,
+        input_tokens=pool.lengths.mean_input_tokens,
+        output_tokens=pool.lengths.mean_output_tokens,
+        prefill_tokens_per_s_per_gpu=rates[0] * pool.lengths.mean_input_tokens,
+        decode_tokens_per_s_per_gpu=rates[1] * pool.lengths.mean_output_tokens,
     )
-    return (plain[0] if apart >= (1 - SAVING_RATIO) * alone else both), compared
+    part.output = {
+        "pd_ratio": ratio_text(ratio),
+        "pd_gpus_exact": math.fsum(pool.peak_requests_per_s / rate for rate in rates),
+        "pd_gpus_deployed": sum(fleets),
+    }
+    return part
 
 
-def _may_part(pool: Pool) -> bool:
-    """Whether pools for prefill and decode could serve this fleet's requests."""
+def _undivided(pool: Pool) -> str:
+    """Why pools for prefill and decode cannot serve this fleet's requests; empty if they can."""
     slo, stated = pool.profile.slo, pool.deployment
     measured = pool.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
-    return (
-        pool.profile.routing.method != "cascade"
-        and pool.lengths.mean_input_tokens >= SHORT_PROMPT_TOKENS
-        and slo.ttft_p99_s is not None
-        and slo.itl_p99_s is not None
-        and (stated.pipeline_parallel or 1) == 1
-        and not measured
-    )
+    reasons = {
+        "tiers of a cascade are not divided": pool.profile.routing.method == "cascade",
+        f"prompts are shorter than {SHORT_PROMPT_TOKENS} tokens": pool.lengths.mean_input_tokens
+        < SHORT_PROMPT_TOKENS,
+        "two are compared where TTFT and ITL have targets": None in (slo.ttft_p99_s, slo.itl_p99_s),
+        "vLLM does not send KV cache between pipeline stages": (stated.pipeline_parallel or 1) > 1,
+        "rates are stated or measured of servers that do both": bool(measured),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _prefill_pool(pool: Pool, sent_s: float) -> Pool:

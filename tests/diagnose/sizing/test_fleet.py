@@ -173,7 +173,7 @@ def pd(input_tokens: float, output_tokens: float, *, peak: float = 100) -> float
         output_tokens=output_tokens,
         prefill_tokens_per_s_per_gpu=52_300 / 8,
         decode_tokens_per_s_per_gpu=22_300 / 8,
-    ).ratio
+    )
 
 
 def test_6_5_balanced_chat_is_1_to_2_and_code_1_to_6_or_higher() -> None:
@@ -197,19 +197,6 @@ def test_the_peak_cancels_in_the_ratio(
     assert pd(input_tokens, output_tokens, peak=peak) == pytest.approx(
         pd(input_tokens, output_tokens, peak=other)
     )
-
-
-def test_the_pools_of_a_disaggregated_fleet() -> None:
-    pools = prefill_decode_ratio(
-        Sheet(),
-        peak_requests_per_s=10,
-        input_tokens=1000,
-        output_tokens=500,
-        prefill_tokens_per_s_per_gpu=4000,
-        decode_tokens_per_s_per_gpu=1000,
-    )
-    assert (pools.prefill_gpus_exact, pools.decode_gpus_exact) == (2.5, 5)
-    assert (pools.ratio, pools.text) == (0.5, "1:2")
 
 
 # --- 2.1, 5.6, 7.6, 9.2: cold starts

@@ -494,6 +494,8 @@ def test_two_pools_are_told_where_the_network_between_them_is_unknown() -> None:
     assert fleet_plan.step(9).output["disaggregate"] is True
     both = fleet_plan.step(9).output["pd_gpus_deployed"]
     assert f"{both:,} GPUs: test them first" in plan_lines(fleet_plan)[0]
+    # They are the pools that are deployed once the network is stated.
+    assert both == long_prompts('[hosting]\nnetwork = "infiniband-ndr"\n').gpus
     assert any("set hosting.network" in note for note in fleet_plan.step(9).notes)
 
 
