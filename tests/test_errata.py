@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
 )
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
 from kneewatch.diagnose.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
@@ -64,12 +64,12 @@ def kimi(quantization: str | None = None, *, tokens: int = 80_000) -> Memory:
 def prefill_of_kimi() -> Performance:
     """One prompt of 80,000 tokens alone."""
     load = Load(input_tokens=80_000, output_tokens=1, concurrency=1, max_num_batched_tokens=16_384)
-    return performance(launch_costs(KIMI), load)
+    return performance(costs(KIMI), load)
 
 
 def kimi_prefill_flop() -> float:
     """FLOP of a prompt of 80,000 tokens over all GPUs."""
-    read = launch_costs(KIMI)
+    read = costs(KIMI)
     pairs = 80_000**2 / 2
     return 8 * (80_000 * read.body_flop_per_token + pairs * read.prefill_flop_per_pair)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import floor, log2
 
 from kneewatch.collector.engines.engine_kind import (
@@ -19,13 +18,13 @@ from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, adv
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_setup,
+    costs_of,
     predicted,
     present,
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import BUDGET_UP, Recommendation
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, defaults
-from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
+from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, defaults
 from kneewatch.rules.formatting import duration
 
 LONGEST_STEP_S = 0.2
@@ -46,9 +45,6 @@ the mean step fills it; the budget grows at most so much in one change."""
 
 ANY_GPU = "h100-sxm"
 """Stands for any GPU. Only FLOP are read from its costs, and these depend on the model alone."""
-
-
-_costs_of = lru_cache(maxsize=64)(costs)
 
 
 def budget_tokens(context: LeverContext) -> int | None:
@@ -118,7 +114,7 @@ def end_ratio(context: LeverContext, tokens: float) -> float:
     if model is None:
         return 1.0
     try:
-        read = _costs_of(model, context.server.stated.gpu or gpu(ANY_GPU))
+        read = costs_of(Setup(model, context.server.stated.gpu or gpu(ANY_GPU)))
     except SizingError:
         return 1.0
     last = mean = read.body_flop_per_token

@@ -22,11 +22,11 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
     Costs,
     Efficiency,
-    launch_costs,
+    costs,
     with_shares,
 )
 
-costs_of = lru_cache(maxsize=256)(launch_costs)
+costs_of = lru_cache(maxsize=256)(costs)
 performance_of = lru_cache(maxsize=256)(performance)
 
 _LEAST_RATIO, _MOST_RATIO = 0.02, 1.0

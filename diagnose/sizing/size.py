@@ -39,8 +39,8 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
     Costs,
     Intensity,
+    costs,
     intensity_of,
-    launch_costs,
     margins,
     measured_ratios,
     safe_targets,
@@ -498,25 +498,25 @@ def load_of(
     limit = running_limit(answer, inputs + outputs) if limit is None else limit
     if limit < 1:
         return None
-    costs = launch_costs(setup)
+    step_costs = costs(setup)
     load = Load(
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=question.concurrency_per_engine,
         max_running=limit,
         max_num_batched_tokens=setup.batched_tokens,
-        drafting=drafting_of(question, setup, costs),
+        drafting=drafting_of(question, setup, step_costs),
     )
-    return costs, load
+    return step_costs, load
 
 
 def within_targets(question: Question, loaded: tuple[Costs, Load], most: float) -> Capacity:
     """The highest load of one engine, of at most `most` requests, within the targets with a margin
     for the prediction's error."""
-    costs, load = loaded
+    step_costs, load = loaded
     full = replace(load, concurrency=max(floor(most), 1))
     targets = safe_targets(question.targets, question.setup)
-    return capacity(costs, full, targets, question.efficiency)
+    return capacity(step_costs, full, targets, question.efficiency)
 
 
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
@@ -579,9 +579,9 @@ def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) 
     """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
     if loaded is None:
         return None
-    costs, load = loaded
+    step_costs, load = loaded
     full = replace(load, concurrency=max(floor(load.max_running), 1))
-    speed = performance(costs, full, question.efficiency)
+    speed = performance(step_costs, full, question.efficiency)
     return speed.requests_per_s * question.setup.parallel.data
 
 
@@ -639,10 +639,10 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
     return Utilization(ratio, "at the peak; set --utilization to the average")
 
 
-def _exchange(sheet: Sheet, question: Question, costs: Costs, speed: Performance) -> None:
+def _exchange(sheet: Sheet, question: Question, step: Costs, speed: Performance) -> None:
     """What expert parallelism sends between GPUs in a decode step; nothing without it."""
     setup = question.setup
     if setup.parallel.experts and setup.model.experts.count:
         tokens, gpus = speed.running * setup.parallel.data, setup.parallel.gpus
         of = "per decode step"
-        expert_exchange(sheet, setup.model, costs, tokens=tokens, gpus=gpus, of=of)
+        expert_exchange(sheet, setup.model, step, tokens=tokens, gpus=gpus, of=of)

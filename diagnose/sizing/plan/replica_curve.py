@@ -22,7 +22,7 @@ from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters, Par
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import highest, step_line, strain
 from kneewatch.rules.formatting import figure, plural
 
@@ -99,7 +99,7 @@ def serving(pool: Pool, setup: Setup) -> Serving:
     return Serving(
         pool=pool,
         memory=memory(setup),
-        costs=launch_costs(setup),
+        costs=costs(setup),
         hit_ratio=cached,
         tail_hit_ratio=cached,
     )

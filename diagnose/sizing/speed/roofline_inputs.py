@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, NETWORKS, NODE_GPUS, Gpu
-from kneewatch.diagnose.catalogue.inputs import SizingError, positive
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, NODE_GPUS, Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
     FullAttention,
@@ -285,42 +285,29 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self.tensor_parallel * self.pipeline_parallel
 
 
-def costs(
-    model: Model,
-    gpu: Gpu,
-    *,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    quantization: str | None = None,
-    kv_bytes_per_element: float = 2.0,
-    decode_context_parallel: int = 1,
-    data_parallel: int = 1,
-    expert_parallel: bool = False,
-    network: str = NETWORKS[0],
-) -> Costs:
-    """What a step reads and computes on one GPU.
+def costs(setup: Setup) -> Costs:
+    """What a step of this launch reads and computes on one GPU.
 
-    `quantization` None means the checkpoint's own. Weights in a format that the GPU cannot compute
-    in are unpacked and computed in 16 bit. Decode context parallel ranks share the tokens that a
-    step reads, except in windows. The traffic between these ranks is left out.
+    Weights in a format that the GPU cannot compute in are unpacked and computed in 16 bit. Decode
+    context parallel ranks share the tokens that a step reads, except in windows. The traffic
+    between these ranks is left out.
 
     Raises:
-        SizingError: a count is below 1, the scheme is unknown, or the model's parameters are
-            unknown.
+        SizingError: the scheme is unknown, or the launch's GPU or parameters are.
 
     Source: guide 3.3, 3.4 and 5.1; text 001, 4.2 and 4.3; text 003, Q4.
     """
-    positive("tensor_parallel", tensor_parallel)
-    positive("pipeline_parallel", pipeline_parallel)
-    positive("kv_bytes_per_element", kv_bytes_per_element)
-    parameters = model.parameters
+    model, gpu, parallel, network = setup.model, setup.gpu, setup.parallel, setup.network
+    parameters, tensor_parallel = model.parameters, parallel.tensor
+    if gpu is None:
+        raise SizingError("set the GPU: speed cannot be predicted without it", name="gpu")
     if parameters is None:
         raise SizingError(
             f"{model.id}: the number of parameters is unknown, so no speed can be predicted; give "
             "the path of its config.json",
             name="model",
         )
-    stored = scheme(quantization or model.quantization)
+    stored = scheme(setup.quantization or model.quantization)
     # Other formats are computed in 16 bit.
     narrow = {
         "fp8": gpu.fp8_flop_per_s,
@@ -331,16 +318,16 @@ def costs(
     linear_bits = stored.linear_bits
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
-    kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
+    kinds = _kinds(model, tensor_parallel, kv_format(setup.kv_cache_dtype).element_bytes)
     link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel, network)
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     token_ratio = experts.per_token / experts.count if experts.count else 0.0
     # Experts are spread over the GPUs of all engines, and compute the tokens of all.
-    engines = data_parallel if expert_parallel else 1
+    engines = parallel.data if parallel.experts else 1
     ranks = tensor_parallel * engines
     routed = parameters.experts / tensor_parallel
-    if expert_parallel:
+    if parallel.experts:
         routed *= busiest_ratio(experts.count, ranks)
     exchanged = experts.layers * experts.per_token * model.hidden_size * (1 - 1 / ranks)
     exchanged_bytes = 2 * ACTIVATION_BYTES * exchanged / tensor_parallel if engines > 1 else 0.0
@@ -356,7 +343,7 @@ def costs(
         experts=experts.count * experts.layers // engines,
         expert_layers=experts.layers if experts.count else 0,
         touched_ratio=touched_ratio(token_ratio, engines),
-        kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
+        kv_bytes_per_token=kinds.kv_bytes_per_token / setup.decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
         windows=kinds.windows,
@@ -373,12 +360,12 @@ def costs(
         link_bytes_per_s=link_bytes_per_s,
         link_latency_s=link_latency_s,
         token_exchange_s=exchanged_bytes / _link(gpu, ranks, network)[1],
-        nodes=ceil(tensor_parallel * pipeline_parallel / gpu.node_gpus),
+        nodes=ceil(tensor_parallel * parallel.pipeline / gpu.node_gpus),
         layers=model.depth,
         added_layers=kinds.added_layers,
         hidden_size=model.hidden_size,
         tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
+        pipeline_parallel=parallel.pipeline,
     )
 
 
@@ -408,28 +395,6 @@ def _link(gpu: Gpu, gpus: int, network: str) -> tuple[str, float, float]:
         return "PCIe", within_per_s, _NCCL_S + 2 * (gpus - 1) * hop_s
     latency_s = _NCCL_S + 2 * ((gpus - nodes) * hop_s + nodes * _NODE_HOP_S)
     return network, min(within_per_s, node * LINK_BYTES_PER_S[network]), latency_s
-
-
-def launch_costs(setup: Setup) -> Costs:
-    """What a step of this launch reads and computes on one GPU.
-
-    Raises:
-        SizingError: the launch's GPU or parameters are unknown.
-    """
-    if setup.gpu is None:
-        raise SizingError("set the GPU: speed cannot be predicted without it", name="gpu")
-    return costs(
-        setup.model,
-        setup.gpu,
-        tensor_parallel=setup.parallel.tensor,
-        pipeline_parallel=setup.parallel.pipeline,
-        quantization=setup.quantization,
-        kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
-        decode_context_parallel=setup.decode_context_parallel,
-        data_parallel=setup.parallel.data,
-        expert_parallel=setup.parallel.experts,
-        network=setup.network,
-    )
 
 
 class _Kinds(Struct):

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Sheet
-from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
@@ -43,12 +43,8 @@ def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | N
     inputs, outputs = question.input_tokens, question.output_tokens
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
         return None
-    own = costs(
-        draft.model,
-        gpu,
-        tensor_parallel=setup.parallel.tensor,
-        kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
-    )
+    split = Parallel(tensor=setup.parallel.tensor)
+    own = costs(Setup(draft.model, gpu, split, kv_cache_dtype=setup.kv_cache_dtype))
     ratio = cost_ratio(
         own,
         target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -15,6 +16,8 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.arithmetic import Sheet
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
     Kernels,
@@ -66,8 +69,19 @@ MIXTURE = "openai/gpt-oss-120b"
 LATENT = "deepseek-ai/DeepSeek-R1"
 
 
-def costs_of(name: str = DENSE, gpu_id: str = "h100-sxm", **given_: object) -> Costs:
-    return costs(model(name), gpu(gpu_id), **given_)  # type: ignore[arg-type]
+def costs_of(
+    name: str = DENSE,
+    gpu_id: str = "h100-sxm",
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
+    **given_: str,
+) -> Costs:
+    split = Parallel(tensor_parallel, pipeline_parallel, data_parallel, expert_parallel)
+    fields: dict[str, Any] = {**given_}
+    return costs(Setup(model(name), gpu(gpu_id), split, **fields))
 
 
 CHAT = Load(input_tokens=1000, output_tokens=250, concurrency=32)
@@ -111,7 +125,9 @@ def test_weights_of_70b_are_read_once_a_step_without_the_embedding_table() -> No
 def test_kv_bytes_read_per_token(
     name: str, degree: int, element_bytes: float, expected_bytes: float
 ) -> None:
-    cost = costs_of(name, tensor_parallel=degree, kv_bytes_per_element=element_bytes)
+    cost = costs_of(
+        name, tensor_parallel=degree, kv_cache_dtype="fp8" if element_bytes == 1 else "auto"
+    )
     assert cost.kv_bytes_per_token == expected_bytes
 
 
@@ -190,8 +206,7 @@ def test_a_request_alone_is_not_slowed_by_its_own_prompt() -> None:
 
 def test_int8_products_are_twice_as_fast_where_activations_are_int8_too() -> None:
     plain, weights, both = (
-        costs(model(SMALL), gpu("a100-80gb"), quantization=scheme)
-        for scheme in ("bf16", "int8", "w8a8")
+        costs_of(SMALL, "a100-80gb", quantization=scheme) for scheme in ("bf16", "int8", "w8a8")
     )
     assert both.flop_per_s == 2 * plain.flop_per_s == 2 * weights.flop_per_s
     assert both.weights_bytes == weights.weights_bytes < plain.weights_bytes
@@ -421,7 +436,7 @@ def test_an_absurd_load_names_its_input(field: str, value: float) -> None:
 def test_a_model_without_a_count_of_parameters_is_refused() -> None:
     unknown = replace(model(SMALL), parameters=None)
     with pytest.raises(SizingError, match=r"config\.json") as caught:
-        costs(unknown, H100)
+        costs(Setup(unknown, H100))
     assert caught.value.name == "model"
 
 
@@ -534,8 +549,8 @@ def test_benchmarks_of_2026(file: str, shares: Mapping[str, float]) -> None:
 def test_data_parallel_engines_share_the_experts() -> None:
     """Each of 8 GPUs reads an eighth of the experts, for the tokens of all engines."""
     name = "deepseek-ai/DeepSeek-V3"
-    alone = costs(model(name), gpu("h200"))
-    apart = costs(model(name), gpu("h200"), data_parallel=8, expert_parallel=True)
+    alone = costs_of(name, "h200")
+    apart = costs_of(name, "h200", data_parallel=8, expert_parallel=True)
     busiest = busiest_ratio(256, 8)
     assert apart.experts_bytes * 8 == pytest.approx(alone.experts_bytes * busiest)
     assert apart.experts_flop_per_token == pytest.approx(alone.experts_flop_per_token * busiest)
@@ -546,5 +561,5 @@ def test_data_parallel_engines_share_the_experts() -> None:
     sent = 2 * 58 * 8 * 7168 * 2 * 7 / 8
     assert apart.token_exchange_s == pytest.approx(sent / 450e9)
     assert alone.token_exchange_s == 0.0
-    without = costs(model(name), gpu("h200"), data_parallel=8)
+    without = costs_of(name, "h200", data_parallel=8)
     assert without == alone

@@ -85,7 +85,7 @@ def test_one_request_more_would_miss(
     lengths: tuple[float, float],
     name: str,
 ) -> None:
-    server_costs = costs(model(name), gpu("h200"), tensor_parallel=8)
+    server_costs = costs(Setup(model(name), gpu("h200"), Parallel(8)))
     load = Load(
         input_tokens=lengths[0],
         output_tokens=lengths[1],
