@@ -68,7 +68,6 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Draft,
     Parallel,
 )
-from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
@@ -107,21 +106,16 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
     question = Question(
         setup=_setup(given, parallel, find),
         replicas=replicas,
-        concurrency=given["concurrency"],
-        input_tokens=given["input_tokens"],
-        output_tokens=given["output_tokens"],
-        peak_requests_per_s=given["peak_rps"],
-        usable_requests_per_s=given["usable_rps"],
         targets=Targets(
             _target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
             _target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
         ),
-        safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
-        usd_per_gpu_hour=given["usd_per_gpu_hour"],
-        utilization_ratio=given["utilization"],
-        mfu_ratio=given["mfu"],
-        mbu_ratio=given["mbu"],
-        acceptance_ratio=given["acceptance"],
+        **{
+            name: given[flag.parameter]
+            for flag in FLAGS
+            if (name := flag.input or flag.parameter) in Question.__struct_fields__
+            and given[flag.parameter] is not None
+        },
     )
     sizes = (1, 2, 4, 8) if given["tp"] is None else (given["tp"],)
     return question if users is None else for_users(question, users, sizes)
