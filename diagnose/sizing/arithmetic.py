@@ -141,6 +141,16 @@ def compiled(formula: str) -> Callable[..., float]:
     return computes
 
 
+Arithmetic = tuple[str, Sequence[float]]
+"""A formula and its quantities."""
+
+
+def evaluated(arithmetic: Arithmetic) -> float:
+    """The figure that a formula gives for its quantities."""
+    formula, quantities = arithmetic
+    return compiled(formula)(*quantities)
+
+
 def _ceil(value: float | Fraction) -> int:
     """The value rounded up; what a float is above a whole number by rounding costs nothing."""
     return math.ceil(value * (1 - _ROUNDING_RATIO) if isinstance(value, float) else value)

@@ -22,7 +22,7 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
     SlidingStates,
 )
-from kneewatch.diagnose.sizing.arithmetic import compiled, names_of
+from kneewatch.diagnose.sizing.arithmetic import Arithmetic, compiled, evaluated, names_of
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
 # vLLM 0.7 pads a latent row to whole 256 bytes.
@@ -83,19 +83,24 @@ def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
         return kind.vector_bytes / kind.tokens_per_vector
     if isinstance(kind, SlidingStates):
         return kind.vector_bytes
-    if isinstance(kind, LatentAttention):
-        return latent_row_bytes(kind, settings) + index_bytes(kind)
-    heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
-    return heads * settings.kv_format.head_bytes(kind.key_dim, kind.value_dim)
+    return evaluated(row_arithmetic(kind, settings))
 
 
-def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
-    """Bytes of a token's latent vector in one layer, the same on every rank."""
-    kept = settings.indexed_format if kind.is_sparse else None
-    row = (kept or settings.kv_format).latent_row_bytes(kind.latent_dim, kind.rope_dim)
+def row_arithmetic(
+    kind: FullAttention | SlidingAttention | LatentAttention, settings: KvSettings
+) -> Arithmetic:
+    """The bytes of one token in one layer on one GPU, where each token has a row of its own."""
+    if not isinstance(kind, LatentAttention):
+        heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
+        formula, quantities = settings.kv_format.head_arithmetic(kind.key_dim, kind.value_dim)
+        return "{KV heads per GPU} x " + formula, [heads, *quantities]
+    kept = (settings.indexed_format if kind.is_sparse else None) or settings.kv_format
+    row, quantities = kept.latent_arithmetic(kind.latent_dim, kind.rope_dim)
     if settings.padded_latent:
-        row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
-    return row
+        row = f"ceil(({row}) / {_LATENT_ROW_BYTES}) x {_LATENT_ROW_BYTES}"
+    if kind.index_dim:
+        row, quantities = row + " + {indexer}", [*quantities, index_bytes(kind)]
+    return f"({row})", quantities
 
 
 def index_bytes(kind: LatentAttention) -> int:
@@ -124,9 +129,18 @@ def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
 
 def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
     """Bytes of one request's state in one layer on one GPU; tensor parallelism splits the state."""
-    elements = kind.conv_elements + kind.conv_channels * settings.draft_tokens
-    whole = elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
-    return whole / settings.tensor_parallel
+    return evaluated(state_arithmetic(kind, settings))
+
+
+def state_arithmetic(kind: Recurrent, settings: KvSettings) -> Arithmetic:
+    """The bytes of one request's state in one layer on one GPU."""
+    quantities = [kind.conv_elements, kind.state_elements, kind.state_bytes_per_element]
+    elements = "{convolution elements}"
+    if settings.draft_tokens:
+        elements = "({convolution elements} + {channels} x {draft tokens})"
+        quantities[1:1] = [kind.conv_channels, settings.draft_tokens]
+    formula = f"({elements} x {_CONVOLUTION_BYTES} + {{state elements}} x {{bytes of each}})"
+    return formula + " / {TP}", [*quantities, settings.tensor_parallel]
 
 
 def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from math import ceil
 
 from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.sizing.arithmetic import Arithmetic, evaluated
 
 _BYTE_BITS = 8
 # Head size that the bytes per element of a format are computed for.
@@ -65,12 +65,25 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 
     def head_bytes(self, key_dim: int, value_dim: int) -> float:
         """Bytes of one token in one KV head: key plus value, each in whole bytes, even in total."""
-        keys = ceil(key_dim * self.key_bits / _BYTE_BITS) + self.key_bytes
-        values = ceil(value_dim * self.value_bits / _BYTE_BITS) + self.value_bytes
-        return ceil((keys + values) / 2) * 2
+        return evaluated(self.head_arithmetic(key_dim, value_dim))
 
-    def latent_row_bytes(self, latent_dim: int, rope_dim: int) -> float:
-        """Bytes of one token's latent vector.
+    def head_arithmetic(self, key_dim: int, value_dim: int) -> Arithmetic:
+        """The bytes of one token in one KV head, including the format's scales."""
+        keys, values = self.key_bits / _BYTE_BITS, self.value_bits / _BYTE_BITS
+        scaled = [key_dim, keys, self.key_bytes, value_dim, values, self.value_bytes]
+        key, value = key_dim * keys + self.key_bytes, value_dim * values + self.value_bytes
+        if key % 1 or (key + value) % 2:
+            whole = "ceil({key elements} x {bytes of a key}) + {key scales} + "
+            whole += "ceil({value elements} x {bytes of a value}) + {value scales}"
+            return f"ceil(({whole}) / 2) x 2", scaled
+        if keys == values and not self.key_bytes:
+            formula = "({key elements} + {value elements}) x {bytes of each}"
+            return formula, [key_dim, value_dim, keys]
+        formula = "({key elements} x {bytes of a key} + {key scales} + "
+        return formula + "{value elements} x {bytes of a value} + {value scales})", scaled
+
+    def latent_arithmetic(self, latent_dim: int, rope_dim: int) -> Arithmetic:
+        """The bytes of one token's latent vector.
 
         Raises:
             SizingError: vLLM has no kernel for latent attention in this format.
@@ -85,7 +98,11 @@ class KvFormat(Struct, frozen=True, kw_only=True):
             )
         element_bytes = self.key_bits / _BYTE_BITS
         rope_bytes = element_bytes if self.rope_bytes is None else self.rope_bytes
-        return latent_dim * element_bytes + rope_dim * rope_bytes + self.latent_bytes
+        row = "{latent elements} x {bytes of each} + {rope elements} x {bytes of a rope element}"
+        quantities = [latent_dim, element_bytes, rope_dim, rope_bytes]
+        if not self.latent_bytes:
+            return row, quantities
+        return row + " + {scales}", [*quantities, self.latent_bytes]
 
 
 @cache

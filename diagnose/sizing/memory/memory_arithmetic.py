@@ -9,21 +9,20 @@ from msgspec.structs import astuple, replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
-    FullAttention,
     LatentAttention,
     Recurrent,
     SlidingAttention,
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, compiled, gibibytes
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, evaluated, gibibytes
 from kneewatch.diagnose.sizing.memory.budget import AVAILABLE, Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     BLOCKS,
     Group,
     KvSettings,
-    heads_per_gpu,
-    index_bytes,
+    row_arithmetic,
+    state_arithmetic,
     token_bytes,
 )
 from kneewatch.diagnose.sizing.memory.weights import Weights
@@ -180,7 +179,7 @@ def _token(sheet: Sheet, group: Group, settings: KvSettings) -> None:
     result = "{} B on each GPU"
     if isinstance(kind, Recurrent):
         title, result = f"State per request, {count} recurrent layers", "{} B per layer"
-        formula, quantities = _state(kind, settings)
+        formula, quantities = state_arithmetic(kind, settings)
     elif isinstance(kind, CompressedAttention | SlidingStates):
         kept = "Vectors per token"
         if isinstance(kind, SlidingStates):
@@ -190,59 +189,20 @@ def _token(sheet: Sheet, group: Group, settings: KvSettings) -> None:
         title = f"{kept}, {count} caches"
         formula = f"{{pages of the caches{whole}}} / {{tokens per block}}"
         quantities = [count * group.token_bytes * group.block_tokens, group.block_tokens]
-    elif isinstance(kind, LatentAttention):
-        title = "KV cache per token, latent attention, copied to every rank"
-        formula, quantities = _latent(kind, count, settings)
     else:
-        title = "KV cache per token, full attention"
-        if isinstance(kind, SlidingAttention):
-            title = f"KV cache per token, window of {kind.window_tokens:,} tokens"
-        formula, quantities = _heads(kind, count, settings)
+        stored = "full attention"
+        if isinstance(kind, LatentAttention):
+            stored = "latent attention, copied to every rank"
+        elif isinstance(kind, SlidingAttention):
+            stored = f"window of {kind.window_tokens:,} tokens"
+        title = f"KV cache per token, {stored}"
+        row, each = row_arithmetic(kind, settings)
+        formula, quantities = "{layers} x " + row, [count, *each]
     held = count * group.token_bytes
-    if held and not math.isclose(compiled(formula)(*quantities), held):
-        # Kinds that share a group, layers in 16 bit among others, and padded rows.
+    if held and not math.isclose(evaluated((formula, quantities)), held):
+        # Kinds that share a group, layers in 16 bit among others.
         formula, quantities = "{layers} x {mean bytes per layer}", [count, group.token_bytes]
     sheet.line(title, formula, (*quantities,), result=result, source=_KV_SOURCE)
-
-
-def _state(kind: Recurrent, settings: KvSettings) -> tuple[str, list[float]]:
-    quantities = [kind.conv_elements, kind.state_elements, kind.state_bytes_per_element]
-    elements = "{convolution elements}"
-    if settings.draft_tokens:
-        elements = "({convolution elements} + {channels} x {draft tokens})"
-        quantities[1:1] = [kind.conv_channels, settings.draft_tokens]
-    formula = f"({elements} x 2 + {{state elements}} x {{bytes of each}}) / {{TP}}"
-    return formula, [*quantities, settings.tensor_parallel]
-
-
-def _heads(
-    kind: FullAttention | SlidingAttention, count: int, settings: KvSettings
-) -> tuple[str, list[float]]:
-    """The bytes of one token in all layers, including the format's scales."""
-    kept = settings.kv_format
-    keys, values = kept.key_bits / 8, kept.value_bits / 8
-    of_layers = [count, heads_per_gpu(kind.kv_heads, settings.tensor_parallel)]
-    formula = "{layers} x {KV heads per GPU} x "
-    if keys == values and not kept.key_bytes:
-        formula += "({key elements} + {value elements}) x {bytes of each}"
-        return formula, [*of_layers, kind.key_dim, kind.value_dim, keys]
-    formula += "({key elements} x {bytes of a key} + {key scales} + "
-    formula += "{value elements} x {bytes of a value} + {value scales})"
-    scaled = [kind.key_dim, keys, kept.key_bytes, kind.value_dim, values, kept.value_bytes]
-    return formula, [*of_layers, *scaled]
-
-
-def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[str, list[float]]:
-    kept = (settings.indexed_format if kind.is_sparse else None) or settings.kv_format
-    element_bytes = kept.key_bits / 8
-    rope_bytes = element_bytes if kept.rope_bytes is None else kept.rope_bytes
-    row = "{latent elements} x {bytes of each} + {rope elements} x {bytes of a rope element}"
-    quantities = [count, kind.latent_dim, element_bytes, kind.rope_dim, rope_bytes]
-    for name, added in (("scales", kept.latent_bytes), ("indexer", index_bytes(kind))):
-        if added:
-            row += f" + {{{name}}}"
-            quantities.append(added)
-    return f"{{layers}} x ({row})", quantities
 
 
 def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
