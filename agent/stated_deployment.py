@@ -230,7 +230,7 @@ def _sweep(degree: int, path: str) -> Sweep:
             benchmarks.append(read_benchmark(text))
         except SizingError as exc:
             raise _sweeps_error(f"{file}: {exc}") from exc
-    return Sweep(degree, merged(benchmarks), path)
+    return Sweep(degree, merged(benchmarks))
 
 
 def _files(path: str) -> list[str]:

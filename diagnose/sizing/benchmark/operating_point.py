@@ -213,11 +213,10 @@ It is below 1, because the concurrency that a tool measures is a mean.
 
 
 class Sweep(Struct, frozen=True):
-    """The benchmark of one engine at a tensor-parallel degree. `origin` names its files."""
+    """The benchmark of one engine at a tensor-parallel degree."""
 
     tensor_parallel: int
     benchmark: Benchmark
-    origin: str = ""
 
 
 def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:

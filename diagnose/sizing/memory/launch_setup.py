@@ -543,30 +543,3 @@ def tensor_parallel_choices(
         for degree in range(1, domain_gpus + 1)
         if attention_heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
     )
-
-
-def check_tensor_parallel(
-    *, tensor_parallel: int, attention_heads: int, kv_heads: int, domain_gpus: int
-) -> None:
-    """Check that the model and the node support this TP degree.
-
-    Raises:
-        SizingError: they do not; the message has the reason and the valid degrees.
-    """
-    choices = tensor_parallel_choices(
-        attention_heads=attention_heads, kv_heads=kv_heads, domain_gpus=domain_gpus
-    )
-    if tensor_parallel in choices:
-        return
-    if tensor_parallel > domain_gpus:
-        reason = f"one NVLink domain has {domain_gpus} GPUs"
-    elif attention_heads % tensor_parallel:
-        reason = f"it does not divide {attention_heads} attention heads"
-    else:
-        reason = f"{kv_heads} KV heads neither divide by it nor into it"
-    listed = [str(choice) for choice in choices]
-    raise SizingError(
-        f"tensor_parallel is {tensor_parallel}: {reason}; choose one of {', '.join(listed)}",
-        name="tensor_parallel",
-        choices=listed,
-    )

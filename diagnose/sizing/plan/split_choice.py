@@ -17,7 +17,6 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
-    check_tensor_parallel,
     tensor_parallel_choices,
 )
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
@@ -103,22 +102,18 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
     if (experts or several) and not pool.model.experts.count:
         name = "expert_parallel" if experts else "data_parallel"
         raise SizingError(f"{pool.model.id} has no routed experts", name=name)
-    if tensor is not None:
-        check_tensor_parallel(
-            tensor_parallel=tensor, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
+    choices = tensor_parallel_choices(
+        attention_heads=heads, kv_heads=kv_heads, domain_gpus=node if tensor else linked
+    )
+    if tensor and tensor not in choices:
+        raise SizingError(
+            f"tensor_parallel is {tensor}: it must split {heads} attention heads and {kv_heads} KV "
+            f"heads on a node of {node} GPUs",
+            name="tensor_parallel",
+            choices=[str(choice) for choice in choices],
         )
     # A degree that does not divide the node strands GPUs.
-    degrees = (
-        (tensor,)
-        if tensor
-        else tuple(
-            degree
-            for degree in tensor_parallel_choices(
-                attention_heads=heads, kv_heads=kv_heads, domain_gpus=linked
-            )
-            if node % degree == 0
-        )
-    )
+    degrees = (tensor,) if tensor else [degree for degree in choices if node % degree == 0]
     if pool.model.experts.count and stated.expert_parallel is not False and (pipeline or 1) == 1:
         engines = (data,) if several else () if tensor or data else (2, 4, 8)
         yield from splits(degrees, engines=engines, most_gpus=math.inf if several else linked)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.launch_setup import (
-    check_tensor_parallel,
-    tensor_parallel_choices,
-)
+from kneewatch.diagnose.sizing.memory.launch_setup import tensor_parallel_choices
 
 
 @pytest.mark.parametrize(
@@ -30,22 +26,3 @@ def test_tensor_parallel_choices(
         attention_heads=attention_heads, kv_heads=kv_heads, domain_gpus=domain_gpus
     )
     assert choices == expected
-
-
-@pytest.mark.parametrize(
-    ("degree", "message"),
-    [
-        pytest.param(3, "does not divide 28 attention heads; choose one of 1, 2, 4$", id="heads"),
-        pytest.param(7, "4 KV heads neither divide by it nor into it", id="KV heads"),
-        pytest.param(16, "one NVLink domain has 8 GPUs", id="beyond the node"),
-    ],
-)
-def test_a_degree_that_cannot_be_is_refused_with_the_choices(degree: int, message: str) -> None:
-    with pytest.raises(SizingError, match=message) as refused:
-        check_tensor_parallel(tensor_parallel=degree, attention_heads=28, kv_heads=4, domain_gpus=8)
-    assert refused.value.name == "tensor_parallel"
-    assert refused.value.choices == ("1", "2", "4")
-
-
-def test_a_degree_that_can_be_passes() -> None:
-    check_tensor_parallel(tensor_parallel=4, attention_heads=28, kv_heads=4, domain_gpus=8)

@@ -387,6 +387,7 @@ def test_a_measured_rate_belongs_to_the_archetypes_gpu() -> None:
         pytest.param('quantization = "fp3"', "quantization", id="unknown scheme"),
         pytest.param('kv_cache_dtype = "int3"', "kv_cache_dtype", id="unknown KV dtype"),
         pytest.param("tensor_parallel = 3", "tensor_parallel", id="3 splits no 64 heads"),
+        pytest.param("tensor_parallel = 16", "tensor_parallel", id="beyond the node"),
         pytest.param(
             'tensor_parallel = 1\nquantization = "bf16"', "tensor_parallel", id="141 GB on one GPU"
         ),
