@@ -10,6 +10,9 @@ KneewatchError
 
 from __future__ import annotations
 
+CHARS_MAX = 1000
+"""Most characters of a source's error: what it quotes of an answer is stored at each scrape."""
+
 
 class KneewatchError(Exception):
     """An expected error outside kneewatch; its message is for the user."""
@@ -27,7 +30,7 @@ class CollectError(KneewatchError):
     def __init__(
         self, message: str, *, kind: str, hint: str = "", status: int | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= CHARS_MAX else f"{message[: CHARS_MAX - 1]}…")
         self.kind = kind
         self.hint = hint
         self.status = status

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.errors import CollectError
+from kneewatch.collector.errors import CHARS_MAX, CollectError
 from kneewatch.collector.http.connection import TimedSocket
 from kneewatch.collector.http.fetch import PlainAnswer
 from kneewatch.collector.http.fetch_settings import FetchSettings
@@ -232,6 +232,12 @@ def test_redirects_in_a_circle(start: Start, fetcher: Fetch) -> None:
     assert problem.kind == "redirect"
     assert "more than 3" in str(problem)
     assert len(server.requests) == 4
+
+
+def test_an_error_that_quotes_an_answer_has_a_limit(start: Start, fetcher: Fetch) -> None:
+    problem = failure(fetcher(start(always(redirect("/" + 50_000 * "a"))).url))
+    assert "more than 3" in str(problem)
+    assert len(str(problem)) == CHARS_MAX
 
 
 @pytest.mark.parametrize(
