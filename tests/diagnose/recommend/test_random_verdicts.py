@@ -124,7 +124,7 @@ def verdicts(seed: int) -> Iterator[tuple[Verdict, Targets]]:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_random_verdicts(seed: int) -> None:
-    """1,280 verdicts. The seeds are fixed: other ones show a mistake in about one of 300 engines,
+    """1,280 verdicts. The seeds are fixed: other ones show a mistake in about one of 900 engines,
     which the command above lists."""
     assert [
         each for verdict, targets in verdicts(seed) for each in mistakes([verdict], targets)
