@@ -73,7 +73,7 @@ QUESTIONS = {
     ),
     "can I run a 70B on four L40S": (
         (*LLAMA, "--gpu", "l40s", "--gpus", "4"),
-        ["DOES NOT FIT: .* use", "--max-model-len 57504", r"4 GPUs, \d+ USD/h"],
+        ["DOES NOT FIT: .* use", "--max-model-len 57104", r"4 GPUs, \d+ USD/h"],
     ),
     "what does 128k context cost": (
         (*QWEN, "--gpu", "h100", "--tp", "2", "--max-model-len", "131072",
@@ -104,7 +104,7 @@ QUESTIONS = {
     ),
     "an 8B on a 4090": (
         ("--model", "Qwen/Qwen3-8B", "--gpu", "rtx-4090"),
-        ["DOES NOT FIT", "--max-model-len 36640", "--kv-cache-dtype fp8"],
+        ["DOES NOT FIT", "--max-model-len 36560", "--kv-cache-dtype fp8"],
     ),
     "100 users of a vision model": (
         ("--model", "google/gemma-3-27b-it", "--gpu", "a100-80gb", "--concurrency", "100", *CHAT),
