@@ -8,6 +8,7 @@ from tests.scenarios.field_reports import FIELD_REPORTS
 from tests.scenarios.load import Scenario
 from tests.scenarios.operations import OPERATIONS
 from tests.scenarios.production import REPORTS
+from tests.scenarios.rare_kinds import RARE_KINDS
 from tests.scenarios.threads import SLOW, THREADS
 
 LONG = ("prefill_interference", "prefill_bound", "workload_drift")
@@ -217,4 +218,13 @@ HEALTHY = (
         turns={BEGIN: {"prompt": (2000.0, 20_000.0, 400.0)}},
     ),
 )
-SCENARIOS = (*FAULTS, *HEALTHY, *THREADS, *COMBINED, *OPERATIONS, *FIELD_REPORTS, *REPORTS)
+SCENARIOS = (
+    *FAULTS,
+    *HEALTHY,
+    *THREADS,
+    *COMBINED,
+    *OPERATIONS,
+    *FIELD_REPORTS,
+    *REPORTS,
+    *RARE_KINDS,
+)
