@@ -8,6 +8,8 @@ end.
 
 from __future__ import annotations
 
+from collections import deque
+
 from kneewatch.diagnose.account_signals import (
     ALL_CANCELLED,
     AT_THE_DOOR,
@@ -21,8 +23,9 @@ from kneewatch.diagnose.values import Signals, Values
 LEVEL_S = 300.0
 """The level of open connections is the highest of this time, and of as long a time before."""
 
-OPEN_MIN, GROWTH_MIN = 4.0, 2
-"""Fewest connections beyond the level, and fewest scrapes in which they grew."""
+OPEN_MIN, IDLE_S, LAG_S = 4.0, 10.0, 30.0
+"""Fewest connections beyond the level that are calls, if they stay for so long without a token: the
+API server closes an idle connection after 5 s. The level is that of so long ago."""
 
 SOON_S = 20.0
 """Calls that end within so many seconds of the last token were cancelled, not timed out."""
@@ -85,8 +88,8 @@ class OpenCalls:
         """Time and totals of the scrape before the last one with a token."""
         self._before: tuple[float, tuple[float, ...]] | None = None
         self._left_soon = 0.0
-        self._grown, self._most = 0, 0.0
         self._level, self._level_before, self._level_since_s = 0.0, 0.0, -LEVEL_S
+        self._newest: deque[tuple[float, float]] = deque()
         self._silence = Silence()
         self.values: dict[str, float | None] = dict.fromkeys(OPEN_CALLS_SIGNALS)
         """The signals, as of the newest scrape."""
@@ -101,7 +104,7 @@ class OpenCalls:
         if token:
             # Calls may have ended since the scrape before, after the last token.
             self.begun = self._before or now
-            self._left_soon, self._grown, self._most = 0.0, 0, 0.0
+            self._left_soon = 0.0
             if files is not None:
                 self._note_level(files - in_flight, t_s)
         self._before = now
@@ -110,21 +113,27 @@ class OpenCalls:
         if self.begun is None or running is None:
             return
         if files is not None:
-            self.values[AT_THE_DOOR] = 0.0 if token else self._at_the_door(files, in_flight)
+            self.values[AT_THE_DOOR] = (
+                self._at_the_door(files - in_flight) if t_s - self.begun[0] >= IDLE_S else 0.0
+            )
         self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self.begun, in_flight)
 
     def _note_level(self, open_connections: float, t_s: float) -> None:
+        """Note the connections of `LAG_S` ago: calls that do not reach the engine pile up while it
+        still serves those before them."""
+        self._newest.append((t_s, open_connections))
+        if self._newest[0][0] > t_s - LAG_S:
+            return
+        open_connections = self._newest.popleft()[1]
         if t_s - self._level_since_s >= LEVEL_S:
             self._level_before, self._level, self._level_since_s = self._level, 0.0, t_s
         self._level = max(self._level, open_connections)
 
-    def _at_the_door(self, files: float, in_flight: float) -> float:
-        """Connections beyond their level; 0 unless they have grown several times."""
-        beyond = files - in_flight - max(self._level, self._level_before)
-        if beyond > self._most:
-            self._most, self._grown = beyond, self._grown + 1
-        steady = beyond >= OPEN_MIN and self._grown >= GROWTH_MIN
-        return beyond if steady and beyond >= self._most / MORE else 0.0
+    def _at_the_door(self, open_connections: float) -> float:
+        """Connections beyond their level; 0 unless they are many."""
+        level = max(self._level, self._level_before)
+        beyond = open_connections - level if level else 0.0
+        return beyond if beyond >= OPEN_MIN else 0.0
 
     def _cancelled(
         self,

@@ -123,6 +123,7 @@ class Engine:
         self._decoding, self._held_tokens, self._clock, self._last_s = 0, 0.0, 0.0, 0.0
         self._calls: list[tuple[float, int]] = []
         self._incoming: deque[tuple[float, Request]] = deque()
+        self._unsent_s: deque[float] = deque()
         self._callers, self._serial, self._api_free_s = 0, 0, now_s
         self._next_s, self._giant_s, self._paused_s, self._checked_s = now_s, now_s, now_s, now_s
 
@@ -134,8 +135,11 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Calls that are open."""
-        return len(self.waiting) + len(self.running) + len(self._incoming)
+        """Calls that are open, those among them whose end the API server has not sent yet."""
+        while self._unsent_s and self._unsent_s[0] <= self.now_s:
+            self._unsent_s.popleft()
+        calls = len(self.waiting) + len(self.running) + len(self._incoming)
+        return calls + len(self._unsent_s)
 
     def run(self, until_s: float) -> None:
         """Go on until then. A step that has begun ends at its end."""
@@ -341,6 +345,7 @@ class Engine:
         counts, histograms = self.counters.counts, self.counters.histograms
         counts[f"request_success_total|finished_reason={reason}"] += 1
         now_s, seen_s = self.now_s, max(self.now_s, self._api_free_s)
+        self._unsent_s.append(seen_s)
         histograms["e2e_request_latency_seconds"].add(seen_s - request.arrived_s)
         histograms["request_prompt_tokens"].add(request.prompt)
         for name in ("generation_tokens", "max_num_generation_tokens", "params_max_tokens"):
