@@ -254,52 +254,49 @@ class Account:
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
 
     def _add(self, work: Work, now_s: float, values: Values) -> None:
-        if not work.gaps:
-            self._add_prefills(work, now_s, values)
-            return
-        step = work.step
         total = self._total(work)
-        self._note_crowd(total)
-        limits_s = self._steps.limits(step, self._prefills.token_s, self._crowd)
-        if limits_s is not None:
-            self._steps.follow(limits_s[1] / step.took_s)
-        recent = self._recent
-        recent.append(Sample(now_s, work, step, limits_s))
-        while recent[0].t_s < now_s - KEPT_S:
-            recent.popleft()
-        self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
-        speed = self._held(self._speed(), aged=now_s - self._began_s > SILENT_S)
+        quiet = values.served_s >= WARM_UP_S and not work.preemptions
+        if work.gaps:
+            self._add_step(work, total, now_s)
+            gap_s = values.signals.get("itl_p50_s")
+        else:
+            self._recent.clear()  # answers of one token show no decode steps
+            gap_s = None
+        prefill, sample = self._prefill_speed(total, now_s, gap_s)
+        speed = self._held(self._speed(), prefill, aged=now_s - self._began_s > SILENT_S)
         if speed is not None and speed.ratio >= CHANGED_FROM:
             if self._is_full(now_s):
                 self._steps.forget()  # what was learned was not this engine's best
             speed = None
-        slow = speed is not None and speed.ratio < LEARNED_FROM
-        quiet = not slow and values.served_s >= WARM_UP_S and not work.preemptions
-        is_usual = self._steps.may_learn(step.took_s, limits_s)
-        is_strange = speed is None and not is_usual
-        quiet = quiet and is_usual
-        if quiet:
-            self._steps.learn(step, now_s)
-        prefill = self._prefill_speed(total, quiet, now_s, values.signals.get("itl_p50_s"))
-        speed = self._held(speed, prefill)
+        doubtful = any(each is not None and each.ratio < LEARNED_FROM for each in (speed, prefill))
+        if self._recent:
+            *_, step, limits_s = self._recent[-1]
+            is_usual = self._steps.may_learn(step.took_s, limits_s)
+            doubtful = doubtful or (speed is None and not is_usual)
+            quiet = quiet and is_usual and (speed is None or speed.ratio >= LEARNED_FROM)
+            if quiet:
+                self._steps.learn(step, now_s)
+        if quiet and sample is not None:
+            self._prefills_s = now_s
+            self._prefills.learn(sample[0], now_s, sample[1])
         for pace in (self._steps, self._prefills):
-            if slow or is_strange or (prefill is not None and prefill.ratio < LEARNED_FROM):
+            if doubtful:
                 pace.doubt()
             else:
                 pace.settle(now_s - SETTLED_S)
         self._compare(total, speed, prefill, now_s)
 
-    def _add_prefills(self, work: Work, now_s: float, values: Values) -> None:
-        """Take a sample of answers of one token into account: it shows no decode steps."""
-        self._recent.clear()
-        total = self._total(work)
-        quiet = values.served_s >= WARM_UP_S and not work.preemptions
-        prefill = self._prefill_speed(total, quiet, now_s, None)
-        if prefill is not None and prefill.ratio < LEARNED_FROM:
-            self._prefills.doubt()
-        else:
-            self._prefills.settle(now_s - SETTLED_S)
-        self._compare(total, None, prefill, now_s)
+    def _add_step(self, work: Work, total: Work, now_s: float) -> None:
+        """Keep the sample's mean decode step, and how long it may take."""
+        recent, step = self._recent, work.step
+        self._note_crowd(total)
+        limits_s = self._steps.limits(step, self._prefills.token_s, self._crowd)
+        if limits_s is not None:
+            self._steps.follow(limits_s[1] / step.took_s)
+        recent.append(Sample(now_s, work, step, limits_s))
+        while recent[0].t_s < now_s - KEPT_S:
+            recent.popleft()
+        self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
 
     def _total(self, work: Work) -> Work:
         """The sum of the newest samples: those of `KEPT_S`, and more where prefills are rare or
@@ -345,9 +342,7 @@ class Account:
         ratios = self._ratios()
         return None if ratios is None else self._steps.speed(*ratios)
 
-    def _held(
-        self, speed: Speed | None, prefill: Speed | None = None, *, aged: bool = False
-    ) -> Speed | None:
+    def _held(self, speed: Speed | None, prefill: Speed | None, *, aged: bool) -> Speed | None:
         """The speed, where its limits alone do not tell it: as that of prefills or, while even the
         most that it may be is below 1, as it was when it was told best.
 
@@ -378,29 +373,29 @@ class Account:
         return covered_s >= KEPT_S - HALF_MS_S and all(each.limits_s for each in self._recent)
 
     def _prefill_speed(
-        self, total: Work, quiet: bool, now_s: float, gap_s: float | None
-    ) -> Speed | None:
+        self, total: Work, now_s: float, gap_s: float | None
+    ) -> tuple[Speed | None, tuple[Step, float] | None]:
         """The speed of the prefills of the recent samples, beside decode steps of which the median
-        takes `gap_s`. It is learned in quiet times."""
+        takes `gap_s`; and a prefill that may be learned, with its time per token."""
         step = total.step
         prefill = total.prefill(step, gap_s)
         if prefill is None:
-            return None
+            return None, None
         took_s = prefill.took_s * self._share_alone(total)
         limits_s = self._prefills.limits(prefill, self._prefills.token_s, self._crowd)
-        speed = None
+        is_due = now_s - self._prefills_s >= KEPT_S
+        speed, may_learn = None, True
         if limits_s is not None:
             most, least = limits_s[1] / took_s, limits_s[0] / took_s
-            if now_s - self._prefills_s >= KEPT_S:
+            if is_due:
                 self._prefills.follow(most)
             speed = self._prefills.speed(least, most)
-            quiet = quiet and self._prefills.may_learn(took_s, (0.0, limits_s[1]))
-        if quiet and now_s - self._prefills_s >= KEPT_S:
-            self._prefills_s = now_s
-            mean_s = total.prefills_s / total.prefills
-            own_s = max(mean_s - step.took_s, FEWEST_SHARE * mean_s)
-            self._prefills.learn(prefill, now_s, MARGIN * own_s / prefill.prompt_tokens)
-        return speed
+            may_learn = self._prefills.may_learn(took_s, (0.0, limits_s[1]))
+        if not (may_learn and is_due):
+            return speed, None
+        mean_s = total.prefills_s / total.prefills
+        own_s = max(mean_s - step.took_s, FEWEST_SHARE * mean_s)
+        return speed, (prefill, MARGIN * own_s / prefill.prompt_tokens)
 
     def _share_alone(self, total: Work) -> float:
         """Share of its time that a prefill would take if as few prompt tokens were computed as
