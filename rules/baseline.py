@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from msgspec import Struct
-
 from kneewatch.rules.facts import NO_TARGETS, Baselines, Targets
 from kneewatch.rules.rule import FAMILIES, MORE_IS_BETTER, TRACKED, TRACKED_SIGNALS, TTFT
 
@@ -175,20 +173,6 @@ If the weeks differ more, one of them may have had an incident.
 """
 
 
-class Usual(Struct, frozen=True):
-    """A signal at one hour of the week: median over weeks, median absolute deviation, number of
-    weeks."""
-
-    median: float
-    deviation: float
-    weeks: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether there are enough weeks, and they agree."""
-        return self.weeks >= WEEKS_MIN and self.deviation <= SPREAD_MAX * abs(self.median)
-
-
 def hour_start_s(t_s: float) -> float:
     """Start of the hour that contains `t_s`, in unix seconds."""
     return t_s // HOUR_S * HOUR_S
@@ -215,11 +199,13 @@ def usual(weeks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     Signals are left out if too few weeks have data or the weeks do not agree.
     """
     keys = dict.fromkeys(key for week in weeks for key in week)
-    by_signal = {key: usual_of([week[key] for week in weeks if key in week]) for key in keys}
-    return {key: usual_value.median for key, usual_value in by_signal.items() if usual_value.holds}
+    by_signal = {key: _usual([week[key] for week in weeks if key in week]) for key in keys}
+    return {key: value for key, value in by_signal.items() if value is not None}
 
 
-def usual_of(weeks: Sequence[float]) -> Usual:
-    """The usual value of one signal; needs at least one week."""
+def _usual(weeks: Sequence[float]) -> float | None:
+    """The median of the weeks; None if they are few or differ."""
     middle = median(weeks)
-    return Usual(middle, median(abs(value - middle) for value in weeks), len(weeks))
+    deviation = median(abs(value - middle) for value in weeks)
+    agree = len(weeks) >= WEEKS_MIN and deviation <= SPREAD_MAX * abs(middle)
+    return middle if agree else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from statistics import correlation, linear_regression
 
 from kneewatch.diagnose.slow_quantities import (
     HOST_MEMORY_USED,
@@ -121,12 +122,9 @@ class _Trend:
         derived[slow.level] = levels[-1]
         if len(levels) < LEVELS:
             return derived
-        middle, half = sum(levels) / len(levels), STEPS // 2
-        steps = [at - half for at in range(LEVELS)]
-        squares = sum(step * step for step in steps)
-        slope = sum(step * level for step, level in zip(steps, levels, strict=True)) / squares
-        spread = sum((level - middle) ** 2 for level in levels)
-        derived[slow.growth], derived[slow.before] = STEPS * slope, middle - half * slope
-        derived[slow.straight] = slope * slope * squares / spread if spread > 0 else None
+        slope, derived[slow.before] = linear_regression(range(LEVELS), levels)
+        derived[slow.growth] = STEPS * slope
+        moves = max(levels) > min(levels)
+        derived[slow.straight] = correlation(range(LEVELS), levels) ** 2 if moves else None
         derived[slow.late] = (levels[-1] - levels[-2]) / slope if slope else None
         return derived
