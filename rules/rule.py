@@ -143,7 +143,8 @@ class Guard(Struct, frozen=True, forbid_unknown_fields=True):
     """A rule is judged only while this signal is at least the value; with `below`, at most.
     `words` say what is the case while it fails.
 
-    If the signal is unknown, the rule is not judged: without traffic there is nothing to judge.
+    If the signal is unknown, the rule is not judged (without traffic there is nothing to judge),
+    unless `unknown` is true.
     With `ends`, the state ends as soon as the guard fails; the guard's signal then has its own
     hysteresis.
     """
@@ -153,12 +154,13 @@ class Guard(Struct, frozen=True, forbid_unknown_fields=True):
     words: str
     below: bool = False
     ends: bool = False
+    unknown: bool = False
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
         """Whether the rule may be judged."""
         value = values.get(self.signal)
         if value is None:
-            return False
+            return self.unknown
         return value <= self.value if self.below else value >= self.value
 
 

@@ -23,11 +23,11 @@ from kneewatch.diagnose.causes.common_conditions import (
     NOT_EVICTING,
     PREFILL_S,
     SERVED,
-    SLOWER,
     TTFT_DRIFT,
     TTFT_IS_MISSED,
     TTFT_P99_S,
     TTFT_TARGET_S,
+    UNMOVED,
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -218,7 +218,7 @@ BATCH_GROWTH = BATCH / BaselineValue("running_avg")
 LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 SLOW_AT_EQUAL_WORK = (
-    IS_SLOW | ((ITL_DRIFT >= SLOWER) & (Signal("itl_p50_drift_ratio") >= SLOWER) & EQUAL_WORK)
+    IS_SLOW | ((ITL_DRIFT >= UNMOVED) & (Signal("itl_p50_drift_ratio") >= UNMOVED) & EQUAL_WORK)
 ).assume(unknown=False)
 """By the account, or because the batch is no larger and answers are no longer, which is known
 earlier."""
@@ -299,7 +299,7 @@ HOST_CONTENTION = cause(
                     "the hypervisor withholds {value:%} of the CPU time",
                     when=IS_STOLEN,
                 ),
-                term(ITL_DRIFT, SLOWER, 0.8, SLOWED_TOKENS),
+                term(ITL_DRIFT, UNMOVED, 0.8, SLOWED_TOKENS),
                 *bound_terms("host")[:1],
             ),
             levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),

@@ -41,7 +41,9 @@ FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
 MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True)
 """The mean is as far off as the median, which jumps from bucket to bucket."""
 
-SLOWER = 1.3
+UNMOVED = 1.3
+"""A ratio to the usual value that is no larger counts as usual."""
+
 STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOWER
+from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, UNMOVED
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
-from kneewatch.diagnose.causes.record import Term, Terms, cause, term
+from kneewatch.diagnose.causes.record import Term, cause, term, weigh
 from kneewatch.diagnose.deployment.server_state import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
@@ -152,7 +152,7 @@ def gpu_throttled(facts: Facts) -> Cause | None:
         severity,
         apart=severity == Severity.INFO or slow is False,
     )
-    _TERMS.weigh(case, _of_worst(worst, facts))
+    weigh((*BOARD_TERMS, *ENGINE_TERMS), case, _of_worst(worst, facts))
     return close_of_gpus(case, facts)
 
 
@@ -265,7 +265,7 @@ BOARD_TERMS: tuple[Term, ...] = (
 """Evidence from one board's signals; signals that exporters name differently share one name."""
 
 LOSES_SPEED = Signal(SPEED) < LEARNED_FROM
-KEEPS_SPEED = (Signal(SPEED) >= LEARNED_FROM) & (ITL_DRIFT < SLOWER).assume(unknown=True)
+KEEPS_SPEED = (Signal(SPEED) >= LEARNED_FROM) & (ITL_DRIFT < UNMOVED).assume(unknown=True)
 """Steps take no longer than usual. If they do, a larger batch may explain it, or hide a loss."""
 
 _LOSES_SPEED, _KEEPS_SPEED = LOSES_SPEED.python(), KEEPS_SPEED.python()
@@ -287,8 +287,6 @@ ENGINE_TERMS: tuple[Term, ...] = (
         when=KEEPS_SPEED,
     ),
 )
-
-_TERMS = Terms((*BOARD_TERMS, *ENGINE_TERMS))
 
 
 def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:

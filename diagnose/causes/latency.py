@@ -39,6 +39,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_IS_MISSED,
     TTFT_P99_S,
     TTFT_TARGET_S,
+    UNMOVED,
     USUAL_TTFT_MEAN_S,
     WINDOW_S,
     apart,
@@ -53,6 +54,7 @@ from kneewatch.rules.rule import Severity
 COUNT_ERROR = 0.5
 """Tolerance for a count computed from a rate: the rate extrapolates to the edges of its window."""
 
+LONG_S = 0.5
 LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
 LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
@@ -122,6 +124,21 @@ PROMPTS_WERE_COMPUTED = (
 
 Otherwise something else delays decoding.
 """
+
+USUAL_TTFT_S = BaselineValue("ttft_p50_s")
+LONG_AS_EVER = (
+    (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
+    & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
+    & ~Held(
+        "more_prefill",
+        ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
+        Number(30.0),
+        stretch=False,
+    )
+    & ~ITL_IS_MISSED.assume(unknown=False)
+).assume(unknown=False)
+"""Most prompts take half a second or longer, now and in quiet times, they are not more or longer
+than then, and no target says that their pauses harm: they are usual here, and no news."""
 
 LATE_FROM = Number(5.0)
 LATE_BEHIND_PREFILLS = (
@@ -203,7 +220,11 @@ PREFILL_INTERFERENCE = cause(
                     when=NONE_ENDED & LARGE_STEPS_PAUSE,
                 ),
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
+            levels=(
+                Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
+                Level(Severity.WARNING, ~LONG_AS_EVER),
+                Level(Severity.INFO),
+            ),
             say=(
                 (
                     STALLS,
@@ -223,6 +244,7 @@ PREFILL_INTERFERENCE = cause(
                 "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
             ),
             guide=("6.4", "8.5", "9.3"),
+            apart=LONG_AS_EVER,
         ),
         Form(
             # A burst of long prompts is over sooner, and is no fault.
@@ -264,7 +286,7 @@ PREFILL_INTERFERENCE = cause(
         ),
     ),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
-    unusual=STALLS | LATE_BEHIND_PREFILLS,
+    unusual=(STALLS & ~LONG_AS_EVER) | LATE_BEHIND_PREFILLS,
     over=(STALLS_PER_S <= 0.0)
     & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True)
     & (MEAN_TTFT_GROWTH < LATE_FROM).assume(unknown=True)

@@ -76,7 +76,7 @@ class Finds(Condition, Struct, frozen=True):
         return f"(bool(facts.severity({self.rule!r})) is {side})"
 
 
-class Term(Struct, frozen=True):
+class Term(Struct, frozen=True, dict=True):
     """A piece of evidence: `weight` times the strength of `value` against `threshold`.
 
     The strength is 1 without a threshold. A negative weight is evidence against the cause; weight 0
@@ -92,6 +92,21 @@ class Term(Struct, frozen=True):
     when: Condition = ALWAYS
     below: bool = False
     signal: str | Callable[[Facts], str] = ""
+
+    @cached_property
+    def read(self) -> Read:
+        """`value`, compiled to Python."""
+        return self.value.read()
+
+    @cached_property
+    def bound(self) -> Read:
+        """`threshold`, compiled to Python."""
+        return _unbounded if self.threshold is None else self.threshold.read()
+
+    @cached_property
+    def holds(self) -> Holds:
+        """`when`, compiled to Python."""
+        return self.when.python()
 
     def key(self, facts: Facts) -> str:
         """The signal that the evidence is listed under."""
@@ -253,10 +268,6 @@ class Examiner:
     # The rest is compiled when the gate holds first: most gates never do.
 
     @cached_property
-    def _terms(self) -> Terms:
-        return Terms(self._form.terms, self._words)
-
-    @cached_property
     def _words(self) -> Words:
         return [(name, quantity.read()) for name, quantity in self._form.words]
 
@@ -274,7 +285,7 @@ class Examiner:
 
     def confidence(self, facts: Facts) -> float:
         """The cause's confidence, 0 to 1, if the gate is true."""
-        return chance(self._terms.log_odds(facts, self._form.start.value))
+        return chance(log_odds(self._form.terms, facts, self._form.start.value))
 
     def cause(self, facts: Facts) -> Cause | None:
         """The cause with its evidence; None if its confidence is too low."""
@@ -291,46 +302,28 @@ class Examiner:
             apart=self._apart is not None and self._apart(facts),
             root=self._form.root,
         )
-        self._terms.weigh(case, facts)
+        weigh(self._form.terms, case, facts, words)
         return case.close()
 
 
-class Terms:
-    """Terms compiled to Python. `words` are the named quantities that their sentences use."""
-
-    def __init__(self, terms: Sequence[Term], words: Words = ()) -> None:
-        self._terms, self._words = [_Compiled(term) for term in terms], words
-
-    def log_odds(self, facts: Facts, start: float) -> float:
-        """`start` plus the log-odds of all terms."""
-        log_odds = start
-        for term in self._terms:
-            value = term.value(facts)
-            if value is not None and term.when(facts):
-                log_odds += term.weight * strength(value, term.bound(facts), below=term.below)
-        return log_odds
-
-    def weigh(self, case: Case, facts: Facts) -> None:
-        """Add all terms to a case as evidence."""
-        for term in self._terms:
-            value = term.value(facts)
-            if value is not None and term.when(facts):
-                text = _said(term.term.say, self._words, facts, value)
-                key, bound = term.term.key(facts), term.bound(facts)
-                case.weigh(key, value, bound, term.weight, text, below=term.below)
+def log_odds(terms: Sequence[Term], facts: Facts, start: float) -> float:
+    """`start` plus the log-odds of all terms."""
+    for each in terms:
+        value = each.read(facts)
+        if value is not None and each.holds(facts):
+            start += each.weight.value * strength(value, each.bound(facts), below=each.below)
+    return start
 
 
-class _Compiled:
-    """A term, compiled to Python."""
-
-    __slots__ = ("below", "bound", "term", "value", "weight", "when")
-
-    def __init__(self, term: Term) -> None:
-        self.term, self.below = term, term.below
-        self.value: Read = term.value.read()
-        self.bound: Read = _unbounded if term.threshold is None else term.threshold.read()
-        self.weight = term.weight.value
-        self.when: Holds = term.when.python()
+def weigh(terms: Sequence[Term], case: Case, facts: Facts, words: Words = ()) -> None:
+    """Add all terms to a case as evidence. `words` are the named quantities that their sentences
+    use."""
+    for each in terms:
+        value = each.read(facts)
+        if value is not None and each.holds(facts):
+            text = _said(each.say, words, facts, value)
+            key, bound, weight = each.key(facts), each.bound(facts), each.weight.value
+            case.weigh(key, value, bound, weight, text, below=each.below)
 
 
 def _unbounded(_: object) -> None:

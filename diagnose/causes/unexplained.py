@@ -40,7 +40,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUES,
     STALL_SHARE,
     TTFT_DRIFT,
+    UNMOVED,
     VERY_LATE_FROM,
+    WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
@@ -51,7 +53,6 @@ from kneewatch.rules.rule import ITL, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 
-UNMOVED = 1.3
 EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
 PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
 ANSWERS_AS_USUAL = (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
@@ -85,7 +86,17 @@ without either hardly by more than they grew."""
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
-STREAMS_PAUSE = (STALL_SHARE >= 0.05) & (
+PAUSED_FROM = 0.025
+PAUSED = (STALL_SHARE >= 2.0 * PAUSED_FROM) | (
+    (STALL_SHARE >= PAUSED_FROM)
+    & (Signal("itl_stall_per_s") * WINDOW_S >= 2.0 * BATCH.at_least(1.0))
+    & (Signal("ttft_p99_drift_ratio") >= FAR)
+)
+"""Streams lose so much of their time to pauses. The share is a lower bound, at least 40% of what is
+lost to pauses of a second; half of it counts if each stream pauses twice in a window, and some
+first tokens are far later than usual: usual pauses do not delay them more than usual."""
+
+STREAMS_PAUSE = PAUSED & (
     (USUAL_ITL_P99_S < 0.25) | ((USUAL_ITL_P99_S < 0.5) & (Signal("itl_p99_drift_ratio") >= 1.5))
 )
 """Streams pause for half a second or more, far longer than 99% of the gaps before."""
@@ -105,6 +116,9 @@ PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=Fa
 def _far_off(late: Condition) -> Condition:
     return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(unknown=False)
 
+
+LATE_FOR_LONG = ((Signal("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
+"""First tokens were late for so long before they came that nothing has to be waited for."""
 
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
@@ -148,7 +162,10 @@ UNEXPLAINED_LATENCY = cause(
     forms=(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
-            & Held(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+            & (
+                Held(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+                | LATE_FOR_LONG
+            )
             & _far_off(MEAN_IS_LATE),
             start=Number(0.2),
             terms=(
@@ -180,7 +197,7 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 term(
                     STALL_SHARE,
-                    0.05,
+                    PAUSED_FROM,
                     1.2,
                     "streams pause for more than 0.5 s in {value:%} of decode time, and did not "
                     "before",
@@ -321,28 +338,30 @@ class Explained:
     def __init__(self, records: Mapping[str, CauseRecord]) -> None:
         self._records = records
         self._last: dict[str, tuple[float, tuple[float, ...]]] = {}
+        self._now: tuple[float, ...] = ()
 
     def lasting(self, concluded: Sequence[Cause], facts: Facts) -> Collection[str]:
         """Ids of causes that are not concluded, while latency is as late as when they were and
         nothing else explains it: noise hides such a cause for a moment."""
+        self._now = tuple(map(facts.get, LATENCIES))
         if any(self._explains(each, facts) for each in concluded) or not _LATENCY_IS_FAR(facts):
             return ()
-        now = _latencies(facts)
-        return [each for each, (_, then) in self._last.items() if _stays(now, then)]
+        return [each for each, (_, then) in self._last.items() if self._stays(then)]
 
     def without(self, causes: Sequence[Cause], facts: Facts) -> list[Cause]:
-        """The causes, without unexplained latency if another one explains it. A load that changed
-        is a note while, and soon after, another cause explains latency."""
+        """The causes of the scrape of `lasting`, without unexplained latency if another one
+        explains it. A load that changed is a note while, and soon after, another cause explains
+        latency."""
         for each in causes:
             if each.seen_s in (None, facts.now_s) and self._explains(each, facts):
-                self._last[each.id] = (facts.now_s, _latencies(facts))
+                self._last[each.id] = (facts.now_s, self._now)
         ours, load = UNEXPLAINED_LATENCY.id, "workload_drift"
         unexplained = self._is_left({ours}, facts) or _STOPS_RECUR(facts)
-        kept = [cause for cause in causes if cause.id != ours or unexplained]
-        if self._is_left({ours, load}, facts):
-            return kept
+        noted = not self._is_left({ours, load}, facts)
         return [
-            replace(cause, severity=Severity.INFO) if cause.id == load else cause for cause in kept
+            replace(cause, severity=Severity.INFO) if noted and cause.id == load else cause
+            for cause in causes
+            if cause.id != ours or unexplained
         ]
 
     def _is_left(self, ids: Collection[str], facts: Facts) -> bool:
@@ -350,20 +369,15 @@ class Explained:
         others = (last for name, last in self._last.items() if name not in ids)
         last_s, then = max(others, default=(-inf, ()))
         over_s = facts.now_s - last_s
-        stays = _stays(_latencies(facts), then) and over_s > facts.window_s / 2
+        stays = over_s > facts.window_s / 2 and self._stays(then)
         return stays or over_s > facts.window_s + LEAVES_S
+
+    def _stays(self, then: tuple[float, ...]) -> bool:
+        """Whether no latency has become less since then."""
+        return all(each >= STAYS * left for each, left in zip(self._now, then, strict=False))
 
     def _explains(self, cause: Cause, facts: Facts) -> bool:
         """Whether it explains late tokens or first tokens."""
         record = self._records[cause.id]
         is_told = cause.severity >= Severity.WARNING or cause.id in LOAD_MOVED
         return is_told and not LATE.isdisjoint(record.moves) and record.is_unusual(facts)
-
-
-def _latencies(facts: Facts) -> tuple[float, ...]:
-    return tuple(map(facts.get, LATENCIES))
-
-
-def _stays(now: tuple[float, ...], then: tuple[float, ...]) -> bool:
-    """Whether no latency has become less since then."""
-    return all(each >= STAYS * left for each, left in zip(now, then, strict=False))

@@ -27,9 +27,10 @@ from kneewatch.diagnose.causes.common_conditions import (
     MEAN_IS_LATE,
     QUEUES,
     SERVED,
-    SLOWER,
     TTFT_DRIFT,
     TTFT_TARGET_S,
+    UNMOVED,
+    VERY_LATE_S,
     WINDOW_S,
     at_hour,
 )
@@ -85,15 +86,17 @@ LATE_TTFT_S, LATE_ITL_S = 1.0, 0.1
 """Latency that a change of the load makes far longer harms from these means on: people wait for the
 first words, and read faster than tokens come."""
 
-CROWD = QUEUES | (ITL_DRIFT >= SLOWER)
+CROWD = QUEUES | (ITL_DRIFT >= UNMOVED)
 """More load delays first tokens by a queue for capacity, or by slower steps."""
 
 HURTS = Held(
     "load_hurts",
     (
-        (MEAN_IS_LATE & (TTFT_MEAN_S >= LATE_TTFT_S) & CROWD & ~TTFT_TARGET_S.known).assume(
-            unknown=False
-        )
+        (
+            (MEAN_IS_LATE & (TTFT_MEAN_S >= LATE_TTFT_S) & CROWD)
+            | ((TTFT_DRIFT >= FAR) & (TTFT_MEAN_S >= VERY_LATE_S))
+        ).assume(unknown=False)
+        & ~TTFT_TARGET_S.known
         | ((ITL_DRIFT >= FAR) & (ITL_MEAN_S >= LATE_ITL_S) & ~ITL_TARGET_S.known).assume(
             unknown=False
         )
@@ -101,7 +104,8 @@ HURTS = Held(
     Number(60.0),
     stretch=False,
 )
-"""For a minute latency has been far longer than usual, and longer than people like."""
+"""For a minute latency has been far longer than usual, and longer than people like: longer prompts
+alone explain that up to a wait that nobody likes."""
 
 SLOWED = (Signal(SPEED) * CHANGED_FROM <= 1.0).assume(unknown=False)
 """The engine's own speed explains later tokens."""
@@ -156,7 +160,7 @@ def _more_work(facts: Facts) -> Cause | None:
     grew = [
         (key, ratio, words.format(ratio))
         for key, words in MORE_WORK.items()
-        if (ratio := facts.get(key)) >= (SLOWER if hurts else LONGER_FROM[key])
+        if (ratio := facts.get(key)) >= (UNMOVED if hurts else LONGER_FROM[key])
     ]
     if not grew or facts.get(MOVED_FOR) < GREW_FOR_S:
         return None
@@ -182,7 +186,7 @@ def _more_work(facts: Facts) -> Cause | None:
         log_odds=0.4,
     )
     for key, ratio, text in grew:
-        case.weigh(key, ratio, SLOWER if hurts else LONGER_FROM[key], 1.2, text)
+        case.weigh(key, ratio, UNMOVED if hurts else LONGER_FROM[key], 1.2, text)
     for key, value_s, from_s, text in late:
         case.weigh(key, value_s, from_s, 1.2, f"{text}: {duration(value_s)} (mean)")
     return case.close()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.account_signals import DRAINS, STALL
 from kneewatch.diagnose.causes.common_conditions import ONE_TOKEN
 from kneewatch.diagnose.causes.evidence import Case, Facts
-from kneewatch.diagnose.causes.record import Term, Terms, term
+from kneewatch.diagnose.causes.record import Term, term, weigh
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
@@ -102,8 +102,6 @@ TERMS: tuple[Term, ...] = (
 )
 """Evidence of a bad node, both for `diagnose --prometheus` and for the exported rule."""
 
-_EVIDENCE = Terms(TERMS)
-
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:
     """A cause for each replica that is slower than its peers at the same load or has a slow GPU."""
@@ -163,7 +161,7 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
         Severity.WARNING,
         log_odds=-1.0,
     )
-    _EVIDENCE.weigh(case, _beside_peers(engine, tier))
+    weigh(TERMS, case, _beside_peers(engine, tier))
     return closed(case, tier.pool, tier.tier, [engine])
 
 

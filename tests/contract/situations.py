@@ -257,6 +257,33 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
+    **{
+        f"unexplained_latency:{name}": UNEXPLAINED.but(
+            ttft_p50_drift_ratio=1.0,
+            ttft_p99_drift_ratio=late,
+            itl_stall_time_ratio=share,
+            itl_stall_per_s=per_s,
+            itl_p99_s=0.03,
+            itl_p99_drift_ratio=1.0,
+            running_avg=batch,
+        )
+        for name, share, late, per_s, batch in (
+            ("short pauses, twice a stream", 0.03, 3.0, 0.4, 10.0),
+            (" not with short pauses, few", 0.015, 3.0, 0.4, 10.0),
+            ("short pauses, half lost", 0.06, 1.0, 0.1, 10.0),
+            (" not with short pauses, first tokens hardly late", 0.03, 1.5, 0.4, 10.0),
+            (" not with short pauses, once a stream", 0.03, 3.0, 0.25, 10.0),
+            ("short pauses, nearly nobody runs", 0.03, 3.0, 0.04, 0.5),
+            (" not with short pauses, nearly nobody runs, few pauses", 0.03, 3.0, 0.02, 0.5),
+        )
+    },
+    **{
+        f"unexplained_latency:{name}": replace(
+            UNEXPLAINED.but(ttft_mean_s=late_s).lasting(far_off=0.0),
+            quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1},
+        )
+        for name, late_s in ((" not after 40 s", 40.0), ("first tokens after 70 s", 70.0))
+    },
     "unexplained_latency:pauses, and prefills are short": UNEXPLAINED.but(
         itl_stall_time_ratio=0.3, itl_p99_s=0.6, itl_p99_drift_ratio=4.0, ttft_p50_drift_ratio=1.0,
         computed_moved_ratio=1.6, prefill_busy_ratio=0.02,
@@ -726,6 +753,25 @@ OTHERS: Mapping[str, Situation] = {
     "spec_decode_poor:loaded recently": replace(
         SPEC.but(spec_acceptance_ratio=0.7, running_avg=4.0, arrival_per_s=0.5, **COMPUTE),
         recent={"spec_acceptance_ratio": 0.4},
+    ),
+    **{
+        f"prefill_interference:long prompts, {name}": replace(
+            STALLS.but(prefill_p50_s=p50_s, **moved).lasting(more_prefill=for_s),
+            quiet={**STALLS.quiet, "ttft_p50_s": usual_s},
+        )
+        for name, p50_s, usual_s, moved, for_s in (
+            ("as ever", 0.6, 0.6, {}, 0.0),
+            ("hardly long", 0.3, 0.6, {}, 0.0),
+            ("not usual", 0.6, 0.3, {}, 0.0),
+            ("more of them", 0.6, 0.6, {"demand_moved_ratio": 1.5}, 40.0),
+            ("longer ones", 0.6, 0.6, {"computed_moved_ratio": 1.5}, 40.0),
+            ("longer ones for a moment", 0.6, 0.6, {"computed_moved_ratio": 1.5}, 20.0),
+        )
+    },
+    "prefill_interference:long prompts, target missed": replace(
+        STALLS.but(prefill_p50_s=0.6, itl_p99_s=0.12),
+        quiet={**STALLS.quiet, "ttft_p50_s": 0.6},
+        targets=ITL_ONLY,
     ),
     "prefill_interference:tail": replace(
         STALLS.but(itl_stall_time_ratio=0.01, itl_p99_s=0.12, itl_p50_s=0.04), targets=ITL_ONLY
