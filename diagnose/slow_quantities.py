@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kneewatch.diagnose.causes.record import Term, term
 from kneewatch.rules.conditions import Condition
 from kneewatch.rules.quantities import Signal
 
@@ -98,3 +99,9 @@ WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
 """Growth of the work over the last hours, as a share; negative if there is less work."""
 
 SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
+
+
+def straight(slow: SlowQuantity, change: str) -> Term:
+    """The evidence that a slow change follows a line."""
+    text = f"a straight line explains {{value:%}} of the {change}"
+    return term(Signal(slow.straight), STRAIGHT_FROM, 0.8, text)

@@ -22,11 +22,11 @@ from kneewatch.diagnose.slow_quantities import (
     HOUR_S,
     KV_FLOOR,
     SAME_WORK,
-    STRAIGHT_FROM,
     TREND_S,
     WORK,
     WORK_GROWTH,
     goes_on,
+    straight,
 )
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import about, percent
@@ -127,12 +127,7 @@ KV_LEAK = cause(
             start=Number(0.0),
             terms=(
                 term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
-                term(
-                    Signal(KV_FLOOR.straight),
-                    STRAIGHT_FROM,
-                    0.8,
-                    "a straight line explains {value:%} of the climb: no step, no swing",
-                ),
+                straight(KV_FLOOR, "climb: no step, no swing"),
                 term(
                     WORK_GROWTH.at_least(0.0),
                     EQUAL_LOAD,
@@ -313,13 +308,7 @@ HOST_MEMORY_LEAK = cause(
             start=Number(0.3),
             terms=(
                 term(GROWTH_SHARE, 0.05, 1.2, _grew, signal=HOST_MEMORY.growth),
-                term(
-                    Signal(HOST_MEMORY.straight),
-                    STRAIGHT_FROM,
-                    0.8,
-                    "a straight line explains {value:%} of the growth: no step, no warm-up that "
-                    "settles",
-                ),
+                straight(HOST_MEMORY, "growth: no step, no warm-up that settles"),
                 term(
                     FULL_IN_S,
                     DAY_S,

@@ -101,7 +101,7 @@ class Term(Struct, frozen=True, dict=True):
     @cached_property
     def bound(self) -> Read:
         """`threshold`, compiled to Python."""
-        return _unbounded if self.threshold is None else self.threshold.read()
+        return (lambda _: None) if self.threshold is None else self.threshold.read()
 
     @cached_property
     def holds(self) -> Holds:
@@ -289,7 +289,7 @@ class Examiner:
 
     def cause(self, facts: Facts) -> Cause | None:
         """The cause with its evidence; None if its confidence is too low."""
-        if self.confidence(facts) < CONCLUDED_FROM:
+        if self.confidence(facts) < CONCLUDED_FROM:  # its texts would be built in vain
             return None
         words = self._words
         case = Case(
@@ -324,10 +324,6 @@ def weigh(terms: Sequence[Term], case: Case, facts: Facts, words: Words = ()) ->
             text = _said(each.say, words, facts, value)
             key, bound, weight = each.key(facts), each.bound(facts), each.weight.value
             case.weigh(key, value, bound, weight, text, below=each.below)
-
-
-def _unbounded(_: object) -> None:
-    return None
 
 
 # --- sentences ----------------------------------------------------------------------------------

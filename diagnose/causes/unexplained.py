@@ -324,8 +324,7 @@ STAYS = 0.9
 
 
 LATE = frozenset({TTFT, ITL})
-LATENCY_IS_FAR = ((TTFT_DRIFT >= FAR) | (ITL_DRIFT >= FAR)).assume(unknown=False)
-_LATENCY_IS_FAR = LATENCY_IS_FAR.python()
+_latency_is_far = ((TTFT_DRIFT >= FAR) | (ITL_DRIFT >= FAR)).assume(unknown=False).python()
 
 
 class Explained:
@@ -344,7 +343,7 @@ class Explained:
         """Ids of causes that are not concluded, while latency is as late as when they were and
         nothing else explains it: noise hides such a cause for a moment."""
         self._now = tuple(map(facts.get, LATENCIES))
-        if any(self._explains(each, facts) for each in concluded) or not _LATENCY_IS_FAR(facts):
+        if any(self._explains(each, facts) for each in concluded) or not _latency_is_far(facts):
             return ()
         return [each for each, (_, then) in self._last.items() if self._stays(then)]
 

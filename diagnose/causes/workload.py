@@ -58,9 +58,9 @@ from kneewatch.diagnose.lengths import (
 from kneewatch.diagnose.slow_quantities import (
     SPEC_ACCEPTED,
     STEPS,
-    STRAIGHT_FROM,
     WORK_GROWTH,
     goes_on,
+    straight,
 )
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
@@ -457,12 +457,7 @@ SPEC_ACCEPTANCE_DRIFT = cause(
             start=Number(0.0),
             terms=(
                 term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
-                term(
-                    Signal(SPEC_ACCEPTED.straight),
-                    STRAIGHT_FROM,
-                    0.8,
-                    "a straight line explains {value:%} of the decay",
-                ),
+                straight(SPEC_ACCEPTED, "decay"),
                 term(
                     USUAL_ACCEPTED,
                     None,

@@ -414,9 +414,10 @@ class Judge:
             workload=workload,
         )
         streaks_s = self._streaks.update(t_s, values, facts)
-        signals |= {key: value for key, value in self._streaks.open_calls.items() if value}
+        progress = self._streaks.progress
+        signals |= {key: value for key, value in progress.open_calls.values.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)
-        signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
+        signals[PREFILL_SILENCE] = progress.prefill_silence_s(values, signals)
         knee = learned.knee.update(t_s, signals)
         signals[CAPACITY_USED] = capacity_used(signals, knee)
         notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"

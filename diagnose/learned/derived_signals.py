@@ -323,13 +323,13 @@ class Streaks:
 
     def __init__(self, conditions: Callable[[Moment], tuple[str, ...]]) -> None:
         self._conditions = conditions
-        self._progress = Progress()
+        self.progress = Progress()
         self._since_s: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
 
     def forget(self) -> None:
         """Drop all streaks, because the process was replaced."""
-        self._progress = Progress()
+        self.progress = Progress()
         self._since_s.clear()
         self._doubted.clear()
 
@@ -339,7 +339,7 @@ class Streaks:
         `moment` has all but the streaks.
         """
         holds = self._conditions(moment)
-        if not self._progress.update(now_s, values, moment.values):
+        if not self.progress.update(now_s, values, moment.values):
             holds = (*holds, "stalled")
         since_s, doubted = self._since_s, self._doubted
         for name in since_s.keys() - holds:
@@ -354,15 +354,6 @@ class Streaks:
             doubted.pop(name, None)
             since_s.setdefault(name, now_s)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
-
-    @property
-    def open_calls(self) -> Signals:
-        """The signals of calls in flight at the API server, as of the newest scrape."""
-        return self._progress.open_calls.values
-
-    def prefill_silence_s(self, values: Values, signals: Signals) -> float:
-        """Seconds for which one prefill may delay the next token; 0 after a token."""
-        return self._progress.prefill_silence_s(values, signals)
 
 
 class Progress:

@@ -45,8 +45,9 @@ def test_latency_that_is_as_late_as_before_lasts_until_something_else_explains_i
     slow = CONCLUSIVE["slow_steps"]
     explained, cause = Explained(BY_ID), slow.causes()["slow_steps"]
     slow = slow.but(itl_mean_drift_ratio=3.0, itl_mean_s=0.03)
-    explained.without([cause], slow.facts())
     late = slow.facts()
+    assert not explained.lasting([cause], late)
+    explained.without([cause], late)
     assert explained.lasting([], late) == ["slow_steps"]
     assert not explained.lasting([cause], late)
     assert not explained.lasting([], slow.but(itl_mean_drift_ratio=1.5).facts())
