@@ -112,11 +112,6 @@ class ServerFeed(Struct, frozen=True):
     offset_s: float = 0.0
     kind: Kind = Kind.SERVER
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which the server counts as stale if no scrape succeeds."""
-        return patience_s(self.interval_s)
-
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape the server, and put the diagnoses on the screen, until the program stops."""
         with closing(self.fetcher):
@@ -133,7 +128,7 @@ class RecordingFeed(Struct, frozen=True):
     stream: TargetStream
     reader: CaptureReader
     kind: Kind = Kind.RECORDING
-    patience_s: float = 0.0
+    interval_s: float = 0.0
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Play the recording and put diagnoses on the screen."""
@@ -159,13 +154,13 @@ class GpuFeed(Struct, frozen=True):
     stream: GpuStream
     name: str = "GPUs"
     kind: Kind = Kind.GPUS
-    patience_s: float = 0.0
+    interval_s: float = GPU_INTERVAL_S
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape the page until the program stops. The servers' streams read the result."""
         del screen
         with closing(self.stream):
-            for _ in pace.ticks(GPU_INTERVAL_S):
+            for _ in pace.ticks(self.interval_s):
                 self.stream.scrape()
 
 
@@ -231,11 +226,6 @@ class DaemonFeed(Struct, frozen=True):
     fetcher: Fetcher
     interval_s: float
     kind: Kind = Kind.DAEMON
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds without an answer after which the daemon counts as stale."""
-        return patience_s(self.interval_s)
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Poll the daemon, and put its diagnoses on the screen, until the program stops."""
@@ -313,7 +303,7 @@ def access(settings: Settings, token_file: Path | None) -> FetchSettings:
 
 Feed = ServerFeed | RecordingFeed | GpuFeed | DaemonFeed
 """A source of diagnoses. `run` puts them on the screen until the program stops. The source counts
-as stale if it sends no data for `patience_s` seconds."""
+as stale if it sends no data for `patience_s(interval_s)` seconds; a recording never does."""
 
 
 class FeedThreads:
@@ -324,7 +314,7 @@ class FeedThreads:
         self.bug: BaseException | None = None
         self._screen, self._pace = screen, pace
         for feed in feeds:
-            screen.expect(feed.name, feed.kind, patience_s=feed.patience_s)
+            screen.expect(feed.name, feed.kind, patience_s=patience_s(feed.interval_s))
         self._threads = [
             threading.Thread(target=self._run, args=(feed,), name="kneewatch-feed", daemon=True)
             for feed in feeds
