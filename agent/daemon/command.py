@@ -185,23 +185,24 @@ class Daemon:
                 fleet_watch=fleet_watch,
             )
             parts.callback(self._reload.stop)
-            self._peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
-            self._seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
-            self._knees = KneeLoader(self._reader)
-            self._learned = LearnedStates(store_file)
+            peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
+            seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
+            knees, learned = KneeLoader(self._reader), LearnedStates(store_file)
             if fleet_watch is not None:
-                fleet_watch.learned = self._learned
+                fleet_watch.learned = learned
+            self._recalled = (
+                (PEAKS_JOB, peaks, PEAKS_EVERY_S, 30.0),
+                (SEASONS_JOB, seasons, SEASONS_EVERY_S, 10.0),
+                (KNEES_JOB, knees, KNEES_EVERY_S, None),
+                (LEARNED_JOB, learned, LEARNED_EVERY_S, 0.0),
+            )
+            """Jobs with the history: their names, intervals and seconds until their first runs."""
             sinks = Sinks(
                 board=self._board,
                 store=self._store.put,
                 notify=self._notifier.offer,
                 gpus=self._gpus,
-                exchanges=(
-                    self._peaks.exchange,
-                    self._seasons.exchange,
-                    self._knees.exchange,
-                    self._learned.exchange,
-                ),
+                exchanges=tuple(job.exchange for _, job, *_ in self._recalled),
             )
             self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
@@ -235,12 +236,8 @@ class Daemon:
             supervisor.start()
             every_s = self._settings["gpu_interval_s"]
             self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
-            self._cycles.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
-            self._cycles.put(
-                SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
-            )
-            self._cycles.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
-            self._cycles.put(LEARNED_JOB, self._learned, interval_s=LEARNED_EVERY_S, first_in_s=0.0)
+            for name, job, every_s, first_in_s in self._recalled:
+                self._cycles.put(name, job, interval_s=every_s, first_in_s=first_in_s)
             if (pods := self._discovery.pods) is not None:
                 self._cycles.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if (fleet := self._fleet_watch) is not None:
