@@ -28,11 +28,11 @@ from kneewatch.diagnose.sizing.memory.weights import (
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
-from kneewatch.diagnose.speculation import (
+from kneewatch.diagnose.sizing.speed.speculative_speed import (
     break_even_acceptance_ratio,
     speculative_speedup,
-    tokens_per_pass,
 )
+from kneewatch.diagnose.speculation import tokens_per_pass
 from kneewatch.rules.library import RULES_BY_ID
 from kneewatch.rules.rule import Severity
 from tests.diagnose.sizing.guide_formulas import lora_adapter_bytes

@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import Speculation
 from kneewatch.diagnose.sizing.speed.performance import Drafting
-from kneewatch.diagnose.speculation import (
+from kneewatch.diagnose.sizing.speed.speculative_speed import (
     best_draft_tokens,
     break_even_acceptance_ratio,
     speculative_speedup,

@@ -466,6 +466,7 @@ def _check(load: Load) -> None:
         within(name, value, low=1, high=math.inf)
     within("prefix_hit_ratio", load.prefix_hit_ratio, low=0.0, high=1.0)
     if load.drafting is not None:
+        within("acceptance_ratio", load.drafting.acceptance_ratio, low=0.0, high=1.0)
         not_negative("draft_cost_ratio", load.drafting.cost_ratio)
 
 

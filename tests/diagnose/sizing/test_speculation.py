@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.speculation import (
+from kneewatch.diagnose.sizing.speed.speculative_speed import (
     best_draft_tokens,
     break_even_acceptance_ratio,
-    per_token_acceptance_ratio,
     speculative_speedup,
-    tokens_per_pass,
 )
+from kneewatch.diagnose.speculation import per_token_acceptance_ratio, tokens_per_pass
 
 DRAFT_3B, DRAFT_8B = 3 / 70, 8 / 70  # of a 70B target, while bandwidth binds
 
@@ -168,4 +167,4 @@ def test_the_best_draft_is_no_worse_than_any(acceptance: float, cost: float) -> 
 @pytest.mark.parametrize("bad", [-0.1, 1.1])
 def test_an_acceptance_is_a_share(bad: float) -> None:
     with pytest.raises(SizingError, match="acceptance_ratio"):
-        tokens_per_pass(acceptance_ratio=bad, draft_tokens=5)
+        speculative_speedup(acceptance_ratio=bad, draft_tokens=5, draft_cost_ratio=0.0)
