@@ -255,7 +255,7 @@ class Parameters(Struct, frozen=True):
     @property
     def total(self) -> float:
         """Parameters that vLLM loads to serve without speculation."""
-        return sum(astuple(self)) - self.kv - self.rotary
+        return float(sum(astuple(self))) - self.kv - self.rotary
 
 
 def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -> Parameters:

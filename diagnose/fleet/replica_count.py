@@ -40,7 +40,7 @@ from kneewatch.diagnose.recommend.levers_replicas import (
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
-from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
+from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio, ratio_text
 from kneewatch.diagnose.verdict import Value
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
@@ -445,10 +445,10 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
         prefill.tier or None,
         prefill.replicas,
         decode.replicas,
-        ratio.text,
+        ratio_text(ratio),
         busy / prefill.replicas,
         taken / decode.replicas,
-        min(max(round(total * ratio.ratio / (1 + ratio.ratio)), 1), total - 1),
+        min(max(round(total * ratio / (1 + ratio)), 1), total - 1),
     )
 
 

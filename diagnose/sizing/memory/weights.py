@@ -77,7 +77,7 @@ class Weights(Struct, frozen=True):
     @property
     def total_bytes(self) -> float:
         """The sum of all kinds."""
-        return sum(astuple(self))
+        return float(sum(astuple(self)))
 
 
 def parameters_of(model: Model) -> Parameters:
