@@ -23,9 +23,12 @@ from kneewatch.diagnose.values import Signals, Values
 LEVEL_S = 300.0
 """The level of open connections is the highest of this time, and of as long a time before."""
 
-OPEN_MIN, IDLE_S, LAG_S = 4.0, 10.0, 30.0
-"""Fewest connections beyond the level that are calls, if they stay for so long without a token: the
-API server closes an idle connection after 5 s. The level is that of so long ago."""
+OPEN_MIN, LAG_S = 4.0, 30.0
+"""Fewest connections beyond the level that are calls. The level is that of so long ago."""
+
+IDLE_S, KEPT_S, GROWTH_MIN = 10.0, 120.0, 2
+"""Connections that grow in so many scrapes are calls if they stay for 10 s without a token, others
+after two minutes: the API server closes an idle connection after 5 s, or later if it is told so."""
 
 SOON_S = 20.0
 """Calls that end within so many seconds of the last token were cancelled, not timed out."""
@@ -87,7 +90,7 @@ class OpenCalls:
         self.begun: tuple[float, tuple[float, ...]] | None = None
         """Time and totals of the scrape before the last one with a token."""
         self._before: tuple[float, tuple[float, ...]] | None = None
-        self._left_soon = 0.0
+        self._left_soon, self._grown, self._most = 0.0, 0, 0.0
         self._level, self._level_before, self._level_since_s = 0.0, 0.0, -LEVEL_S
         self._newest: deque[tuple[float, float]] = deque()
         self._silence = Silence()
@@ -104,7 +107,7 @@ class OpenCalls:
         if token:
             # Calls may have ended since the scrape before, after the last token.
             self.begun = self._before or now
-            self._left_soon = 0.0
+            self._left_soon, self._grown, self._most = 0.0, 0, 0.0
             if files is not None:
                 self._note_level(files - in_flight, t_s)
         self._before = now
@@ -113,9 +116,8 @@ class OpenCalls:
         if self.begun is None or running is None:
             return
         if files is not None:
-            self.values[AT_THE_DOOR] = (
-                self._at_the_door(files - in_flight) if t_s - self.begun[0] >= IDLE_S else 0.0
-            )
+            idle_s = t_s - self.begun[0]
+            self.values[AT_THE_DOOR] = self._at_the_door(files - in_flight, idle_s)
         self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self.begun, in_flight)
 
     def _note_level(self, open_connections: float, t_s: float) -> None:
@@ -129,11 +131,14 @@ class OpenCalls:
             self._level_before, self._level, self._level_since_s = self._level, 0.0, t_s
         self._level = max(self._level, open_connections)
 
-    def _at_the_door(self, open_connections: float) -> float:
-        """Connections beyond their level; 0 unless they are many."""
+    def _at_the_door(self, open_connections: float, idle_s: float) -> float:
+        """Connections beyond their level; 0 unless they are many, and grow or stay."""
         level = max(self._level, self._level_before)
         beyond = open_connections - level if level else 0.0
-        return beyond if beyond >= OPEN_MIN else 0.0
+        if beyond > self._most:
+            self._most, self._grown = beyond, self._grown + 1
+        stay_s = IDLE_S if self._grown >= GROWTH_MIN else KEPT_S
+        return beyond if beyond >= OPEN_MIN and idle_s >= stay_s else 0.0
 
     def _cancelled(
         self,

@@ -1,0 +1,40 @@
+"""Open connections of an idle engine: calls that wait, or connections that clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kneewatch.diagnose.account_signals import AT_THE_DOOR
+from kneewatch.diagnose.learned.open_calls import IDLE_S, KEPT_S, OpenCalls
+from kneewatch.diagnose.values import Values
+
+ENDS_S, EVERY_S, FILES, POOL = 600.0, 5.0, 40.0, 20.0
+
+
+def waiting(open_files: Callable[[float], float]) -> Iterator[tuple[float, float]]:
+    """Yields the seconds since the last token, and the calls at the door. Before, 5 to 15 of the 20
+    connections of a pool have a request in flight; `open_files` says what is open afterwards."""
+    calls = OpenCalls()
+    for scrape in range(int((ENDS_S + 300.0) / EVERY_S)):
+        t_s = scrape * EVERY_S
+        serves = t_s < ENDS_S
+        running = 5.0 + scrape % 11 if serves else 0.0
+        files = FILES + POOL if serves else open_files(t_s - ENDS_S)
+        values = Values({}, totals=(0.0,) * 18, generated=10.0 * serves)
+        signals = {"running": running, "waiting": 0.0, "open_files": files}
+        calls.update(t_s, values, signals, token=serves)
+        if not serves:
+            yield t_s - ENDS_S, calls.values[AT_THE_DOOR] or 0.0
+
+
+def test_connections_that_clients_keep_are_no_calls() -> None:
+    kept = waiting(lambda ago_s: FILES + POOL if ago_s < 75.0 else FILES)
+    assert not any(calls for _, calls in kept)
+
+
+def test_calls_that_pile_up_or_stay_wait_at_the_door() -> None:
+    piling = dict(waiting(lambda ago_s: FILES + POOL + ago_s))
+    assert piling[2 * IDLE_S] > 0
+    staying = dict(waiting(lambda _: FILES + POOL))
+    assert not staying[KEPT_S / 2]
+    assert staying[KEPT_S + EVERY_S] > 0
