@@ -41,6 +41,9 @@ FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
 MEAN_IS_LATE = FIRST_TOKENS_LATE & (MEAN_TTFT_GROWTH >= FAR).assume(unknown=True)
 """The mean is as far off as the median, which jumps from bucket to bucket."""
 
+UNTIL_THEN = ", and limit its requests or their max_tokens until then"
+"""What to do besides about a larger load that is the problem itself."""
+
 UNMOVED = 1.3
 """A ratio to the usual value that is no larger counts as usual."""
 

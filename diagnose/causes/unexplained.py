@@ -41,6 +41,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     STALL_SHARE,
     TTFT_DRIFT,
     UNMOVED,
+    UNTIL_THEN,
     VERY_LATE_FROM,
     WINDOW_S,
 )
@@ -358,7 +359,7 @@ class Explained:
         unexplained = self._is_left({ours}, facts) or _STOPS_RECUR(facts)
         noted = not self._is_left({ours, load}, facts)
         return [
-            replace(cause, severity=Severity.INFO) if noted and cause.id == load else cause
+            _as_note(cause) if noted and cause.id == load else cause
             for cause in causes
             if cause.id != ours or unexplained
         ]
@@ -380,3 +381,16 @@ class Explained:
         record = self._records[cause.id]
         is_told = cause.severity >= Severity.WARNING or cause.id in LOAD_MOVED
         return is_told and not LATE.isdisjoint(record.moves) and record.is_unusual(facts)
+
+
+def _as_note(cause: Cause) -> Cause:
+    """A load that changed, beside the cause that explains latency: that cause tells of it."""
+    evidence = tuple(each for each in cause.evidence if each.signal not in LATENCIES)
+    summary, *latency = cause.summary.partition("; ")
+    return replace(
+        cause,
+        severity=Severity.INFO,
+        summary=f"{summary}." if any(latency) else summary,
+        evidence=evidence,
+        lever=cause.lever.replace(UNTIL_THEN, ""),
+    )

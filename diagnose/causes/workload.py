@@ -30,6 +30,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_DRIFT,
     TTFT_TARGET_S,
     UNMOVED,
+    UNTIL_THEN,
     VERY_LATE_S,
     WINDOW_S,
     at_hour,
@@ -179,8 +180,8 @@ def _more_work(facts: Facts) -> Cause | None:
         f"Requests ask for more work: {' and '.join(text for *_, text in grew)}"
         f"{'; ' * bool(late)}{' and '.join(text for *_, text in late)}.",
         "Find the client, template or model version that changed"
-        f"{', and limit its requests or their max_tokens until then' * bool(late)}. If it stays, "
-        "put the measured lengths into a profile and size again: kneewatch size --plan PROFILE.",
+        f"{UNTIL_THEN * bool(late)}. If it stays, put the measured lengths into a profile and "
+        "size again: kneewatch size --plan PROFILE.",
         ("9.1",),
         Severity.WARNING if late else Severity.INFO,
         log_odds=0.4,

@@ -28,7 +28,7 @@ from kneewatch.diagnose.recommend import (
     levers_replicas,
     levers_speculation,
 )
-from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext
+from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext, shown
 from kneewatch.diagnose.recommend.demand import (
     KV_TARGET_RATIO,
     QueueHistory,
@@ -302,7 +302,7 @@ def _joined(
         changes=(*first.changes, *second.changes),
         summary=f"Neither change is enough alone; with both the load uses {percent(left)} of the "
         "KV cache.",
-        predicted={key: float(f"{value:.6g}") for key, value in numbers.items()},
+        predicted=shown(numbers),
         cost_usd_per_hour=sum(known_costs) if len(known_costs) == len(costs) else None,
         checks=(*first.checks, *second.checks),
         risk=" ".join(filter(None, map(_own_risk, (first, second)))),

@@ -142,9 +142,9 @@ def advice(
             Change(flag, now, predicted_numbers) for flag, now, predicted_numbers in changes
         ),
         summary=summary,
-        before=_shown(before or {}),
-        predicted=_shown(predicted_numbers),
-        basis=_shown(_basis(context)) if "itl_s" in predicted_numbers else {},
+        before=shown(before or {}),
+        predicted=shown(predicted_numbers),
+        basis=shown(_basis(context)) if "itl_s" in predicted_numbers else {},
         cost_usd_per_hour=cost_usd_per_hour,
         checks=tuple(checks),
         risk=risk,
@@ -200,7 +200,7 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     )
 
 
-def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
+def shown(numbers: Mapping[str, float]) -> dict[str, float]:
     """Numbers rounded to four significant digits; infinite and absurdly large numbers are left
     out."""
     return {

@@ -16,7 +16,7 @@ from kneewatch.collector.engines.engine_kind import (
     SPECULATION,
 )
 from kneewatch.diagnose.deployment.vllm_flags import VLLM
-from kneewatch.diagnose.recommend.context import MOVED
+from kneewatch.diagnose.recommend.context import MOVED, shown
 from kneewatch.diagnose.recommend.demand import Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.rules.rule import MORE_IS_BETTER
@@ -119,7 +119,7 @@ def _why(before: Demand, now: Demand, change: Change, held: Value) -> _Changed:
         if max(was / is_now, is_now / was) >= MOVED:
             moved = "rose" if is_now > was else "fell"
             words = f"{name} {moved} from {was:{form}} to {is_now:{form}}"
-            return words, {f"first_{key}": was, f"now_{key}": is_now}
+            return words, shown({f"first_{key}": was, f"now_{key}": is_now})
     return "more has been measured since", {}
 
 

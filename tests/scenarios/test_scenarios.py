@@ -25,7 +25,6 @@ QUICK = (
     "vllm 44175: classification, x2.5",
     "answers ramble",
     "vllm 42362: all answers are errors",
-    "vllm 47958: none reaches the engine",
     "vllm 48229: 1.2 s each 12 s",
     "ok: documents of 24,000 tokens as ever",
 )

@@ -123,7 +123,7 @@ def test_a_tier_that_was_not_watched_stands_in_the_verdict_alone() -> None:
     chat, code = report.tiers
     root = page(replace(report, tiers=(chat, replace(code, engines=()))))
     assert code.id in section(root, "verdict").text
-    assert "Tiers that were not watched" in section(root, "verdict").text
+    assert "tiers that were not watched" in section(root, "verdict").text
     for name in ("tables", "slo", "knee", "workload", "size", "money"):
         assert chat.id in section(root, name).text
         assert code.id not in section(root, name).text
