@@ -110,7 +110,18 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
-PAUSES = STREAMS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
+LONG_S = 0.5
+PREFILLS_PAUSE = (
+    (BaselineValue("ttft_p50_s") >= LONG_S)
+    & (PREFILL_BUSY >= STALL_SHARE)
+    & (PREFILL_S <= UNMOVED * BaselineValue("ttft_mean_s"))
+).assume(unknown=False)
+"""Most prompts take half a second or longer here, all pauses fit into their prefills, and these are
+no longer than usual."""
+
+PAUSES = (
+    STREAMS_PAUSE & ~PREFILLS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
+)
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
 

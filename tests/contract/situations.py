@@ -284,6 +284,25 @@ OTHERS: Mapping[str, Situation] = {
         )
         for name, late_s in ((" not after 40 s", 40.0), ("first tokens after 70 s", 70.0))
     },
+    **{
+        f"unexplained_latency:{name}": replace(
+            UNEXPLAINED.but(
+                ttft_p50_drift_ratio=1.0,
+                itl_stall_time_ratio=0.06,
+                itl_p99_s=0.4,
+                itl_p99_drift_ratio=2.0,
+                prefill_busy_ratio=busy,
+                prefill_mean_s=mean_s,
+            ),
+            quiet={**UNEXPLAINED.quiet, "ttft_p50_s": usual_s, "ttft_mean_s": 0.6},
+        )
+        for name, busy, mean_s, usual_s in (
+            (" not with pauses of long prompts as ever", 0.1, 0.6, 0.6),
+            ("pauses, prompts hardly long", 0.1, 0.6, 0.3),
+            ("pauses, longer than the prefills of long prompts", 0.05, 0.6, 0.6),
+            ("pauses, prefills of long prompts longer than usual", 0.1, 0.9, 0.6),
+        )
+    },
     "unexplained_latency:pauses, and prefills are short": UNEXPLAINED.but(
         itl_stall_time_ratio=0.3, itl_p99_s=0.6, itl_p99_drift_ratio=4.0, ttft_p50_drift_ratio=1.0,
         computed_moved_ratio=1.6, prefill_busy_ratio=0.02,
