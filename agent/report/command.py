@@ -228,7 +228,8 @@ def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
 
 def status(report: WeeklyReport) -> int:
     """The exit status: OK, FOUND (warning or worse), or NO_DATA."""
-    if not report.period.covered_s:
+    # A single scrape covers no time, and a router has no engine.
+    if not report.period.covered_s and not any(tier.engines for tier in report.tiers):
         return NO_DATA
     return FOUND if BY_WORD[report.severity] >= Severity.WARNING else OK
 

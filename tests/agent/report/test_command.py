@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.agent.console import NO_DATA
+from kneewatch.agent.report.command import status
 from tests.agent.running import Ended, Main
+from tests.reports.weekly.page import examples
 from tests.weeks import DAY_S, START_S
 
 TO_S = START_S + 7 * DAY_S
@@ -45,6 +49,14 @@ def test_filters_keep_one_tier_or_target(main: Main, made_store: Path) -> None:
     (tier,) = by_target["tiers"]
     assert [engine["target"] for engine in tier["engines"]] == ["shared-0"]
     assert by_target["filters"] == ["target shared-0"]
+
+
+def test_a_single_scrape_is_data_and_no_engine_without_time_is_none() -> None:
+    report = examples.fleet()
+    once = replace(report, period=replace(report.period, covered_s=0.0))
+    assert status(once) != NO_DATA
+    nobody = tuple(replace(tier, engines=()) for tier in once.tiers)
+    assert status(replace(once, tiers=nobody)) == NO_DATA
 
 
 def test_a_quiet_day_is_fine(main: Main, made_store: Path) -> None:
