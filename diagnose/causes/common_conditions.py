@@ -51,6 +51,8 @@ STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
 PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+LONG_S = 0.5
+"""A prefill that takes so long pauses streams for as long as `STALL_SHARE` counts."""
 ALONE = PREFILL_S > TTFT_TARGET_S
 """The prefill of a single request takes longer than the TTFT target."""
 _ALONE = ALONE.python()

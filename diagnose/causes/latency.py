@@ -29,6 +29,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     KV_USAGE,
+    LONG_S,
     MEAN_TTFT_GROWTH,
     NOT_EVICTING,
     PREFILL_BUSY,
@@ -54,7 +55,6 @@ from kneewatch.rules.rule import Severity
 COUNT_ERROR = 0.5
 """Tolerance for a count computed from a rate: the rate extrapolates to the edges of its window."""
 
-LONG_S = 0.5
 LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
 LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR

@@ -31,6 +31,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     KV_USAGE,
+    LONG_S,
     MEAN_IS_LATE,
     NOT_EVICTING,
     PINNED,
@@ -110,7 +111,6 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
-LONG_S = 0.5
 PREFILLS_PAUSE = (
     (BaselineValue("ttft_p50_s") >= LONG_S)
     & (PREFILL_BUSY >= STALL_SHARE)

@@ -126,7 +126,7 @@ _QUANTITY = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
 @lru_cache(maxsize=512)
 def names_of(formula: str) -> tuple[str, ...]:
     """The names of a formula's quantities, in the order in which they first occur."""
-    return tuple(dict.fromkeys(found[1] for found in _QUANTITY.finditer(formula)))
+    return tuple(dict.fromkeys(name[1] for name in _QUANTITY.finditer(formula)))
 
 
 @lru_cache(maxsize=512)
