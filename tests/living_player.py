@@ -15,7 +15,7 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import LabelMap, Past
-from kneewatch.diagnose.fleet.verdict import FleetVerdict
+from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict
 from kneewatch.rules.rule import Severity
 from tests.agent.fleet.prometheus_fleet import QUICK
 from tests.agent.notify.factories import receiver
@@ -66,6 +66,7 @@ class Player:
         self._comparisons = Comparisons(scale=profile.scale)
         self._past: Past | None = None
         self.said: list[Said] = []
+        self.advised: list[tuple[float, FleetAdvice]] = []
 
     def play(self, from_s: float, to_s: float) -> list[Told]:
         """What a receiver gets between two moments of the fleet's life."""
@@ -96,6 +97,7 @@ class Player:
         return messages
 
     def _note(self, t_s: float, diagnosis: FleetVerdict) -> None:
+        self.advised += [(t_s, advice) for advice in diagnosis.advice]
         pools = set[str]()
         for cause in diagnosis.causes:
             if cause.pool not in pools:

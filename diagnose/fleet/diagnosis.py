@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -54,6 +54,7 @@ from kneewatch.diagnose.ranking import (
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
+from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
@@ -250,6 +251,7 @@ def advice_of(
     past: Past,
 ) -> list[FleetAdvice]:
     """All recommended changes in the ledger's order: free ones first, fewer replicas last."""
+    launches = [advice for tier in tiers for advice in _launches(tier, causes)]
     resizes = [
         _advice(size.advice, tier.pool, tier.tier)
         for tier, size in zip(tiers, sizes, strict=True)
@@ -263,7 +265,36 @@ def advice_of(
         and (advice := _routing(tier, profile, past)) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
-    return sorted([*resizes, *routing, *splitting], key=order)
+    return sorted([*launches, *resizes, *routing, *splitting], key=order)
+
+
+OF_A_CAUSE = 2
+"""Most changes of the launch given for one cause of a tier."""
+
+
+def _launches(tier: Tier, causes: Sequence[FleetCause]) -> Iterator[FleetAdvice]:
+    """Changes of the launch that a tier's replicas need by their own causes.
+
+    Each is that of the replica that has had the cause for longest, so that it stays the same. How
+    many replicas are needed, and where requests go, no replica knows.
+    """
+    for cause in causes:
+        had = [
+            (own.since_s or 0.0, engine.member.name, engine.verdict)
+            for engine in tier.engines
+            if (cause.pool, cause.tier) == (tier.pool, tier.tier) and engine.verdict is not None
+            for own in engine.causes
+            if own.id == cause.id
+        ]
+        advised = min(had)[-1].recommendations if had else ()
+        own = [
+            each
+            for each in advised
+            if each.cause in (cause.id, *cause.explains)
+            and each.changes
+            and all(change.flag.startswith("--") for change in each.changes)
+        ]
+        yield from (_advice(each, tier.pool, tier.tier) for each in own[:OF_A_CAUSE])
 
 
 def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> FleetAdvice:
@@ -359,13 +390,15 @@ EFFECTS_S = 180.0
 class Comparisons:
     """Applies the onset and clear times of causes to those that compare replicas.
 
-    `scale` is the short window divided by its default; the times are multiplied by it.
+    `scale` is the short window divided by its default; the times are multiplied by it. `incidents`
+    has what is recommended for each tier with a problem.
     """
 
     def __init__(self, *, scale: float) -> None:
         self._scale = scale
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
         self._concluded_s: dict[tuple[Place, str], float] = {}
+        self.incidents: dict[Group, Incident] = {}
 
     def update(
         self,
@@ -507,7 +540,8 @@ def diagnose(
     blind = bool(observed.warnings or observed.failed)
     severity = max([c.severity for c in ranked] + [e.severity for e in engines], default=OK)
     unseen = blind or not engines or any(engine.health == "unknown" for engine in engines)
-    sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
+    incidents = {} if comparisons is None else comparisons.incidents
+    sizes = sizes_of(tiers, observed, ranked, stated, targets, incidents, blind=blind)
     splits = splits_of(tiers, stated, targets)
     advice = () if blind else advice_of(tiers, sizes, ranked, splits, profile, observed.past)
     return FleetVerdict(

@@ -348,7 +348,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
     usage, others = most.get("kv_usage_avg_ratio"), tier.median("kv_usage_avg_ratio")
     by_requests = _has_more_requests(load, usual)
-    figures = f"{load:.0f} requests in flight, the median is {usual:.0f}"
+    figures = figures_in_flight = f"{load:.0f} requests in flight, the median is {usual:.0f}"
     if not by_requests:
         figures = f"a KV cache {percent(usage or 0.0)} full, the median is {percent(others or 0.0)}"
     what = "data-parallel engines of one replica" if of_one else "engines"
@@ -370,8 +370,9 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         log_odds=-0.6,
     )
     if by_requests:
-        times = load / usual if usual else load
-        case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f}x the median requests in flight")
+        times = load / max(usual, 1.0)
+        text = f"{times:.1f}x the median requests in flight" if usual >= 1 else figures_in_flight
+        case.weigh("running_avg", times, BUSIER, 1.4, text)
     if usage is not None and others is not None and usage - others >= 0.1:
         case.weigh(
             "kv_usage_avg_ratio",

@@ -25,7 +25,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     printable,
 )
 from kneewatch.diagnose.deployment.vllm_flags import image_version
-from kneewatch.diagnose.fleet.inventory import DAY_S, Observed, Peak
+from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
@@ -37,6 +37,7 @@ from kneewatch.diagnose.recommend.levers_replicas import (
     more_replicas,
     used_ratio,
 )
+from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
@@ -183,15 +184,17 @@ def _size(
     targets: Targets,
     *,
     problems: Sequence[FleetCause],
+    incident: Incident,
     down: int,
     blind: bool,
+    t_s: float,
 ) -> TierSize:
     """The size of a tier.
 
-    `problems` are the tier's causes at warning or worse: it is not reduced meanwhile, and its
-    present shortage counts only if one of them is a lack of replicas. `needed`
-    is None if the results are partial (`blind`) or replicas of the pool are `down`, because the
-    replicas that answer are then not all of them.
+    `incident` has what was advised since the problems began. `problems` are the tier's causes at
+    warning or worse: it is not reduced meanwhile, and its present shortage counts only if one of
+    them is a lack of replicas. `needed` is None if the results are partial (`blind`) or replicas of
+    the pool are `down`, because the replicas that answer are then not all of them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus
@@ -214,37 +217,37 @@ def _size(
     if all(engine.member.throughput_only for engine in tier.engines):
         return replace(unsized, needed=now, why="throughput only: requests queue by design")
     lacks = not problems or any(LACKING in BY_ID[cause.id].levers for cause in problems)
+    weekly = peak.requests / len(tier.engines) if peak and peak.weekly else None
+    context = average_engine(tier, server, targets, "underused", peak=weekly)
+    context = replace(context, facts=replace(context.facts, now_s=t_s), held=incident.values)
     if peak is None:
-        context = average_engine(tier, server, targets, "underused", peak=None)
-        more = _more_replicas(context, tier, 0.0, lacks=lacks)
+        more = _more_replicas(context, tier, 0.0, incident, lacks=lacks)
         if more is None:
             return replace(unsized, why=NO_PEAK)
         advice = _cost_of_replicas(more, tier)
         return replace(unsized, needed=_replicas_after(more, now), advice=advice)
     words = _problem_words(tier, problems)
-    return _size_at_peak(unsized, tier, server, targets, peak, words, lacks=lacks)
+    return _size_at_peak(unsized, tier, context, peak, words, incident, lacks=lacks)
 
 
 def _size_at_peak(
     unsized: TierSize,
     tier: Tier,
-    server: Deployment,
-    targets: Targets,
+    context: LeverContext,
     peak: Peak,
     problems: str,
+    incident: Incident,
     *,
     lacks: bool,
 ) -> TierSize:
     now = unsized.present
     requests_each = peak.requests / len(tier.engines)
-    context = average_engine(
-        tier, server, targets, "underused", peak=requests_each if peak.weekly else None
-    )
     used = used_ratio(context, requests_each)
     if used is None:
         return replace(unsized, why="the capacity of a replica is unknown")
     sized = replace(unsized, used_ratio=used)
-    if (more := _more_replicas(context, tier, requests_each, lacks=lacks)) is not None:
+    more = _more_replicas(context, tier, requests_each, incident, lacks=lacks)
+    if more is not None:
         summary = f"{_peak_words(peak, used)}. {more.summary}"
         return replace(
             sized,
@@ -298,12 +301,12 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 
 
 def _more_replicas(
-    context: LeverContext, tier: Tier, requests_each: float, *, lacks: bool
+    context: LeverContext, tier: Tier, requests_each: float, incident: Incident, *, lacks: bool
 ) -> Recommendation | None:
     """More replicas: enough for the peak with the guide's headroom, and for the present shortage.
 
-    `requests_each` is the peak per engine (0: unknown). `lacks`: a present shortage is one of
-    replicas. None if neither needs more replicas.
+    What was advised before in this incident is held. `requests_each` is the peak per engine (0:
+    unknown). `lacks`: a present shortage is one of replicas. None if neither needs more replicas.
     """
     options: list[Recommendation | None] = []
     # A backlog has to be served only once; its growth is demand.
@@ -319,7 +322,11 @@ def _more_replicas(
     if lacks and _engines_ratio(tier, evicting=False) >= MOST_OF:
         queue = replace(context, cause="queue_saturation")
         options.append(more_replicas(queue))
-    return max(filter(None, options), key=_replicas_after, default=None)
+    most = max(filter(None, options), key=_replicas_after, default=None)
+    if most is None:
+        return None
+    incident.take([most], context.demand, context.facts.now_s)
+    return incident.recommendations[0]
 
 
 def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
@@ -379,23 +386,31 @@ def sizes_of(
     causes: Sequence[FleetCause],
     stated: Stated,
     targets: Targets,
+    incidents: dict[Group, Incident],
     *,
     blind: bool,
 ) -> list[TierSize]:
     """For each tier: its present replicas, the number that its measured peak needs, and advice.
 
-    With `blind` (the results are partial) the needed number is None.
+    `incidents` has what was advised for each tier with a problem, and is brought up to date. With
+    `blind` (the results are partial) the needed number is None.
     """
     down = Counter(replica.pool for replica in observed.gone if replica.down)
+    problems = {tier.group: _problems(tier, causes) for tier in tiers}
+    held = {group: incidents.get(group, Incident()) for group, found in problems.items() if found}
+    incidents.clear()
+    incidents.update(held)
     return [
         _size(
             tier,
             observed.past.peaks.get(tier.group),
             stated,
             targets,
-            problems=_problems(tier, causes),
+            problems=problems[tier.group],
+            incident=incidents.get(tier.group, Incident()),
             down=down[tier.pool],
             blind=blind,
+            t_s=observed.t_s,
         )
         for tier in tiers
     ]

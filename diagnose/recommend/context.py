@@ -72,11 +72,19 @@ class LeverContext(Struct, frozen=True):
         sizes."""
         return self.cause in ("kv_pressure", KV_AHEAD)
 
-    def steady(self, lever: str, value: int, *, lowers: bool = False, most: float = inf) -> int:
+    def steady(
+        self,
+        lever: str,
+        value: int,
+        *,
+        lowers: bool = False,
+        least: float = -inf,
+        most: float = inf,
+    ) -> int:
         """The value, or the one recommended before, unless the new one goes clearly further or
-        the old one is above `most`."""
+        the old one is not within `least` and `most`."""
         held = self.held.get(lever)
-        if not isinstance(held, int) or held > most:
+        if not isinstance(held, int) or not least <= held <= most:
             return value
         further = value * MOVED <= held if lowers else value >= MOVED * held
         return value if further else held

@@ -124,20 +124,23 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     pinned = pinned or "max-num-seqs-up" in context.held
     if now < 1 or held is None or not pinned or _steps_are_slow(context):
         return None
-    most = max(demand.requests, demand.in_flight)
+    served_per_s = demand.served_per_s
+    at_present_speed = now * demand.arrival_per_s / served_per_s if served_per_s else 0.0
+    most = max(demand.requests, at_present_speed)
     seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
     seats_wanted = min(seats_wanted, _itl_seats(context, now), server.max_num_batched_tokens or inf)
-    seats = context.steady("max-num-seqs-up", rounded_down(seats_wanted), most=held)
+    wanted, least = rounded_down(seats_wanted), min(most, seats_wanted)
+    seats = context.steady("max-num-seqs-up", wanted, least=least, most=held)
     if seats <= now:
         return None
     before = {
         **present(context),
-        "served_per_s": demand.served_per_s,
+        "served_per_s": served_per_s,
         "arrival_per_s": demand.arrival_per_s,
         "max_num_seqs": now,
     }
-    served_per_s = demand.served_per_s * seats / now
+    served_per_s *= seats / now
     short = served_per_s < demand.arrival_per_s or not served_per_s
     rates = (
         f"At the present step time they complete up to {figure(round(served_per_s, 2))} "

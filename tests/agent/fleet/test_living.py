@@ -18,7 +18,7 @@ from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.living_faults import FAULTS as PLANTED
-from tests.living_faults import FROM_S, outcomes
+from tests.living_faults import FROM_S, TO_S, one_takes_all, outcomes, overload
 from tests.living_fleet import (
     FAULTS,
     FAULTS_S,
@@ -29,6 +29,7 @@ from tests.living_fleet import (
     with_faults,
 )
 from tests.living_player import PROFILE, Player
+from tests.living_source import played
 from tests.programs import require
 
 CYCLE_S = 60.0
@@ -268,3 +269,22 @@ def test_a_tier_keeps_its_name_while_its_pool_is_out(server: Prometheus) -> None
     before = frozenset({"fleet", "fleet/chat/m-chat on H100", "fleet/other/m on H100"})
     after = names_of(fleet_diagnosis, states, before)
     assert after == {"fleet", "fleet/chat/m-chat", "fleet/chat/m-chat on H100"}
+
+
+def test_the_advice_for_a_pool_is_a_flag_before_replicas_and_stays(tmp_path: Path) -> None:
+    fleet = living(15)
+    overload(fleet, "busy")
+    one_takes_all(fleet, "uneven")
+    player, _ = played(fleet, tmp_path, [(22 * MIN_S, TO_S)], cycle_s=15)
+    assert {advice.pool for _, advice in player.advised} == {"busy/m-busy"}
+    last = [advice for t_s, advice in player.advised if t_s == TO_S]
+    assert [advice.id for advice in last] == ["max-num-seqs-up", "replicas"]
+    sizes: dict[str, list[object]] = {}
+    for t_s, advice in player.advised:
+        if t_s >= FROM_S + 90.0:  # from then on the window has only the overload
+            sizes.setdefault(advice.id, []).append(advice.changes[0].after)
+    assert len(set(sizes["replicas"])) == 1
+    assert len(set(sizes["max-num-seqs-up"])) <= 2  # as many as arrive, however many wait
+    seats = sizes["max-num-seqs-up"][-1]
+    assert isinstance(seats, int)
+    assert 64 < seats <= 96

@@ -113,6 +113,18 @@ def test_a_router_that_sends_all_to_one_engine_is_named() -> None:
     ]
     assert "the router sends it 100% of the requests" in cause.summary
     assert "More replicas would not help" in cause.lever
+    text = next(each.text for each in cause.evidence if each.signal == "running_avg")
+    assert text.endswith("requests in flight, the median is 0")
+
+
+def test_requests_that_one_engine_gets_instead_of_others_are_no_new_demand() -> None:
+    more = {"demand_moved_ratio": 6.0, "moved_for_s": 120.0}
+    hurt = {"hot": {"load_hurts": 60.0}}
+    alone = verdict((pod("hot"), {**HOT, **more}), streaks_s=hurt)
+    assert "workload_drift" in causes(alone)
+    assert set(causes(verdict(*fleet(5), (pod("hot"), {**HOT, **more}), streaks_s=hurt))) == {
+        "replica_imbalance"
+    }
 
 
 @pytest.mark.parametrize(
