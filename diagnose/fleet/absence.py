@@ -265,8 +265,10 @@ def _unserved(pool: _Pool, down: Sequence[Gone]) -> list[FleetCause]:
 
 def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:
     names = sorted(row.replica for row in down)
-    verb = "replica is" if len(names) == 1 else "replicas are"
-    text = f"{len(names)} {verb} down (scrapes fail): {_listed(names)}."
+    verb = "is" if len(names) == 1 else "are"
+    text = f"{len(names)} of {_count(pool.size)} {verb} down (scrapes fail): {_listed(names)}."
+    if not pool.serving and len(names) == pool.size:
+        text += " The model is not served."
     evidence = Evidence("up", 0.0, 1.0, "up is 0: Prometheus cannot scrape the replica")
     since_s = min((row.seen_s for row in down if row.seen_s is not None), default=None)
     return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_SERVER, since_s)

@@ -60,21 +60,6 @@ TERMS: tuple[Term, ...] = (
         signal="itl_p50_s",
     ),
     term(
-        SHARE,
-        None,
-        0.6,
-        "it gets {value:.1f}x the median request rate",
-        when=SHARE <= SAME_ARRIVALS,
-        signal="arrival_per_s",
-    ),
-    term(
-        TAIL_ALONE,
-        None,
-        0.4,
-        "ITL P99 is {value:s} there, at most {itl_p99_of_others_s:s} elsewhere",
-        signal="itl_p99_s",
-    ),
-    term(
         CLOCK_LOW,
         CLOCK_BELOW,
         1.6,
@@ -92,6 +77,21 @@ TERMS: tuple[Term, ...] = (
         signal="gpu_temperature_c",
     ),
     term(
+        TAIL_ALONE,
+        None,
+        0.4,
+        "ITL P99 is {value:s} there, at most {itl_p99_of_others_s:s} elsewhere",
+        signal="itl_p99_s",
+    ),
+    term(
+        SHARE,
+        None,
+        0.6,
+        "it gets {value:.1f}x the median request rate",
+        when=SHARE <= SAME_ARRIVALS,
+        signal="arrival_per_s",
+    ),
+    term(
         CLOCK,
         None,
         -0.4,
@@ -100,7 +100,7 @@ TERMS: tuple[Term, ...] = (
         signal="gpu_sm_clock_hz",
     ),
 )
-"""Evidence of a bad node, both for `diagnose --prometheus` and for the exported rule."""
+"""Evidence of a bad node. What its GPU shows stands first: messages have room for little."""
 
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:

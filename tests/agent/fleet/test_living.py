@@ -157,7 +157,7 @@ def test_a_pod_that_kubernetes_deletes_is_never_down(server: Prometheus) -> None
     fleet.state("kube_pod_deletion_timestamp", lambda t_s: t_s, **deleted)
     fleet_diagnosis = seen(fleet, server, 25 * MIN_S)
     assert summaries(fleet_diagnosis) == [
-        ("critical", f"1 replica is down (scrapes fail): {crashed.name}.")
+        ("critical", f"1 of 3 replicas is down (scrapes fail): {crashed.name}.")
     ]
     assert {cause.since_s for cause in fleet_diagnosis.causes} == {fleet.epoch_s + 20.0 * MIN_S}
     assert len(noted(fleet_diagnosis, f"1 replica terminating: {leaving.name}")) == 1
@@ -185,7 +185,9 @@ def test_a_pool_with_a_down_and_a_late_replica_names_both(server: Prometheus) ->
     (stuck,) = chat.begin(5 * MIN_S, 1, load_s=9e9)
     ((severity, text),) = summaries(seen(fleet, server, 25 * MIN_S))
     assert severity == "critical"
-    assert text.startswith(f"1 replica is down (scrapes fail): {chat.pods[0].name}. 1 replica has ")
+    assert text.startswith(
+        f"1 of 3 replicas is down (scrapes fail): {chat.pods[0].name}. 1 replica has "
+    )
     assert text.endswith(f": {stuck.name}.")
 
 

@@ -216,7 +216,7 @@ def test_one_is_one_in_words() -> None:
     gone = [Gone("r1", "prod/m", Why.DOWN)]
     shown = text(verdict(*rows(1), gone=gone), Style())
     assert "1 replica, 1 engine: " in shown
-    assert "1 replica is down (scrapes fail): r1" in shown
+    assert "1 of 2 replicas is down (scrapes fail): r1" in shown
 
 
 def test_replicas_that_lack_engines_are_not_sized() -> None:
