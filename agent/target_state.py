@@ -30,9 +30,9 @@ class TargetState(Struct, frozen=True):
     diagnoses: tuple[Verdict, ...]
     cycle_s: float
     interval_s: float
-    cycles: int
-    failures: int
-    failing: int
+    cycles: int = 0
+    failures: int = 0
+    failing: int = 0
     """Number of failed cycles in a row."""
     sources: tuple[SourceState, ...] = field(default=())
 

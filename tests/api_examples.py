@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from msgspec.structs import replace
-
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.learned.acceptance import Deviation, EngineAcceptance
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settings_of, state_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.agent.notify.factories import sick
 from tests.agent.notify.posts import alert, post
 from tests.diagnose.fleet.example_fleets import fleet, verdict
@@ -43,12 +42,7 @@ def api_examples() -> str:
     state = state_of(SICK_NAME, sick())
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     moment = FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0)
-    watch.state = replace(
-        watch.state,
-        moment=moment,
-        seen_s=NOW_S - 10,
-        cycles=1,
-    )
+    saw(watch, moment, seen_s=NOW_S - 10, cycles=1)
 
     def accepted(_asked: object) -> list[EngineAcceptance]:
         return [ACCEPTED]

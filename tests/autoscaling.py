@@ -30,6 +30,7 @@ from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import STEP_S, WEEK_S, LabelMap, Past, Peak, Shape
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from tests.agent.api.serving import service_of, settings_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.living_engine import Work
 from tests.living_fleet import MIN_S, LivingFleet, Pod, Pool, ScrapedPod, Series
 from tests.living_source import Row, Scraped, SimulatedEngines, SimulatedMoment, SimulatedSource
@@ -135,7 +136,7 @@ def followed(load: Load, *, removes: bool = False, until_s: float = END_S) -> li
             observed = observe(SimulatedSource(scraped), config, engines)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             verdict = diagnose(observed, Profile(), comparisons)
             moment = FleetMoment.of(verdict, {}, NO_TARGETS, CYCLE_S)
-            watch.state = replace(watch.state, moment=moment, seen_s=now[0])
+            saw(watch, moment, seen_s=now[0])
             found = EXPORTED.search(exposition(service).decode())
             wanted, present = int(float(found[1])) if found else None, len(pool.living(t_s))
             if wanted is not None and (wanted > present or (removes and wanted < present)):

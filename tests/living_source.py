@@ -100,6 +100,7 @@ class SimulatedMoment:
 
     def __init__(self, scraped: Scraped, at_s: float) -> None:
         self._scraped, self.at_s = scraped, at_s
+        self.source = SimulatedSource(scraped)
 
     def instants(self, queries: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
         """The samples of each question."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -60,14 +60,6 @@ SINCE = (
 )
 
 
-class PastQuery(Struct):
-    """A query for a past moment. `ended_s` is when the answer came; None while the query runs."""
-
-    at_s: float
-    answer: Future[FleetMoment]
-    ended_s: float | None = None
-
-
 class FleetPast:
     """Diagnoses of past moments. One query runs at a time, and the newest answer is cached for
     `CACHE_S`."""
@@ -80,7 +72,9 @@ class FleetPast:
     ) -> None:
         self._ask, self._monotonic = ask, monotonic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fleet-past")
-        self._query: PastQuery | None = None
+        self._at_s, self._ended_s = math.nan, math.inf
+        self._newest: Future[FleetMoment] | None = None
+        """The query for `_at_s`, answered at `_ended_s`; infinite while it runs."""
 
     async def at(self, at_s: float, *, answer_s: float = ANSWER_S) -> FleetMoment:
         """The fleet at a past moment; fractions of a second are dropped. Waits for at most
@@ -107,26 +101,24 @@ class FleetPast:
             raise Problem(status, clean(f"{why}: {exc}")) from exc
 
     def _answer(self, at_s: float) -> Future[FleetMoment]:
-        query = self._query
-        if query is not None:
-            if not query.answer.done() and query.at_s != at_s:
-                raise Problem(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "a query for another moment is running; only one may run: retry later",
-                    {"Retry-After": str(RETRY_AFTER_S)},
-                )
-            if query.at_s == at_s and self._holds(query):
-                return query.answer
-        self._query = query = PastQuery(at_s, self._thread.submit(self._ask, at_s))
-        query.answer.add_done_callback(lambda _: setattr(query, "ended_s", self._monotonic()))
-        return query.answer
+        newest, is_same = self._newest, self._at_s == at_s
+        if newest is not None and not newest.done() and not is_same:
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "a query for another moment is running; only one may run: retry later",
+                {"Retry-After": str(RETRY_AFTER_S)},
+            )
+        is_old = self._monotonic() - self._ended_s >= CACHE_S
+        if newest is None or not is_same or is_old or (newest.done() and newest.exception()):
+            self._at_s, self._ended_s = at_s, math.inf
+            self._newest = newest = self._thread.submit(self._run, at_s)
+        return newest
 
-    def _holds(self, query: PastQuery) -> bool:
-        """Whether a query is still running, or has a recent answer that is not an error."""
-        if not query.answer.done():
-            return True
-        ended_s = self._monotonic() if query.ended_s is None else query.ended_s
-        return query.answer.exception() is None and self._monotonic() - ended_s < CACHE_S
+    def _run(self, at_s: float) -> FleetMoment:
+        try:
+            return self._ask(at_s)
+        finally:
+            self._ended_s = self._monotonic()
 
 
 # --- Metrics of a fleet; an unknown value has no series -------------------------------------------
@@ -151,17 +143,17 @@ def fleet_replicas(state: FleetState, now_s: float) -> dict[Labels, Need]:
 
 def fleet_families(state: FleetState, now_s: float) -> Families:
     """The metric families of a fleet: the state of its queries, and its newest diagnosis."""
-    verdict = state.current(now_s)
+    verdict, watching = state.current(now_s), state.watching
     current = verdict if verdict is not None and not verdict.lost else None
     families = Families(QUERIES if current is None else {**QUERIES, **TIERS})
     families.add("fleet_up", current is not None)
-    families.add("fleet_interval_seconds", state.interval_s)
-    families.add("fleet_failing_cycles", state.failing)
-    families.add("fleet_last_answer_timestamp_seconds", state.seen_s)
-    families.add("fleet_cycles_total", state.cycles)
-    families.add("fleet_cycle_failures_total", state.failures)
-    families.add("fleet_queries_total", state.queries)
-    families.add("fleet_queries_retried_total", state.retried)
+    families.add("fleet_interval_seconds", watching.interval_s)
+    families.add("fleet_failing_cycles", watching.failing)
+    families.add("fleet_last_answer_timestamp_seconds", watching.seen_s)
+    families.add("fleet_cycles_total", watching.cycles)
+    families.add("fleet_cycle_failures_total", watching.failures)
+    families.add("fleet_queries_total", watching.queries)
+    families.add("fleet_queries_retried_total", watching.retried)
     for word in RANKS:
         families.add("fleet_health", word == (current.health if current else "unknown"), word)
     if current is not None:
@@ -235,7 +227,8 @@ class FleetAnswers:
             return Response(body, media_type=MEDIA_TYPES[form])
         verdict = state.current(now_s)
         if verdict is None:
-            why = f"no answer from the metrics system yet: {state.error or 'not queried yet'}"
+            error = state.watching.error or "not queried yet"
+            why = f"no answer from the metrics system yet: {error}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
         body = await run_in_threadpool(_rendered, form, state, verdict, self._docs_url)
         return Response(body, media_type=MEDIA_TYPES[form])
@@ -252,10 +245,10 @@ def _rendered(
         if form == MARKDOWN
         else text(verdict, Style(docs_url=docs_url))
     )
-    load = verdict.load
+    load, watching = verdict.load, state.watching
     footer = (
-        f"queried every {duration(state.interval_s)}: {load.queries} queries in the last cycle, "
-        f"{state.queries} since the start; {plural(state.failures, 'failed cycle')}"
+        f"queried every {duration(watching.interval_s)}: {load.queries} queries in the last cycle, "
+        f"{watching.queries} since the start; {plural(watching.failures, 'failed cycle')}"
     )
     if past:
         footer = (

@@ -102,7 +102,4 @@ def state_of(
         diagnoses=tuple(verdicts),
         cycle_s=fleet.load.seconds,
         interval_s=interval_s,
-        cycles=0,
-        failures=0,
-        failing=0,
     )

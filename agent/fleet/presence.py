@@ -19,6 +19,7 @@ from kneewatch.diagnose.fleet.inventory import (
     Labels,
     Loading,
     Member,
+    Observed,
     Shape,
     Why,
     shape_of,
@@ -106,25 +107,8 @@ Space = tuple[str, str, str]
 job."""
 
 
-class Presence(Struct, frozen=True):
-    """The replicas that serve (`shape`), those that do not, and the seconds between scrapes.
-
-    `stopped` are the engines that do not serve now and did within the last hour. `Observed` in
-    diagnose.fleet.inventory describes the other fields.
-    """
-
-    shape: Shape
-    gone: Sequence[Gone]
-    stopped: Sequence[Member]
-    loading: Sequence[Loading]
-    interval_s: float | None
-    scaled_to_zero: frozenset[str] | None
-    renamed: Mapping[str, str]
-    is_scraping: bool
-
-
-def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape) -> Presence:
-    """The presence of all replicas of the last hour.
+def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape) -> Observed:
+    """The replicas of the last hour: those that serve (`shape`), and those that do not.
 
     After a scrape fails, a metrics system can return the old values for minutes; these are dropped.
     """
@@ -151,11 +135,14 @@ def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: 
     if empty:
         zero = _scaled_to_zero(moment, [each for each in stopped if each[0].pool in empty])
         is_scraping = bool(moment.instants({"any scrapes": queries.ANY_SCRAPES})["any scrapes"])
-    return Presence(
+    return Observed(
+        moment.at_s,
+        moment.source.url,
+        scope.window_s,
         replace(shape, members=members),
-        gone,
-        [member for member, _ in stopped],
-        _loading(
+        gone=gone,
+        stopped=[member for member, _ in stopped],
+        loading=_loading(
             moment,
             names,
             seen,
@@ -165,10 +152,10 @@ def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: 
             interval_s,
             selected=bool(scope.selector),
         ),
-        interval_s,
-        zero,
-        _renamed([member for member in vanished.members if member.pool in empty], members),
-        is_scraping,
+        scrape_interval_s=interval_s,
+        scaled_to_zero=zero,
+        renamed=_renamed([member for member in vanished.members if member.pool in empty], members),
+        is_scraping=is_scraping,
     )
 
 

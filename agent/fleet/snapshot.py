@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 from zlib import crc32
 
 from msgspec import Struct, field
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.engines import FleetEngines, verdicts_of
 from kneewatch.agent.fleet.past_days import past_of
-from kneewatch.agent.fleet.presence import Presence, namespace_of, pod_of, presence_of
+from kneewatch.agent.fleet.presence import namespace_of, pod_of, presence_of
 from kneewatch.agent.fleet.queries import (
     COUNTED,
     GPUS,
@@ -179,15 +178,15 @@ class Shard(Struct, frozen=True):
         """Whether this daemon judges the pool."""
         return crc32(pool.encode()) % self.count == self.index
 
-    def of(self, presence: Presence) -> Presence:
+    def of(self, fleet: Observed) -> Observed:
         """The replicas that this daemon judges."""
-        members = tuple(member for member in presence.shape.members if self.has(member.pool))
+        members = tuple(member for member in fleet.shape.members if self.has(member.pool))
         return replace(
-            presence,
-            shape=replace(presence.shape, members=members),
-            gone=[replica for replica in presence.gone if self.has(replica.pool)],
-            stopped=[member for member in presence.stopped if self.has(member.pool)],
-            loading=[replica for replica in presence.loading if self.has(replica.pool)],
+            fleet,
+            shape=replace(fleet.shape, members=members),
+            gone=[replica for replica in fleet.gone if self.has(replica.pool)],
+            stopped=[member for member in fleet.stopped if self.has(member.pool)],
+            loading=[replica for replica in fleet.loading if self.has(replica.pool)],
         )
 
 
@@ -253,22 +252,22 @@ def observe(
     shape = shape_of([sample.labels for sample in running], config.names)
     scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)
-    presence = config.shard.of(presence_of(moment, scope, config.names, shape))
-    shape, interval_s = presence.shape, presence.interval_s
+    observed = config.shard.of(presence_of(moment, scope, config.names, shape))
+    interval_s = observed.scrape_interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
-    if not running and not presence.gone:
+    if not running and not observed.gone:
         raise _no_series_error(source, config)
-    of_pods = _of_pods(moment, scope, shape)
+    observed, gpus = _with_pods(moment, scope, observed)
     answers = moment.instants(router_queries())
-    shape = of_pods.shape
+    members = observed.shape.members
     past = config.past
     if past is None:
         past = past_of(
             source,
             scope,
-            shape,
-            config.names.grouping(member.labels for member in shape.members),
+            observed.shape,
+            config.names.grouping(member.labels for member in members),
             at_s=at_s,
             lookback_s=config.lookback_s,
         )
@@ -277,31 +276,21 @@ def observe(
         source,
         log,
         scope,
-        shape.members,
-        readings_of(of_pods.gpus, of_pods.faulty_gpus),
+        members,
+        gpus,
         usual,
         at_s=at_s,
         interval_s=interval_s or DEFAULT_SCRAPES_S,
-        stopped=presence.stopped,
+        stopped=observed.stopped,
     )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
-    return Observed(
-        t_s=at_s,
-        source=source.url,
+    return replace(
+        observed,
         window_s=scope.window_s,
-        shape=shape,
         verdicts=verdicts_of(judged),
-        values=of_pods.values,
-        gpus=of_pods.gpus,
         configs={key: engine.config for key, engine in judged.items()},
-        images=of_pods.images,
         past=past,
-        gone=presence.gone,
-        loading=presence.loading,
-        restarted=engines.restarted((*shape.members, *presence.stopped), at_s),
-        scaled_to_zero=presence.scaled_to_zero,
-        renamed=presence.renamed,
-        is_scraping=presence.is_scraping,
+        restarted=engines.restarted((*members, *observed.stopped), at_s),
         failed={name: str(error) for name, error in log.failed.items()},
         warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
@@ -310,7 +299,6 @@ def observe(
             source.retried - retried_before,
             time.monotonic() - started_s,
         ),
-        scrape_interval_s=interval_s,
         routers=routers_of(
             {key: [(s.labels, s.value) for s in samples] for key, samples in answers.items()}
         ),
@@ -339,19 +327,11 @@ def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict
     return readings_of(gpus, faulty)
 
 
-class _OfPods(NamedTuple):
-    """The results of queries by pod, process and GPU: the shape with tiers and, by engine, hourly
-    signals and process ages, GPU figures, GPUs with an XID, and images."""
-
-    shape: Shape
-    values: Values
-    gpus: Values
-    faulty_gpus: dict[Key, tuple[GpuState, ...]]
-    images: dict[Key, str]
-
-
-def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape) -> _OfPods:
-    """Query the data of hours, pods, processes and GPUs."""
+def _with_pods(
+    moment: QueryMoment, scope: QueryScope, observed: Observed
+) -> tuple[Observed, dict[Key, GpuReading]]:
+    """Add the data of hours, pods, processes and GPUs. Returns also the GPUs with an XID."""
+    shape = observed.shape
     values: Values = {member.key: {} for member in shape.members}
     hourly = queries.hourly_queries(scope)
     extra_queries = {
@@ -365,8 +345,10 @@ def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape) -> _OfPods:
         _spread(values, shape, key, answers[key])
     _by_process(values, shape, "age_s", answers["age_s"])
     of_gpus = {key: answers[key] for key in (*queries.GPUS, queries.COUNTED, *XIDS)}
-    shape, gpus, faulty_gpus = with_gpus(shape, of_gpus)
-    return _OfPods(shape, values, gpus, faulty_gpus, images_of(shape.members, answers["images"]))
+    shape, gpus, faulty = with_gpus(shape, of_gpus)
+    images = images_of(shape.members, answers["images"])
+    observed = replace(observed, shape=shape, values=values, gpus=gpus, images=images)
+    return observed, readings_of(gpus, faulty)
 
 
 def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:

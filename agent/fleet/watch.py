@@ -52,23 +52,15 @@ metrics system does not answer: by then the fault may be their own connection.""
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
-    `moment` is the newest one, None before the first; `seen_s` is its Unix time. `past` has the
-    past values that it used; they were complete at `past_s`. `error` is the reason why the newest
-    cycle failed, else "". `queries` and `retried` are totals since the start.
+    `watching` are its queries so far. `moment` is the newest one, None before the first. `past` has
+    the past values that it used; they were complete at `past_s`.
     """
 
     url: str
-    interval_s: float
+    watching: Watching
     moment: FleetMoment | None = None
-    seen_s: float = 0.0
     past: Past | None = None
     past_s: float = 0.0
-    cycles: int = 0
-    failures: int = 0
-    failing: int = 0
-    error: str = ""
-    queries: int = 0
-    retried: int = 0
 
     @property
     def verdict(self) -> FleetVerdict | None:
@@ -79,11 +71,12 @@ class FleetState(Struct, frozen=True):
         """The newest verdict; marked as lost if it is old or a later cycle failed."""
         if self.verdict is None:
             return None
-        old = now_s - self.seen_s > max(LATE_S, LATE_INTERVALS * self.interval_s)
-        if not self.failing and not old:
+        seen_s, error = self.watching.seen_s, self.watching.error
+        old = now_s - seen_s > max(LATE_S, LATE_INTERVALS * self.watching.interval_s)
+        if not self.watching.failing and not old:
             return self.verdict
-        since = f"no answer since {date(self.seen_s)} {clock(self.seen_s)} UTC"
-        return self.verdict.lost_since(f"{since}: {self.error}" if self.error else since)
+        since = f"no answer since {date(seen_s)} {clock(seen_s)} UTC"
+        return self.verdict.lost_since(f"{since}: {error}" if error else since)
 
     def moment_at(self, now_s: float) -> FleetMoment | None:
         """The newest moment, with the verdict marked as lost like that of `current`."""
@@ -92,22 +85,6 @@ class FleetState(Struct, frozen=True):
             return None
         return replace(self.moment, verdict=current)
 
-    @property
-    def watching(self) -> Watching:
-        """The state of the queries, as documents contain it."""
-        newest = self.verdict.load.queries if self.verdict else 0
-        return Watching(
-            interval_s=self.interval_s,
-            seen_s=to_ms(self.seen_s),
-            cycles=self.cycles,
-            failures=self.failures,
-            failing=self.failing,
-            error=self.error,
-            queries=self.queries,
-            retried=self.retried,
-            queries_per_s=round(newest / self.interval_s, 3),
-        )
-
 
 class FleetWatch(Job):
     """Diagnoses a fleet once per interval and notifies receivers.
@@ -115,6 +92,8 @@ class FleetWatch(Job):
     Other threads read `state`, which is immutable. `names` are the target names of the fleet for
     the receivers.
     """
+
+    first_in_s = 0.0
 
     def __init__(self, url: str, settings: Settings, selector: str) -> None:
         """Check the URL, the selector and the settings. No query is sent yet.
@@ -126,7 +105,9 @@ class FleetWatch(Job):
         query_settings = source_settings(settings)
         self._source = PrometheusSource(url, query_settings)
         self._past = PrometheusSource(url, query_settings, pace=self._source.pace)
-        self.state = FleetState(self._source.url, settings["fleet.interval_s"])
+        self.every_s: float = settings["fleet.interval_s"]
+        none = Watching(self.every_s, 0.0, 0, 0, 0, "", 0, 0, 0.0)
+        self.state = FleetState(self._source.url, none)
         self.names: frozenset[str] = frozenset()
         self._began_s = time.time()
         self._notifier: Notifier | None = None
@@ -190,24 +171,28 @@ class FleetWatch(Job):
             now = self._judged(observed, self._comparisons)
         except CollectError as error:
             return self._failed(str(error))
-        if before.failing:
-            log.info("metrics system answers again failures=%s", before.failing)
+        if before.watching.failing:
+            log.info("metrics system answers again failures=%s", before.watching.failing)
         if before.verdict is None:
             log.info(
                 "watching the fleet engines=%s queries=%s interval_s=%g",
                 len(now.verdict.engines),
                 observed.load.queries,
-                before.interval_s,
+                self.every_s,
             )
         is_past_complete = past is None and not observed.past.missing
         self.state = replace(
-            self._with_counts(),
+            before,
+            watching=replace(
+                self._counted(),
+                seen_s=to_ms(time.time()),
+                failing=0,
+                error="",
+                queries_per_s=round(observed.load.queries / self.every_s, 3),
+            ),
             moment=now,
             past=observed.past,
-            seen_s=time.time(),
             past_s=now_s if is_past_complete else before.past_s,
-            failing=0,
-            error="",
         )
         for pool in now.pools.values():
             self._store(stored(pool))
@@ -217,7 +202,7 @@ class FleetWatch(Job):
         profile = self._config.profile
         verdict = diagnose(observed, profile, comparisons)
         engines = engines_of(observed)
-        return FleetMoment.of(verdict, engines, profile.targets, self.state.interval_s)
+        return FleetMoment.of(verdict, engines, profile.targets, self.every_s)
 
     def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
         """Make the present values of a replica's engines the usual ones. Thread-safe."""
@@ -239,17 +224,18 @@ class FleetWatch(Job):
         self._past.close()
 
     def _failed(self, why: str) -> float:
-        state = self._with_counts()
-        state = replace(state, failures=state.failures + 1, failing=state.failing + 1, error=why)
-        self.state = state
+        counted = self._counted()
+        failing = counted.failing + 1
+        now = replace(counted, failures=counted.failures + 1, failing=failing, error=why)
+        self.state = replace(self.state, watching=now)
         after_s = backoff_s(
-            min(RETRY_S, state.interval_s),
-            failing=state.failing + FAILURES_BEFORE_BACKOFF - 1,
+            min(RETRY_S, self.every_s),
+            failing=failing + FAILURES_BEFORE_BACKOFF - 1,
             jitter=random.random(),
         )
         log.warning(
             "metrics system does not answer failing=%s retry_s=%.1f error=%s",
-            state.failing,
+            failing,
             after_s,
             why,
         )
@@ -258,26 +244,26 @@ class FleetWatch(Job):
     def _notify(self) -> None:
         if not self._notifier:
             return
-        state = self.state
-        now_s = time.time()
-        if state.failing:
-            silent_s = now_s - max(self._began_s, state.seen_s)
+        watching, verdict, now_s = self.state.watching, self.state.verdict, time.time()
+        if watching.failing:
+            silent_s = now_s - max(self._began_s, watching.seen_s)
             if self._config.shard.index == 0 or silent_s > OTHERS_WAIT_S:
-                lost = lost_state(state.url, state.error, t_s=now_s, interval_s=state.interval_s)
+                url, why = self.state.url, watching.error
+                lost = lost_state(url, why, t_s=now_s, interval_s=self.every_s)
                 self._notifier.offer(lost)
-        elif state.verdict is not None:
-            states = states_of(state.verdict, interval_s=state.interval_s)
-            names = names_of(state.verdict, states, self.names)
+        elif verdict is not None:
+            states = states_of(verdict, interval_s=self.every_s)
+            names = names_of(verdict, states, self.names)
             if names != self.names:
                 self.names = names
                 self._on_names()
             for target_state in states:
                 self._notifier.offer(target_state)
 
-    def _with_counts(self) -> FleetState:
+    def _counted(self) -> Watching:
         return replace(
-            self.state,
-            cycles=self.state.cycles + 1,
+            self.state.watching,
+            cycles=self.state.watching.cycles + 1,
             queries=self._source.pace.asked,
             retried=self._source.retried + self._past.retried,
         )
@@ -339,4 +325,4 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         unknown=(why,),
         judged_against=f"nothing: {why}",
     )
-    return TargetState(FLEET, url, {}, t_s, (verdict,), 0.0, interval_s, 0, 0, 1)
+    return TargetState(FLEET, url, {}, t_s, (verdict,), 0.0, interval_s, failing=1)

@@ -403,6 +403,7 @@ class Observed(Struct, frozen=True):
     - `images`: container images, from kube-state-metrics.
     - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
     - `routers`: routers whose metrics are scraped, one per namespace.
+    - `stopped`: engines that do not serve now and did within the last hour.
     - `restarted`: replicas, also those that do not answer now, whose process was replaced.
     - `scaled_to_zero`: pools without a running replica whose workload wants none, or wanted none
       after their last one had left. None if kube-state-metrics is not scraped, or if every pool has
@@ -423,6 +424,7 @@ class Observed(Struct, frozen=True):
     images: Mapping[Key, str] = field(default_factory=dict[Key, str])
     past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
+    stopped: Sequence[Member] = ()
     loading: Sequence[Loading] = ()
     restarted: Sequence[Restarted] = ()
     scaled_to_zero: frozenset[str] | None = None

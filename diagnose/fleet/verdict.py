@@ -230,7 +230,7 @@ class GoneReplica(Struct, frozen=True):
     down: bool
 
 
-class Watching(Struct, frozen=True, kw_only=True):
+class Watching(Struct, frozen=True):
     """The queries of a daemon that watches a fleet.
 
     - `interval_s`: seconds between cycles.

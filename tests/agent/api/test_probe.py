@@ -17,6 +17,7 @@ from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import asking, served, service_of, settings_of, state_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.incidents import rebuilt, without_progress
 from tests.incidents.incident import NOTHING, Incident, said
@@ -97,7 +98,7 @@ def test_a_replica_of_a_fleet_has_a_probe_until_prometheus_is_away() -> None:
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     engines = {("prod/m", "r0"): [HEALTHY], ("prod/m", "r1"): [HUNG]}
     now = FleetMoment.of(replace(verdict(*fleet(2)), t_s=NOW_S), engines, Targets(), 30.0)
-    watch.state = replace(watch.state, moment=now, seen_s=NOW_S)
+    saw(watch, now, seen_s=NOW_S)
     for away_s, status in ((0.0, 503), (600.0, 200)):
         service = replace(service_of(fleet=watch), clock=lambda t_s=NOW_S + away_s: t_s)
         with asking(service) as client:

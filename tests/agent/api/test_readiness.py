@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.verdict import SourceState
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.recordings import NO_TARGETS
 from tests.reports.diagnoses import HEALTHY, NOW_S
 
 
-def fleet_watch(**changes: object) -> FleetWatch:
+def fleet_watch(moment: FleetMoment | None = None, **queries: Any) -> FleetWatch:  # noqa: ANN401
     """A fleet whose metrics system is never queried."""
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    watch.state = replace(watch.state, **changes)
+    saw(watch, moment, **queries)
     return watch
 
 
 REFUSED = SourceState("page", NOW_S, success=False, duration_s=0.0, error="connection refused")
-DOWN = {
+DOWN: dict[str, Any] = {
     "moment": FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0),
     "seen_s": NOW_S - 900,
     "failing": 5,

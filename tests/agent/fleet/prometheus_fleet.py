@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.structs import replace
+
+from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
+from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
@@ -43,3 +49,10 @@ def watched(
 def told(fleet_diagnosis: FleetVerdict) -> dict[str, tuple[str, ...]]:
     """The replicas of each cause."""
     return {cause.id: cause.replicas for cause in fleet_diagnosis.causes}
+
+
+def saw(watch: FleetWatch, moment: FleetMoment | None = None, **queries: Any) -> None:  # noqa: ANN401
+    """Let a watch have seen a moment, or keep the one it has, with these figures of its queries."""
+    state = watch.state
+    watching = replace(state.watching, **queries)
+    watch.state = replace(state, moment=moment or state.moment, watching=watching)

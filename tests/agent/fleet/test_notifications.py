@@ -129,6 +129,7 @@ def test_the_job_names_what_is_told_and_keeps_it_while_an_answer_is_partial(
     try:
         assert watch.names == {"fleet/prod/m/r9"}, "told before the restart"
         watch.cycle()
-        assert (changes, watch.state.failing) == ([], 1), "an answer that is missing names nobody"
+        failing = watch.state.watching.failing
+        assert (changes, failing) == ([], 1), "an answer that is missing names nobody"
     finally:
         notifier.close(0.2)

@@ -20,6 +20,7 @@ from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from tests.agent.api.serving import service_of, settings_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.diagnose.fleet.example_fleets import fleet, pod, verdict
 from tests.reports.diagnoses import HEALTHY, NOW_S
 from tests.waiting import until
@@ -54,7 +55,7 @@ class Watched:
     def judge(self, fleet_verdict: FleetVerdict, t_s: float) -> None:
         """As a cycle of the watch does when the metrics system answered."""
         moment = at(fleet_verdict, t_s)
-        self.watch.state = replace(self.watch.state, moment=moment, seen_s=t_s)
+        saw(self.watch, moment, seen_s=t_s)
         for pool in moment.pools.values():
             self.store.put(stored(pool))
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.api.app import make_app
@@ -20,6 +19,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.api.serving import Asker, service_of, settings_of
+from tests.agent.fleet.prometheus_fleet import saw
 from tests.diagnose.fleet.example_fleets import fleet, shaped, verdict
 from tests.recordings import NO_TARGETS
 from tests.reports.diagnoses import NOW_S
@@ -30,12 +30,7 @@ def watch() -> FleetWatch:
     """One whose metrics system is never asked; its newest answer is ten seconds old."""
     fleet_watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     moment = FleetMoment.of(verdict(*fleet(3)), {}, NO_TARGETS, 30.0)
-    fleet_watch.state = replace(
-        fleet_watch.state,
-        moment=moment,
-        seen_s=NOW_S - 10,
-        cycles=1,
-    )
+    saw(fleet_watch, moment, seen_s=NOW_S - 10, cycles=1)
     return fleet_watch
 
 
@@ -55,7 +50,7 @@ def test_a_fresh_answer_is_told(watch: FleetWatch) -> None:
 def test_what_was_seen_before_says_nothing_of_now(
     watch: FleetWatch, changes: dict[str, Any]
 ) -> None:
-    watch.state = replace(watch.state, **changes)
+    saw(watch, **changes)
     diagnosis = watch.state.current(NOW_S)
     assert diagnosis is not None
     assert (diagnosis.health, diagnosis.partial) == ("unknown", False)
@@ -82,13 +77,13 @@ def test_a_bug_makes_it_unknown_as_well(watch: FleetWatch) -> None:
 
 def test_it_is_asked_again_later_each_time(watch: FleetWatch) -> None:
     first_s = watch.cycle()
-    watch.state = replace(watch.state, failing=9)
+    saw(watch, failing=9)
     later_s = watch.cycle()
     assert first_s is not None
     assert later_s is not None
     assert first_s <= 10 < 40 < later_s <= 60
-    assert watch.state.failing == 10
-    assert "refused" in watch.state.error
+    assert watch.state.watching.failing == 10
+    assert "refused" in watch.state.watching.error
 
 
 def test_settings_that_are_wrong_change_nothing(watch: FleetWatch) -> None:
