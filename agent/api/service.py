@@ -194,7 +194,7 @@ def source_problems(service: Service) -> list[str]:
     if service.fleet is not None:
         verdict = service.fleet.state.current(now_s)
         if verdict is None:
-            lines.append(f"fleet: {service.fleet.state.error or 'not queried yet'}")
+            lines.append(f"fleet: {service.fleet.state.watching.error or 'not queried yet'}")
         elif verdict.lost:
             lines.append(f"fleet: {verdict.lost}")
     more = len(lines) - SHOWN
@@ -202,7 +202,7 @@ def source_problems(service: Service) -> list[str]:
         lines[SHOWN:] = [f"and {more} more targets"]
     if service.notifier is not None:
         lines += service.notifier.problems()
-    if service.store is not None and service.store.stats().last_error:
+    if service.store is not None and service.store.last_error:
         lines.append("the history cannot be written; see kneewatch's log")
     return lines
 

@@ -4,6 +4,7 @@ damage. I/O edge."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -194,9 +195,17 @@ APPLICATION_ID_AT = 68
 SIDE_FILES = ("-wal", "-shm")
 
 
+MAY_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""Errors of a disk that can be written again later."""
+
+
 class Lock:
     """A lock file that prevents two programs from writing the same store. The kernel releases the
-    lock when the process ends."""
+    lock when the process ends.
+
+    `is_renewed`: the lock file was there before, as a store's is. `error` is why the lock is not
+    held yet; None if it is.
+    """
 
     def __init__(self, path: Path) -> None:
         """Acquire the lock. The lock file is in the store's folder; if the store's path is a
@@ -204,6 +213,7 @@ class Lock:
 
         Raises:
             StoreError: another process holds the lock, or the store has hard links.
+            OSError: there cannot be a lock file.
         """
         path = path.resolve()
         if path.is_file() and path.stat().st_nlink > 1:
@@ -212,33 +222,43 @@ class Lock:
                 "copy it, or name another file (--store FILE)"
             )
         self._path, self._name = path, Path(f"{path}.lock")
-        self._created = not self._name.exists()
-        self._file = self._locked()
-        self.renew()
+        self.is_renewed = self._name.exists()
+        self._file: int | None = None
+        self.error: OSError | None = None
+        try:
+            self.renew()
+        except OSError as error:
+            if not self.is_renewed or error.errno not in MAY_PASS:
+                raise
+            self.error = error
 
     def renew(self) -> None:
-        """Acquire the lock again if its file was deleted: a deleted file excludes nobody.
+        """Acquire the lock if it is not held, or if its file was deleted: a deleted file excludes
+        nobody.
 
         Raises:
             StoreError: another process holds the lock now.
+            OSError: the disk cannot be written.
         """
-        while not os.fstat(self._file).st_nlink:
+        while self._file is None or not os.fstat(self._file).st_nlink:
             deleted, self._file = self._file, self._locked()
-            os.close(deleted)
+            if deleted is not None:
+                os.close(deleted)
 
     def release(self, *, unused: bool = False) -> None:
         """Release the lock. `unused`: the store was not written, so a lock file that was created
         here is deleted."""
-        if unused and self._created:
+        if unused and not self.is_renewed:
             with contextlib.suppress(OSError):
                 self._name.unlink()
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
     def _locked(self) -> int:
         file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(file)
             raise StoreError(
                 f"another kneewatch writes to {self._path}; stop it, or name another file "
@@ -269,12 +289,13 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_checked(path: Path) -> sqlite3.Connection:
+def open_checked(path: Path, *, is_ours: bool = False) -> sqlite3.Connection:
     """A connection for writing, after a check of the store. A damaged store is moved aside and a
-    new one is created.
+    new one is created. `is_ours`: the file is a store, even if its first page no longer shows it.
 
     Raises:
         StoreError: the store cannot be opened; the message says what to do.
+        sqlite3.Error, OSError: the disk is full or fails, which may pass.
     """
     try:
         connection = connect(path)
@@ -283,12 +304,14 @@ def open_checked(path: Path) -> sqlite3.Connection:
             return connection
         connection.close()
     except (sqlite3.Error, OSError, DamagedError) as error:
+        if may_pass(error, path):
+            raise
         if not is_damage(error):
             raise StoreError(
                 f"cannot write {path}: {error}; check that its folder exists, is writable and has "
                 "free space, or name another file (--store FILE)"
             ) from error
-        if not is_kneewatch_file(path):
+        if not is_ours and not is_kneewatch_file(path):
             raise StoreError(
                 f"{path} is not a kneewatch store; name another file (--store FILE)"
             ) from error
@@ -389,6 +412,17 @@ def is_damage(error: Exception) -> bool:
         return True
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def may_pass(error: Exception, path: Path) -> bool:
+    """Whether an error at opening a store comes from a disk that is full or fails, and not from a
+    wrong path or missing permissions."""
+    if isinstance(error, OSError):
+        return error.errno in MAY_PASS
+    # CANTOPEN: no room for the -wal file, or no permission.
+    passing = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+    is_passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in passing
+    return is_passing and path.is_file() and os.access(path, os.R_OK | os.W_OK)
 
 
 def is_kneewatch_file(path: Path) -> bool:

@@ -209,8 +209,11 @@ class Reader:
         path: Path,
         loops: Decoders = PURE_PYTHON,
         on_damage: Callable[[], None] = lambda: None,
+        *,
+        may_be_late: bool = False,
     ) -> None:
         """Open the store. `on_damage` is called when the file turns out to be damaged.
+        `may_be_late`: the store may be missing or unreadable until the first query.
 
         Raises:
             StoreError: the store is missing or unreadable; the message says what to do.
@@ -218,7 +221,9 @@ class Reader:
         self.path, self._loops, self._on_damage = path, loops, on_damage
         self._lock = threading.Lock()
         self._file = identity(path)
-        self._connection: sqlite3.Connection | None = connect_to_read(path)
+        self._connection: sqlite3.Connection | None = None
+        with contextlib.suppress(StoreError) if may_be_late else contextlib.nullcontext():
+            self._connection = connect_to_read(path)
 
     def close(self) -> None:
         """Close the file."""

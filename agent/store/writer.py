@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -126,10 +127,11 @@ class StoreFile:
     def __init__(
         self,
         path: Path,
-        connection: sqlite3.Connection,
+        connection: sqlite3.Connection | None,
         maintenance: Maintenance,
         monotonic: Callable[[], float],
     ) -> None:
+        """`connection` is None if the file cannot be opened yet."""
         self._path, self.maintenance, self._monotonic = path, maintenance, monotonic
         self._session: set[int] = set()
         self._moved_aside_s = float("-inf")
@@ -139,7 +141,8 @@ class StoreFile:
         """Number of different files that were opened at the path so far."""
         self.oldest_s: float | None = None
         self._oldest_read_s = float("-inf")
-        self._open(connection)
+        if connection is not None:
+            self._open(connection)
 
     def write(self, cycles: Sequence[PackedCycle]) -> set[EngineName]:
         """Write cycles in one transaction. Returns the engines that were skipped because of the
@@ -182,7 +185,7 @@ class StoreFile:
         if (
             is_damage(error)
             and now_s - self._moved_aside_s > MOVE_ASIDE_INTERVAL_S
-            and is_kneewatch_file(self._path)
+            and (identity(self._path) == self._file or is_kneewatch_file(self._path))
         ):
             self._moved_aside_s = now_s
             move_aside(self._path, str(error))
@@ -234,9 +237,9 @@ large."""
 
 BATCH_CYCLES = 256
 GATHER_S = 0.1
-"""Seconds that the thread collects cycles, starting with the first; at most `BATCH_CYCLES` are
-collected. They are then encoded and written together. Waking the thread for each cycle would slow
-down the scrapes."""
+"""Seconds that the thread collects cycles, starting with the first: fewer once no cycle is due, and
+at most `BATCH_CYCLES`. They are then encoded and written together. Waking the thread for each cycle
+would slow down the scrapes."""
 
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0
@@ -253,7 +256,10 @@ def is_disk_error(error: Exception) -> bool:
 class Store:
     """The history of all targets in one SQLite file, with the thread that writes it."""
 
-    def __init__(self, path: Path, store_file: StoreFile, lock: Lock) -> None:
+    def __init__(
+        self, path: Path, store_file: StoreFile, lock: Lock, error: Exception | None
+    ) -> None:
+        """`error` is why the file cannot be opened yet."""
         self.path = path
         self._store_file, self._lock, self._files = store_file, lock, store_file.files
         self._backlog = Backlog()
@@ -268,6 +274,8 @@ class Store:
         self._error = ""
         self._unwritten_s: float | None = None
         self._ended = False
+        if error is not None:
+            self._back_off(error)
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -280,7 +288,8 @@ class Store:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> Store:
-        """Open the store at `path`. A missing store is created, a damaged one is moved aside.
+        """Open the store at `path`. A missing store is created, a damaged one is moved aside. If
+        the disk of an earlier store is full or fails, cycles wait as they do later.
 
         Raises:
             StoreError: the store cannot be opened; the message says what to do.
@@ -294,11 +303,18 @@ class Store:
             ) from error
         try:
             maintenance = Maintenance(retention, clock=clock, monotonic=monotonic)
-            store_file = StoreFile(path, open_checked(path), maintenance, monotonic)
+            connection, failure = None, cast("Exception | None", lock.error)
+            if failure is None:
+                try:
+                    connection = open_checked(path, is_ours=lock.is_renewed)
+                except (sqlite3.Error, OSError) as error:
+                    failure = error
+                    maintenance.check_soon()
+            store_file = StoreFile(path, connection, maintenance, monotonic)
         except BaseException:
             lock.release(unused=True)
             raise
-        return cls(path, store_file, lock)
+        return cls(path, store_file, lock, failure)
 
     def put(self, cycle: Cycle) -> None:
         """Queue a cycle. Thread-safe; never waits for the disk and never raises. A cycle that
@@ -317,8 +333,15 @@ class Store:
         """Start to write queued cycles at once, without collecting more. Does not wait until they
         are written."""
         with self._wake:
-            self._hurried = True
-            self._wake.notify()
+            self._hurried = bool(self._inbox)
+            if self._hurried:
+                self._wake.notify()
+
+    @property
+    def last_error(self) -> str:
+        """Why the newest write failed; empty if it did not. Unlike `stats`, does not wait for the
+        disk."""
+        return self._error
 
     def stats(self) -> StoreStats:
         """The store's counts, size and last error, all at the same moment."""
@@ -346,7 +369,7 @@ class Store:
         """Write queued cycles for at most `timeout_s` seconds, then close the file."""
         with self._wake:
             self._close_by_s = time.monotonic() + timeout_s
-            self.flush()
+            self._wake.notify()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("store not closed in time path=%s timeout_s=%s", self.path, timeout_s)
@@ -368,7 +391,7 @@ class Store:
             if self._inbox:
                 self._wake.wait_for(self._is_gathered, GATHER_S)
             close_by_s, received = self._close_by_s, list(self._inbox)
-            self._received, self._hurried = len(received), close_by_s is not None
+            self._received, self._hurried = len(received), False
             self._inbox.clear()
             if received and self._error and self._unwritten_s is None:
                 self._unwritten_s = received[0].t_s  # maintenance failed while none was queued
@@ -391,7 +414,8 @@ class Store:
         return not self._ended
 
     def _is_gathered(self) -> bool:
-        return self._hurried or len(self._inbox) >= BATCH_CYCLES
+        closes = self._close_by_s is not None
+        return self._hurried or closes or len(self._inbox) >= BATCH_CYCLES
 
     def _idle_s(self) -> float:
         if self._retry_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -9,7 +10,8 @@ import random
 import stat
 import subprocess
 import time
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,62 @@ def test_a_file_system_without_room(tmp_path: Path) -> None:
         assert numbers(disk / "store.db") == list(range(put))
 
 
+FILLER_BYTES = 4096
+
+
+@contextmanager
+def filled(disk: Path) -> Generator[None]:
+    """No byte is left on a disk."""
+    file = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
+        while True:
+            os.write(file, bytes(FILLER_BYTES))
+    os.close(file)
+    yield
+    (disk / "filler").unlink()
+
+
+@contextmanager
+def crowded(disk: Path) -> Generator[None]:
+    """No inode is left on a disk."""
+    with suppress(OSError):
+        for at in itertools.count():
+            (disk / f"{at}.filler").touch()
+    yield
+    for file in disk.glob("*.filler"):
+        file.unlink()
+
+
+@contextmanager
+def frozen(disk: Path) -> Generator[None]:
+    """A disk is read-only."""
+    mount("-o", "remount,ro", str(disk))
+    yield
+    mount("-o", "remount,rw", str(disk))
+
+
+@pytest.mark.parametrize("ill", [filled, crowded, frozen])
+def test_a_disk_that_is_ill_at_the_start_stops_nothing(
+    tmp_path: Path, ill: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    with small_disk(tmp_path / "disk", size="4m,nr_inodes=40") as disk:
+        path = disk / "store.db"
+        written(path, numbered(0))
+        with ill(disk):
+            store = opened(path)
+            reader = Reader(path, may_be_late=True)
+            for at in range(1, 20):
+                store.put(numbered(at))
+            until(lambda: bool(store.stats().last_error))
+            pack(store)
+            assert store.stats().queued == 19
+        settle(store)
+        store.close(PATIENCE_S)
+        with closing(reader):
+            assert len(reader.scrapes("a", **EVER).times) == 20
+        assert numbers(path) == list(range(20))
+
+
 def test_files_that_become_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,10 +236,10 @@ def test_what_waits_since_maintenance_failed_is_told(
     def fail(*_: object) -> bool:
         raise OSError("no room")
 
-    store = opened(tmp_path / "store.db")
+    monkeypatch.setattr(writer, "IDLE_S", 0.01)
     monkeypatch.setattr(writer, "BACKOFF_S", (PATIENCE_S, PATIENCE_S))
     monkeypatch.setattr(Maintenance, "step", fail)
-    store.flush()
+    store = opened(tmp_path / "store.db")
     until(lambda: store.stats().last_error)
     assert store.stats().unwritten_s is None, "nothing waits"
     store.put(numbered(0))
@@ -256,6 +314,40 @@ def test_a_damaged_store_is_moved_aside_at_the_start(tmp_path: Path, seed: int) 
     assert numbers(path) == [0]
     (aside,) = tmp_path.glob("store.db.corrupt-*")
     assert aside.stat().st_size > 100_000
+
+
+def lose_first_page(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+
+
+def test_a_store_without_its_first_page_is_moved_aside_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path, numbered(0))
+    lose_first_page(path)
+    store = opened(path)
+    store.put(numbered(1))
+    settle(store)
+    store.close(PATIENCE_S)
+    assert numbers(path) == [1]
+    assert any(tmp_path.glob("*.corrupt-*"))
+
+
+def test_a_first_page_that_is_lost_under_a_daemon_and_a_reader_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    written(path, numbered(0))
+    store = opened(path)
+    with closing(Reader(path, on_damage=store.check)) as reader:
+        reader.engines()
+        lose_first_page(path)
+        for at in range(1, 50):
+            store.put(numbered(at))
+        settle(store)
+        assert len(reader.scrapes("a", **EVER).times) == 50
+        store.close(PATIENCE_S)
+    assert numbers(path) == list(range(50))
 
 
 def destroy(path: Path, seed: int, begin: int = 0) -> None:
@@ -435,11 +527,13 @@ def test_a_cycle_that_ends_after_the_store_leaves_the_history_whole(tmp_path: Pa
     assert numbers(tmp_path / "store.db") == [0.0]
 
 
-@pytest.mark.parametrize("name", ["a folder", "a text", "another program's"])
+@pytest.mark.parametrize("name", ["a folder", "a pipe", "a text", "another program's"])
 def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "file"
     if name == "a folder":
         path.mkdir()
+    elif name == "a pipe":
+        os.mkfifo(path)
     elif name == "a text":
         path.write_text("listen = 'here'\n" * 100)
     else:
@@ -449,7 +543,7 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
         opened(path)
     with pytest.raises(StoreError):
         Reader(path)
-    assert path.is_dir() or path.read_bytes() == before
+    assert not path.is_file() or path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["file"], "nothing is left beside it"
 
 
