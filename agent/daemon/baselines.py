@@ -41,10 +41,6 @@ from kneewatch.rules.rule import TRACKED_SIGNALS
 
 log = logging.getLogger(__name__)
 
-PEAKS_JOB = "\0weekly peaks"
-"""Name of the job. Target names are printable, so no target has this name."""
-
-PEAKS_EVERY_S = 3600.0
 WEEK_S = 7 * 86_400.0
 MIN_COVERAGE_RATIO = 0.9
 """Minimum share of the week's hours that have data: otherwise the peak may lie in a missing
@@ -74,6 +70,8 @@ def recent_engines(
 class WeeklyPeaks(Job):
     """Reads the weekly peaks of targets with several replicas from time to time. A target with a
     single replica needs no peak: that replica cannot be removed."""
+
+    every_s, first_in_s = 3600.0, 30.0
 
     def __init__(
         self,
@@ -129,20 +127,15 @@ def peak_of(week: Series) -> float | None:
 # --- Seasonal baselines ---------------------------------------------------------------------------
 
 
-SEASONS_JOB = "\0seasons"
-"""Name of the job. Target names are printable, so no target has this name."""
-
-SEASONS_EVERY_S = 900.0
-"""Seconds between runs: four per hour, so that the values of the next hour are read before it
-begins."""
-
-
 Baselines = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
 
 class SeasonalBaselines(Job):
     """Reads the usual values of the current and the next hour of the week from earlier weeks. Each
     hour is read once."""
+
+    every_s, first_in_s = 900.0, 10.0
+    """Four runs per hour, so that the values of the next hour are read before it begins."""
 
     def __init__(
         self,
@@ -201,10 +194,6 @@ class SeasonalBaselines(Job):
 # weeks are read again if the engine still has the same model and launch.
 
 
-KNEES_JOB = "\0knees"
-"""Name of the job. Target names are printable, so no target has this name."""
-
-KNEES_EVERY_S = 10.0
 RETRY_S = 900.0
 """Seconds until an unreadable history is retried."""
 
@@ -233,6 +222,8 @@ class KneeLoader(Job):
 
     If reading an engine's history crashes, the engine is skipped: its knee is learned from scratch.
     """
+
+    every_s, first_in_s = 10.0, None
 
     def __init__(self, history: Reader, clock_s: Callable[[], float] = time.thread_time) -> None:
         self._history, self._clock_s = history, clock_s
@@ -399,22 +390,20 @@ def _value(value: float) -> float | None:
 # it, and an accepted value stays the usual one.
 
 
-LEARNED_JOB = "\0learned"
-"""Name of the job. Target names are printable, so no target has this name."""
-
-LEARNED_EVERY_S = 5.0
-
 Place = tuple[str, EngineKey]
 
 
 class LearnedStates(Job):
     """Stores what was learned about engines, and returns it after a restart of the daemon.
 
-    Engines exchange their states through memory; the job alone reads and writes the file.
+    Engines exchange their states through memory; the job alone reads and writes the file. A file
+    that cannot be read yet is read later: its states are not lost.
     """
 
+    every_s, first_in_s = 5.0, 0.0
+
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self._file, self._error = file, ""
         self._new: dict[Place, tuple[float, bytes]] = {}
         self._known = WeakSet[EngineMonitor]()
         self._stored: dict[Place, bytes] | None = None
@@ -443,8 +432,9 @@ class LearnedStates(Job):
                 for place, state in new.items():
                     if self._new[place] is state:
                         del self._new[place]
+            self._error = ""
         except (StoreError, sqlite3.Error, OSError) as error:
-            log.warning("cannot store what was learned, retrying error=%s", error)
-            if self._stored is None:
-                self._stored = {}
+            if str(error) != self._error:
+                log.warning("cannot store what was learned, retrying error=%s", error)
+            self._error = str(error)
         return None

@@ -24,23 +24,15 @@ from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.console import NO_DATA, OK
 from kneewatch.agent.daemon import supervisor as process
-from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
-    KNEES_JOB,
-    LEARNED_EVERY_S,
-    LEARNED_JOB,
-    PEAKS_EVERY_S,
-    PEAKS_JOB,
-    SEASONS_JOB,
     KneeLoader,
     LearnedStates,
     SeasonalBaselines,
     WeeklyPeaks,
 )
-from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery, target_profile
-from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
+from kneewatch.agent.daemon.discovery import Discovery, target_profile
+from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.periodic_jobs import Scheduler
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, Systemd, TargetJobs
@@ -166,7 +158,7 @@ class Daemon:
         with ExitStack() as parts:
             self._store = Store.open(store_file, retention=_retention(settings))
             parts.callback(lambda: self._store.close(max(self._left_s(), FLUSH_S)))
-            self._reader = Reader(store_file, on_damage=self._store.check)
+            self._reader = Reader(store_file, on_damage=self._store.check, may_be_late=True)
             parts.callback(self._reader.close)
             self._notifier = Notifier.of(settings, store=store_file)
             parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
@@ -175,7 +167,7 @@ class Daemon:
             if fleet_watch is not None:
                 fleet_watch.notify_through(self._notifier, self._report_watched)
                 fleet_watch.store_through(self._store.put)
-            self._scheduler, self._cycles = Scheduler(), DueQueue()
+            self._scheduler, self._cycles = Scheduler(), DueQueue(on_idle=self._store.flush)
             parts.callback(self._end_cycles)
             self._reload = Reload(
                 settings,
@@ -190,19 +182,14 @@ class Daemon:
             knees, learned = KneeLoader(self._reader), LearnedStates(store_file)
             if fleet_watch is not None:
                 fleet_watch.learned = learned
-            self._recalled = (
-                (PEAKS_JOB, peaks, PEAKS_EVERY_S, 30.0),
-                (SEASONS_JOB, seasons, SEASONS_EVERY_S, 10.0),
-                (KNEES_JOB, knees, KNEES_EVERY_S, None),
-                (LEARNED_JOB, learned, LEARNED_EVERY_S, 0.0),
-            )
-            """Jobs with the history: their names, intervals and seconds until their first runs."""
+            self._recalled = peaks, seasons, knees, learned
+            """Jobs with the history."""
             sinks = Sinks(
                 board=self._board,
                 store=self._store.put,
                 notify=self._notifier.offer,
                 gpus=self._gpus,
-                exchanges=tuple(job.exchange for _, job, *_ in self._recalled),
+                exchanges=tuple(job.exchange for job in self._recalled),
             )
             self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
@@ -234,15 +221,10 @@ class Daemon:
             self._scheduler.start()
             self._cycles.start()
             supervisor.start()
-            every_s = self._settings["gpu_interval_s"]
-            self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
-            for name, job, every_s, first_in_s in self._recalled:
-                self._cycles.put(name, job, interval_s=every_s, first_in_s=first_in_s)
-            if (pods := self._discovery.pods) is not None:
-                self._cycles.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
-            if (fleet := self._fleet_watch) is not None:
-                every_s = fleet.state.interval_s
-                self._cycles.put("fleet", fleet, interval_s=every_s, first_in_s=0.0)
+            for job in (self._gpus, *self._recalled, self._discovery.pods, self._fleet_watch):
+                if job is not None:
+                    name = f"\0{type(job).__name__}"  # no target's name: those are printable
+                    self._cycles.put(name, job, interval_s=job.every_s, first_in_s=job.first_in_s)
             self._server.start()
             lines = [f"triage   {self._server.url}/triage", f"history  {self._store_file}"]
             if self._fleet_watch is not None:

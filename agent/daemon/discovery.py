@@ -30,7 +30,7 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.files import Stamp, read_file, stamp_of, yaml_document
+from kneewatch.collector.files import Stamp, read_text, stamp_of, yaml_document
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -39,7 +39,6 @@ from kneewatch.diagnose.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
-PODS_JOB, PODS_EVERY_S = "pods", 10.0
 FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 
@@ -65,6 +64,8 @@ class PodTargets(Job):
         SettingsError: the Kubernetes client is not installed, or this process is not in a pod with
             access to the API.
     """
+
+    every_s, first_in_s = 10.0, 0.0
 
     def __init__(self, settings: Settings, connect: Callable[[], Cluster] = Cluster) -> None:
         self._selector: str = settings["kubernetes.pods"]
@@ -356,7 +357,7 @@ def _document(path: Path, origin: str) -> object:
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{origin}: its name must end in {', '.join(SUFFIXES)}")
     try:
-        text = read_file(path, MAX_FILE_BYTES).decode()
+        text = read_text(path, MAX_FILE_BYTES)
     except OSError as exc:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:

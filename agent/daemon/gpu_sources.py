@@ -274,15 +274,14 @@ class Selection(Struct, frozen=True):
 Subscription = tuple[Selection, GpuMonitor]
 """The GPU selection of a target, and the monitor for it."""
 
-GPU_JOB = "\0gpus"
-"""Name of the job. Target names are printable, so no target has this name."""
-
 
 class GpuSources(Job):
     """All GPU sources of the daemon, read by a job at the GPU interval.
 
     Methods other than `cycle` and `collect` are thread-safe and never wait for a source.
     """
+
+    first_in_s = 0.0
 
     def __init__(
         self,
@@ -295,6 +294,7 @@ class GpuSources(Job):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._load, self._usual_url = settings, load, usual_url
+        self.every_s: float = settings["gpu_interval_s"]
         self._hang_s, self._monotonic = hang_s, monotonic
         self._lock, self._closed = Lock(), Event()
         self._sources: dict[Key, GpuSource] = {}

@@ -15,13 +15,12 @@ from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-unt
 from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
-from apscheduler.triggers.base import BaseTrigger  # type: ignore[import-untyped]
+from msgspec import Struct
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT, HEARTBEAT_S = "heartbeat", 10.0
 TOLERANCE_S = 0.001
-"""Tolerance for comparing times, in seconds. APScheduler rounds times by less."""
+"""Tolerance for comparing times, in seconds."""
 
 STEP_S = 1.0
 """If the wall clock drifts from the monotonic clock by more than this many seconds, somebody has
@@ -76,24 +75,17 @@ def phase_ratio(name: str, phases: int) -> float:
     return zlib.crc32(name.encode()) % phases / phases
 
 
-class Grid(BaseTrigger):  # type: ignore[misc]
-    """Fires every interval at a fixed phase; missed runs are skipped."""
+class Grid(Struct, frozen=True):
+    """The times every interval at a fixed phase; missed ones are skipped."""
 
-    def __init__(self, *, interval_s: float, phase_s: float) -> None:
-        self.interval_s, self.phase_s = interval_s, phase_s
+    interval_s: float
+    phase_s: float
 
     def after_s(self, now_s: float) -> float:
         """Time of the first run after `now_s`, in Unix seconds."""
         steps = math.floor((now_s - self.phase_s) / self.interval_s) + 1
         next_s = self.phase_s + steps * self.interval_s
         return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
-
-    def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, previous_fire_time: datetime | None, now: datetime
-    ) -> datetime:
-        """Time of the next run. APScheduler calls this method."""
-        del previous_fire_time
-        return moment(self.after_s(now.timestamp()))
 
 
 def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
@@ -127,14 +119,10 @@ class Scheduler:
                 job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             ),
         )
-        self._heartbeat_s = time.monotonic()
 
     def start(self) -> None:
         """Start running jobs."""
         self._scheduler.start()
-        self._scheduler.add_job(
-            self._heartbeat, Grid(interval_s=HEARTBEAT_S, phase_s=0.0), id=HEARTBEAT
-        )
 
     def check(self) -> float:
         """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
@@ -146,7 +134,8 @@ class Scheduler:
         now_s = self._wall()
         for job in self._scheduler.get_jobs():
             with contextlib.suppress(JobLookupError):
-                job.modify(next_run_time=moment(job.trigger.after_s(now_s)))
+                after_s = job.trigger.after_s(now_s)
+                job.modify(next_run_time=datetime.fromtimestamp(after_s, UTC))
         return step_s
 
     @property
@@ -154,23 +143,10 @@ class Scheduler:
         """The APScheduler itself. The trigger of a job must have `after_s`."""
         return self._scheduler
 
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the scheduler last ran anything."""
-        return time.monotonic() - self._heartbeat_s
-
     def stop(self) -> None:
         """Start no more jobs. Does not wait for running ones."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
-    def _heartbeat(self) -> None:
-        self._heartbeat_s = time.monotonic()
-
     def _clock_offset_s(self) -> float:
         return self._wall() - time.monotonic()
-
-
-def moment(t_s: float) -> datetime:
-    """A Unix time as a timezone-aware datetime."""
-    return datetime.fromtimestamp(t_s, UTC)

@@ -26,14 +26,7 @@ from threading import Condition, Lock, Thread, local
 
 from msgspec import Struct
 
-from kneewatch.agent.daemon.periodic_jobs import (
-    STEP_S,
-    Grid,
-    Job,
-    Steps,
-    first_run_s,
-    phase_ratio,
-)
+from kneewatch.agent.daemon.periodic_jobs import Grid, Job, Steps, first_run_s, phase_ratio
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +48,27 @@ IDLE_S = 30.0
 """Seconds without work after which a spare thread ends."""
 
 
-class Entry(Struct, eq=False):
-    """A job in the queue.
+APART_RATIO = 1 / 4
+"""The least time between the starts of two runs, as a share of the interval: a wall clock that
+stands still, or is set back again and again, is always at the same point of the grid."""
 
-    `due_s` is the time of its next run on the wall clock. It is None while the job runs, and after
-    the job was dropped; within a run, it is the time from which its next step may wait for a
-    server. `steps` are the steps that are left of the present run; None between runs. If the job is
-    replaced while it runs, `first_s` is the first run of the new job. `computes`: the job is doing
-    work that only needs the CPU. `cpu_s` and `last_cpu_s` are the CPU seconds of the longest step
-    of the present run, and of the run before.
+
+class Entry(Struct, eq=False):
+    """A job in the queue. All its times are monotonic.
+
+    `due_s` is the time of its next run. It is None while the job runs, and after the job was
+    dropped; within a run, it is the time from which its next step may wait for a server. `began_s`
+    is the start of the newest run. `steps` are the steps that are left of the present run; None
+    between runs. If the job is replaced while it runs, `first_s` is the first run of the new job.
+    `computes`: the job is doing work that only needs the CPU. `cpu_s` and `last_cpu_s` are the CPU
+    seconds of the longest step of the present run, and of the run before.
     """
 
     name: str
     job: Job
     grid: Grid
     due_s: float | None = None
+    began_s: float = 0.0
     first_s: float | None = None
     steps: Steps | None = None
     is_dropped: bool = False
@@ -84,11 +83,17 @@ class Entry(Struct, eq=False):
 
 
 class DueQueue:
-    """Runs jobs at their intervals, never two of the same name at once."""
+    """Runs jobs at their intervals, never two of the same name at once.
 
-    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
-        self._offset_s = wall() - time.monotonic()
+    The wall clock only places runs on the grid. The next run is waited for on the monotonic clock,
+    so a wall clock that is set or stands still delays no run.
+    """
+
+    def __init__(
+        self, *, wall: Callable[[], float] = time.time, on_idle: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_idle` is called when no job is due: it must not block."""
+        self._wall, self._on_idle = wall, on_idle
         self._lock = Lock()
         self._due, self._spare = Condition(self._lock), Condition(self._lock)
         self._watch = Condition(self._lock)
@@ -103,7 +108,7 @@ class DueQueue:
         self._heavy: list[Entry] = []
         """The heavy entries whose next step only needs the CPU."""
         self._ready_s = 0.0
-        """The time, on the wall clock, from which the first of them has waited."""
+        """The monotonic time from which the first of them has waited."""
         self._computing = 0
         """Number of threads that compute."""
         self._is_heavy = False
@@ -137,7 +142,8 @@ class DueQueue:
         run.
         """
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
-        first_s = first_run_s(grid, self._wall(), first_in_s)
+        wall_s = self._wall()
+        first_s = time.monotonic() + first_run_s(grid, wall_s, first_in_s) - wall_s
         with self._lock:
             self._grace_s = min(self._grace_s, max(GRACE_S[0], GRACE_RATIO * interval_s))
             entry = self._entries.setdefault(name, Entry(name, job, grid))
@@ -155,21 +161,6 @@ class DueQueue:
                 entry.is_dropped = True
                 if entry.steps is None:
                     entry.due_s = None
-
-    def check(self) -> float:
-        """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
-        seconds; 0 if it was not set."""
-        offset_s = self._wall() - time.monotonic()
-        step_s, self._offset_s = offset_s - self._offset_s, offset_s
-        if abs(step_s) <= STEP_S:
-            return 0.0
-        with self._lock:
-            now_s = self._wall()
-            self._heap.clear()
-            for entry in self._entries.values():
-                if entry.due_s is not None:
-                    self._push(entry, now_s if entry.steps else entry.grid.after_s(now_s))
-        return step_s
 
     @contextmanager
     def computing(self) -> Generator[None]:
@@ -189,7 +180,7 @@ class DueQueue:
         """Seconds by which the next job is late; 0 if no job is due."""
         with self._lock:
             next_s = self._waiting_s()
-            return 0.0 if next_s is None else max(0.0, self._wall() - next_s)
+            return 0.0 if next_s is None else max(0.0, time.monotonic() - next_s)
 
     def stop(self) -> None:
         """Start no more jobs. Does not wait for running ones."""
@@ -209,7 +200,7 @@ class DueQueue:
             self._watch.notify()
 
     def _next_s(self) -> float | None:
-        """Time at which the next job is due, on the wall clock. None if the queue is empty."""
+        """Time at which the next job is due. None if the queue is empty."""
         while self._heap and self._heap[0][2].due_s != self._heap[0][0]:
             heapq.heappop(self._heap)  # it was dropped or rescheduled
         return self._heap[0][0] if self._heap else None
@@ -249,7 +240,7 @@ class DueQueue:
         with self._lock:
             while not self._stopped:
                 next_s = self._waiting_s()
-                wait_s = None if next_s is None else next_s + self._grace_s - self._wall()
+                wait_s = None if next_s is None else next_s + self._grace_s - time.monotonic()
                 if wait_s is None or wait_s > 0:
                     self._watch.wait(wait_s)
                     continue
@@ -275,7 +266,7 @@ class DueQueue:
         with self._lock:
             while self._ready or (self._heavy and not self._is_heavy) or not self._stopped:
                 next_s = None if self._stopped else self._next_s()
-                left_s = None if next_s is None else next_s - self._wall()
+                left_s = None if next_s is None else next_s - time.monotonic()
                 is_due = left_s is not None and left_s <= 0
                 if self._ready and (not is_due or len(self._ready) >= BATCH_MAX):
                     batch, self._ready = self._ready, []
@@ -291,6 +282,7 @@ class DueQueue:
                         break
                     continue
                 self._is_waited_for = True
+                self._on_idle()
                 self._due.wait(left_s)
                 self._is_waited_for = False
         return []
@@ -299,9 +291,9 @@ class DueQueue:
         entry.due_s = None
         if not self._is_waited_for and any(map(self._hangs, self._running)):
             self._add_thread()
-        self._running[entry] = time.monotonic()
+        self._running[entry] = now_s = time.monotonic()
         if entry.steps is None:
-            entry.steps = self._steps(entry)
+            entry.steps, entry.began_s = self._steps(entry), now_s
             self.busy += 1
         return entry
 
@@ -343,11 +335,11 @@ class DueQueue:
                     self._heavy.append(entry)
                     return False
                 if not self._ready:
-                    self._ready_s = self._wall()
+                    self._ready_s = time.monotonic()
                     self._watch.notify()
                 self._ready.append(entry)
             else:
-                self._push(entry, self._wall())
+                self._push(entry, time.monotonic())
         return False
 
     def _after_s(self, entry: Entry, after_s: float | None) -> float:
@@ -356,8 +348,12 @@ class DueQueue:
         first_s, entry.first_s = entry.first_s, None
         if first_s is not None:
             return first_s
-        now_s = self._wall()
-        return entry.grid.after_s(now_s) if after_s is None else now_s + after_s
+        now_s = time.monotonic()
+        if after_s is not None:
+            return now_s + after_s
+        wall_s, interval_s = self._wall(), entry.grid.interval_s
+        due_s = now_s + entry.grid.after_s(wall_s) - wall_s
+        return due_s if due_s - entry.began_s > APART_RATIO * interval_s else due_s + interval_s
 
     def _steps(self, entry: Entry) -> Steps:
         """One run of an entry's job; a job that crashes says when it runs again."""

@@ -221,7 +221,11 @@ class Canary:
         due = interval_s < inf and not 0 <= t_s - self._due_s < interval_s
         if due and model and self._running.acquire(blocking=False):
             self._due_s = t_s
-            self._spawn(lambda: self._send(model))
+            try:
+                self._spawn(lambda: self._send(model))
+            except RuntimeError as error:  # no more threads can be started
+                self._withheld = str(error)
+                self._running.release()
 
     def withhold(self, reason: str) -> None:
         """Send no request until the next `poll`, and report `reason`."""

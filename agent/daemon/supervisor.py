@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -226,8 +226,7 @@ and before. A signal is handled at once."""
 
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
-"""The scheduler counts as stalled after being idle for this many seconds; its heartbeat comes more
-often. The queue of cycles counts as stalled when a cycle is late by this many seconds."""
+"""The queue of cycles counts as stalled when a cycle is late by this many seconds."""
 
 HUNG_S = 30.0
 """The reading of files and settings counts as hung after this many seconds."""
@@ -272,7 +271,7 @@ class Supervisor:
         # A signal handler may only call reentrant code; SimpleQueue.put is.
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._stops: SimpleQueue[int] = SimpleQueue()
-        self._reloads: SimpleQueue[int] = SimpleQueue()
+        self._is_reload_due = Event()
         self._reading_since_s: float | None = None
         self._failure = self._hung = self._outdated = ""
         self._ready = False
@@ -300,7 +299,7 @@ class Supervisor:
                 log.info("stopping signal=%s", signal.Signals(number).name)
                 break
             if number == signal.SIGHUP:
-                self._reloads.put(number)
+                self._is_reload_due.set()
         self._systemd.stopping()
 
     def problems(self) -> list[str]:
@@ -325,11 +324,8 @@ class Supervisor:
     def _follow_files(self) -> None:
         """Read changed files at each tick, and the settings after each SIGHUP."""
         while True:
-            work = self._reload
-            try:
-                self._reloads.get(timeout=self._tick_s())
-            except Empty:
-                work = self._poll
+            work = self._reload if self._is_reload_due.wait(self._tick_s()) else self._poll
+            self._is_reload_due.clear()
             self._reading_since_s = time.monotonic()
             with self._surviving():
                 work()
@@ -343,8 +339,7 @@ class Supervisor:
         return TICK_S if self._ready else STARTING_TICK_S
 
     def _tick(self, elapsed_s: float) -> None:
-        step_s = max(self._scheduler.check(), self._cycles.check(), key=abs)
-        if step_s:
+        if step_s := self._scheduler.check():
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         since_s = self._reading_since_s
         if since_s is not None and time.monotonic() - since_s > HUNG_S and not self._hung:
@@ -354,7 +349,7 @@ class Supervisor:
             self._ready = True
             self._systemd.ready(self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(self._jobs.specs()), elapsed_s)
-        if self._scheduler.idle_s < STALLED_S and self._cycles.late_s < STALLED_S:
+        if self._cycles.late_s < STALLED_S:
             self._systemd.alive()
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status

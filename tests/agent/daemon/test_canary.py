@@ -206,6 +206,21 @@ def test_a_server_that_does_not_answer_fails_until_it_does(serving: Start) -> No
     assert sent.poll(1060.0).failures == 0
 
 
+def test_where_no_thread_can_be_started_the_next_request_is_sent(serving: Start) -> None:
+    def refuse_once(run: Callable[[], None]) -> None:
+        nonlocal refused
+        if not refused:
+            refused = True
+            raise RuntimeError("can't start new thread")
+        run()
+
+    refused = False
+    sent = Sent(serving, {}, refuse_once)
+    assert "can't start new thread" in str(sent.poll(1000.0).refused)
+    sent.poll(1030.0)
+    assert sent.server.requests
+
+
 def test_one_request_at_a_time(serving: Start) -> None:
     waiting: list[Callable[[], None]] = []
     sent = Sent(serving, {"/v1/completions": ANSWER}, waiting.append)

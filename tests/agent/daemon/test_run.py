@@ -175,6 +175,18 @@ def test_files_are_followed(serving: Start, tmp_path: Path) -> None:
     assert second.connections == 1
 
 
+def test_a_target_may_have_the_name_of_a_job(serving: Start, tmp_path: Path) -> None:
+    config, server = tmp_path / "k.toml", serving(in_turn(HEALTHY))
+    config.write_text(f'[[targets]]\nurl = "{server.url}"\nname = "fleet"\n')
+    own = ("--config", config, "--prometheus", "http://127.0.0.1:9")
+    with Daemon(tmp_path, *own, *QUICK) as daemon:
+        until(lambda: "fleet" in daemon.diagnoses())
+        daemon.wait_for("metrics system does not answer")
+        before = len(server.requests)
+        until(lambda: len(server.requests) > before + 2)
+        daemon.end()
+
+
 def test_systemd_is_told(serving: Start, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))

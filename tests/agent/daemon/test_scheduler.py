@@ -23,7 +23,14 @@ from kneewatch.agent.daemon.periodic_jobs import (
     phase_count,
     phase_ratio,
 )
-from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, HEAVY_S, QUICK_MAX, DueQueue
+from kneewatch.agent.daemon.scrape_queue import (
+    APART_RATIO,
+    GRACE_RATIO,
+    GRACE_S,
+    HEAVY_S,
+    QUICK_MAX,
+    DueQueue,
+)
 from tests.waiting import PATIENCE_S, until
 
 
@@ -65,16 +72,13 @@ def test_the_grid(interval_s: float, ratio: float, now_s: float) -> None:
     assert 0 < next_s - now_s <= interval_s + 0.002
     steps = (next_s - phase_s) / interval_s
     assert abs(steps - round(steps)) * interval_s < 1e-3, "it is on the grid"
-    now = datetime.fromtimestamp(now_s, UTC)
-    assert grid.get_next_fire_time(None, now) > now, "APScheduler would ask for ever"
 
 
 def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
     grid = Grid(interval_s=0.1, phase_s=0.0)
     for step in range(2000):
-        now = datetime.fromtimestamp(1.7e9 + step * 0.1, UTC)
-        later_s = (grid.get_next_fire_time(None, now) - now).total_seconds()
-        assert 0.05 < later_s < 0.15
+        now_s = 1.7e9 + step * 0.1
+        assert 0.05 < grid.after_s(now_s) - now_s < 0.15
 
 
 def test_phases_are_spread_evenly() -> None:
@@ -345,20 +349,27 @@ class Clock:
         return time.time() + self.set_by_s
 
 
+class Tenths(base.BaseTrigger):  # type: ignore[misc]
+    """A trigger that fires ten times a second."""
+
+    def after_s(self, now_s: float) -> float:
+        return Grid(interval_s=0.1, phase_s=0.0).after_s(now_s)
+
+    def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, previous_fire_time: datetime | None, now: datetime
+    ) -> datetime:
+        del previous_fire_time
+        return datetime.fromtimestamp(self.after_s(now.timestamp()), UTC)
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
-@pytest.mark.parametrize("kind", [Scheduler, DueQueue])
-def test_a_clock_that_is_set(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Scheduler | DueQueue], hours: int
-) -> None:
+def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     clock = Clock(monkeypatch)
-    clockwork = kind(wall=clock)
+    clockwork = Scheduler(wall=clock)
     clockwork.start()
     try:
         job = Counted()
-        if isinstance(clockwork, DueQueue):
-            clockwork.put("a", job, interval_s=0.1)
-        else:
-            clockwork.scheduler.add_job(job.cycle, Grid(interval_s=0.1, phase_s=0.0))
+        clockwork.scheduler.add_job(job.cycle, Tenths())
         until(lambda: len(job.times) >= 3)
         assert clockwork.check() == 0.0
         clock.set_by_s = 3600.0 * hours
@@ -372,6 +383,35 @@ def test_a_clock_that_is_set(
         until(lambda: len(job.times) >= ran + 5)
         assert clockwork.check() == 0.0
         assert len(job.times) < 10_000, "what was missed is not made up for"
+    finally:
+        clockwork.stop()
+
+
+INTERVAL_S = 0.1
+
+
+CLOCKS: dict[str, Callable[[float], float]] = {
+    "set back": lambda s: s - (3600.0 if s > 1.0 else 0.0),
+    "set forward": lambda s: s + (3600.0 if s > 1.0 else 0.0),
+    "stands still": lambda s: min(s, 1.0),
+    "runs backwards": lambda s: -s,
+    "set back again and again": lambda s: s % INTERVAL_S,
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_no_wall_clock_delays_a_cycle(clock: str) -> None:
+    began_s = time.monotonic()
+    clockwork = DueQueue(wall=lambda: 1e9 + CLOCKS[clock](time.monotonic() - began_s))
+    clockwork.start()
+    try:
+        job = Counted()
+        clockwork.put("a", job, interval_s=INTERVAL_S)
+        until(lambda: time.monotonic() - began_s > 1.2)
+        ran, from_s = len(job.times), time.monotonic()
+        until(lambda: len(job.times) >= ran + 10)
+        per_interval = 10 * INTERVAL_S / (time.monotonic() - from_s)
+        assert per_interval < 1.1 / APART_RATIO, "and none comes much too early"
     finally:
         clockwork.stop()
 

@@ -52,12 +52,17 @@ def test_old_engines_are_forgotten(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: TargetStream
 ) -> None:
-    (tmp_path / "store.db").mkdir()
-    states = LearnedStates(tmp_path / "store.db")
+    file, aside, (engine,) = tmp_path / "store.db", tmp_path / "aside", stream.monitor.engines
+    write_learned(file, {("gpu-7", engine.key): (scrapes()[0].t_s, b"{}")})
+    file.rename(aside)
+    file.mkdir()
+    states = LearnedStates(file)
+    for _ in range(2):
+        states.cycle()
+        states.exchange("gpu-7", engine, scrapes()[0].t_s)
+    assert caplog.text.count("cannot store what was learned") == 1
+    file.rmdir()
+    aside.rename(file)
     states.cycle()
-    assert "cannot store what was learned" in caplog.text
-    (engine,) = stream.monitor.engines
     states.exchange("gpu-7", engine, scrapes()[0].t_s)
-    states.exchange("gpu-7", engine, scrapes()[0].t_s)
-    states.cycle()
-    assert caplog.text.count("cannot store what was learned") == 2
+    assert engine.judge.stored == b"{}", "it is not lost"
