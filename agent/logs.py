@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import select
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,9 @@ LEVELS = {
 STDERR = 2
 MAX_VALUE_CHARS = 2_000
 """Maximum length of a value in characters: an error may quote a long part of a page."""
+
+PATIENCE_S = 0.1
+"""How long a line waits for the reader of the log."""
 
 MAX_TRACEBACK_CHARS = 20_000
 TRACEBACK_S, TRACEBACKS_MAX = 600.0, 256
@@ -58,18 +62,35 @@ def configure(*, form: str, level: str, fd: int = STDERR) -> None:
 
 class DescriptorHandler(logging.Handler):
     """Writes each line without a buffer. A buffer has a lock, which a thread that still runs at
-    exit could hold."""
+    exit could hold.
+
+    A reader that stops reading (a paused pager, a stuck log driver) delays the daemon once by
+    `PATIENCE_S`; then lines are lost until it reads again.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self._fd = fd
+        self._fd, self._poll = fd, select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record as one line. If the descriptor is closed, nothing happens."""
-        data = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+        lines = self.format(record) + "\n"
+        if self._lost and self._poll.poll(0):
+            lost, self._lost = self._lost, 0
+            own = logging.LogRecord(
+                __name__, logging.WARNING, "", 0, "log lines lost lines=%s", (lost,), None
+            )
+            lines = f"{self.format(own)}\n{lines}"
+        data = lines.encode("utf-8", "backslashreplace")
         with suppress(OSError):
             while data:
-                data = data[os.write(self._fd, data) :]
+                if not self._poll.poll(0 if self._lost else 1000 * PATIENCE_S):
+                    self._lost += 1
+                    return
+                # A pipe that is ready takes that many bytes at once.
+                data = data[os.write(self._fd, data[: select.PIPE_BUF]) :]
 
 
 class LineFormatter(logging.Formatter):

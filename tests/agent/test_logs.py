@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,26 @@ def test_a_reader_that_is_gone_stops_nothing(root: logging.Logger) -> None:
     logs.configure(form="logfmt", level="info", fd=writing)
     logging.getLogger("kneewatch.x").warning("said to nobody")
     os.close(writing)
+
+
+def test_a_reader_that_stops_reading_stops_nothing(root: logging.Logger) -> None:
+    del root
+    reading, writing = os.pipe()
+    logs.configure(form="logfmt", level="info", fd=writing)
+    log = logging.getLogger("kneewatch.x")
+    for number in range(5_000):  # a pipe holds 64 kB
+        log.info("said number=%s", number)
+    told = b""
+    while select.select([reading], [], [], 0)[0]:
+        told += os.read(reading, 65_536)
+    log.info("heard again")
+    told += os.read(reading, 65_536)
+    os.close(reading)
+    os.close(writing)
+    *lines, lost, last = told.decode().splitlines()
+    assert [f"number={number} " in line for number, line in enumerate(lines)] == [True] * len(lines)
+    assert f'msg="log lines lost" lines={5_000 - len(lines)} ' in lost
+    assert 'msg="heard again"' in last
 
 
 def test_the_traceback_of_an_error_that_comes_back_is_logged_once_in_a_while() -> None:
