@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -369,6 +370,9 @@ class Stored(Struct, frozen=True):
 
 
 MESSAGE_MAX_BYTES = 16 * 1024 * 1024
+FILES_MAX = 4096
+"""Most messages in the outbox folder. The oldest are lost: a receiver that is gone must neither
+fill the disk nor make the next start take minutes."""
 
 
 class OutboxFolder:
@@ -391,6 +395,7 @@ class OutboxFolder:
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
             replace_file(file, encode(stored))
+            self._files()
         except OSError as exc:
             if not self._is_failing:
                 log.error("notify: cannot store messages folder=%s error=%s", self._path, exc)  # noqa: TRY400
@@ -399,12 +404,28 @@ class OutboxFolder:
         self._is_failing = False
         return file
 
-    def waiting(self, receiver: str) -> list[tuple[Path, Stored]]:
+    def waiting(self, receiver: str) -> Iterator[tuple[Path, Stored]]:
         """The stored messages of a receiver, oldest first."""
-        files = sorted(self._path.glob("*.json")) if self._path is not None else ()
-        messages = [(file, stored) for file in files if (stored := self.read(file)) is not None]
-        own = [row for row in messages if row[1].receiver == receiver]
-        return sorted(own, key=lambda row: row[1].queued_s)
+        for file in self._files():
+            stored = self.read(file)
+            if stored is not None and stored.receiver == receiver:
+                yield file, stored
+
+    def _files(self) -> Sequence[Path]:
+        """The stored messages, oldest first, once those beyond `FILES_MAX` are deleted."""
+        if self._path is None or not self._path.is_dir():
+            return ()
+        dated: list[tuple[int, Path]] = []
+        for file in self._path.glob("*.json"):
+            with suppress(OSError):  # it was delivered meanwhile
+                dated.append((file.stat().st_mtime_ns, file))
+        files = [file for _, file in sorted(dated)]
+        for file in files[:-FILES_MAX]:
+            file.unlink(missing_ok=True)
+        if len(files) > FILES_MAX:
+            lost = len(files) - FILES_MAX
+            log.error("notify: too many stored messages, oldest lost messages=%s", lost)
+        return files[-FILES_MAX:]
 
     def read(self, file: Path) -> Stored | None:
         """A stored message. None if it cannot be read, which is logged."""

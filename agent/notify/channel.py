@@ -31,9 +31,6 @@ QUEUE_MAX, GIVEN_UP_MAX = 256, 64
 FAILING_ATTEMPTS = 5
 """A receiver is reported as a problem after this many failed attempts in a row."""
 
-STORED_MAX = 4096
-"""Most stored messages of a receiver that wait on disk until the queue has room for them."""
-
 
 class RetryPolicy(Struct, frozen=True):
     """Exponential backoff: `first_s` seconds, doubled at each failure up to `most_s`.
@@ -55,7 +52,7 @@ class RetryPolicy(Struct, frozen=True):
         return max(self.wait_s(failures), min(error.after_s or 0.0, self.most_s))
 
 
-class NotifierStats(Struct, frozen=True):
+class NotifierStats(Struct):
     """Counts of messages: delivered, failed attempts, in the queue now, and given up."""
 
     sent: int = 0
@@ -88,7 +85,7 @@ class Outbox:
         self._waiting: deque[Outgoing] = deque()
         self.given_up: deque[Outgoing] = deque(maxlen=GIVEN_UP_MAX)
         self._trying: Outgoing | None = None
-        self._sent = self._failed = self._dropped = 0
+        self._counts = NotifierStats()
 
     def put(self, message: Message, done: Callable[[bool], object], now_s: float) -> bool:
         """Queue a message. Returns False if the oldest one was dropped to make room."""
@@ -120,14 +117,14 @@ class Outbox:
     def delivered(self, outgoing: Outgoing) -> None:
         """Count a message as delivered."""
         self._trying = None
-        self._sent += 1
+        self._counts.sent += 1
         outgoing.done(True)
 
     def failed(self, outgoing: Outgoing, error: SendError, now_s: float) -> float | None:
         """Return a message to the queue after a failed attempt. Returns the seconds until the
         retry; None if the message is given up."""
         self._trying = None
-        self._failed += 1
+        self._counts.failed += 1
         outgoing.failures += 1
         left_s = outgoing.born_s + self._give_up_s - now_s
         if error.final or left_s <= 0:
@@ -141,14 +138,13 @@ class Outbox:
     def drop_current(self) -> None:
         """Give up the message that is being sent, if any."""
         if self._trying is not None:
-            self._failed += 1
+            self._counts.failed += 1
             self._drop(self._trying)
             self._trying = None
 
     def stats(self) -> NotifierStats:
         """The counts since the start."""
-        waiting = len(self._waiting) + (self._trying is not None)
-        return NotifierStats(self._sent, self._failed, waiting, self._dropped)
+        return replace(self._counts, queued=len(self._waiting) + (self._trying is not None))
 
     def retry_given_up(self, now_s: float) -> None:
         """Queue the messages that were given up again, before all others."""
@@ -159,7 +155,7 @@ class Outbox:
         self.given_up.clear()
 
     def _drop(self, outgoing: Outgoing) -> None:
-        self._dropped += 1
+        self._counts.dropped += 1
         outgoing.done(False)
         self.given_up.append(outgoing)
 
@@ -269,7 +265,7 @@ class Channel(ReceiverThread):
         self._formatting = 0
         self._stored: deque[Path] = deque()
         """Files of messages for which the queue has no room, oldest first."""
-        for file, stored in state_file.outbox.waiting(receiver.name)[-STORED_MAX:]:
+        for file, stored in state_file.outbox.waiting(receiver.name):
             # Alertmanager may have repeated an alert, in a message that was delivered.
             if [key for key in stored.keys if self._sent_alerts.take(key)]:
                 self._queue_forwarded(stored, file)
@@ -312,11 +308,9 @@ class Channel(ReceiverThread):
 
     def _queue_forwarded(self, stored: Stored, file: Path | None) -> None:
         if file is not None and (self._stored or not self._outbox.has_room):
-            if len(self._stored) < STORED_MAX:
-                self._stored.append(file)
-                return
-            log.error("notify: too many stored messages receiver=%s", self.receiver.name)
-        self._put_forwarded(stored, file)
+            self._stored.append(file)
+        else:
+            self._put_forwarded(stored, file)
 
     def _load_stored(self) -> None:
         """Queue stored messages while there is room."""

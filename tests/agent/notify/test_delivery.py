@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.notify import channel
+from kneewatch.agent.notify import alert_state, channel
 from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert
 from kneewatch.agent.notify.notifier import Notifier
@@ -299,6 +299,24 @@ def test_stored_messages_wait_on_disk_for_room_in_the_queue(
     posts = [post.body["events"][0]["number"] for post in taker.posts]
     assert list(dict.fromkeys(posts)) == [0, 1, 2, 3, 4]
     assert stats_of(first).dropped == 0
+
+
+def test_a_receiver_that_is_gone_does_not_fill_the_disk(
+    starting: Starting, taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_state, "FILES_MAX", 20)
+    monkeypatch.setattr(channel, "QUEUE_MAX", 3)
+    folder, gone = tmp_path / "store.notify.outbox", taking(Reply(status=400))
+    first = starting(webhook(gone))
+    for number in range(30):
+        first.forward([forwarded(number)], NOW_S + number)
+    until(lambda: stats_of(first).queued == 0)
+    first.close(PATIENCE_S)
+    assert len(list(folder.iterdir())) == 20
+    taker = taking()
+    settle(starting(webhook(taker)))
+    delivered = [post.body["events"][0]["number"] for post in taker.posts]
+    assert delivered == list(range(10, 30)), "the newest, in their order"
 
 
 def test_what_was_given_up_is_not_delivered_and_is_tried_again(
