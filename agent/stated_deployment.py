@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.files import read_file
+from kneewatch.collector.files import read_file, read_text
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
@@ -127,7 +127,7 @@ def text_of(path: str, name: str) -> str:
         SizingError: the file is missing, too large, unreadable or not text.
     """
     try:
-        return read_file(path, TEXT_MAX_BYTES).decode()
+        return read_text(path, TEXT_MAX_BYTES)
     except OSError as exc:
         missing = isinstance(exc, FileNotFoundError)
         reason = "does not exist" if missing else f"cannot be read: {exc.strerror}"

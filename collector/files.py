@@ -51,6 +51,15 @@ def read_file(path: str | Path, most_bytes: int, may_read: MayRead | None = None
     return data
 
 
+def read_text(path: str | Path, most_bytes: int) -> str:
+    """The contents of a regular file in UTF-8, without the byte order mark that some editors write.
+
+    Raises:
+        OSError, UnicodeDecodeError: the file cannot be read; see `read_file`.
+    """
+    return read_file(path, most_bytes).decode("utf-8-sig")
+
+
 YAML_NODES_MAX = 100_000
 """Maximum number of keys, values, lists and tables of a YAML document, aliases written out: each
 node takes about 1 kB while it is parsed."""

@@ -8,6 +8,7 @@ import hmac
 import logging
 import os
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -66,7 +67,7 @@ class TokenFile(Struct):
         """
         try:
             status = self.path.stat()
-            lines = read_file(self.path, SECRET_MAX_BYTES).splitlines()
+            lines = read_file(self.path, SECRET_MAX_BYTES).removeprefix(BOM_UTF8).splitlines()
         except OSError as exc:
             raise SettingsError(f"{self.key} = {self.path}: {exc.strerror}") from exc
         tokens = tuple(line.strip() for line in lines if line.strip())

@@ -19,7 +19,7 @@ from kneewatch.agent.api.responses import COMPONENTS
 from kneewatch.agent.fleet.snapshot import diagnose_fleet, source_settings
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.expr import Dialect
@@ -212,7 +212,7 @@ def triage_path(target: str | None) -> str:
 
 def _first_line(file: Path) -> str:
     try:
-        return read_file(file, SECRET_MAX_BYTES).decode().partition("\n")[0].strip()
+        return read_text(file, SECRET_MAX_BYTES).partition("\n")[0].strip()
     except (OSError, ValueError) as exc:
         raise CollectError(f"--token-file {file} cannot be read", kind="auth") from exc
 

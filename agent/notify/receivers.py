@@ -23,7 +23,7 @@ from kneewatch.agent.settings.effective import (
 )
 from kneewatch.agent.settings.table import Setting, settings_of
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.files import SECRET_MAX_BYTES, read_file
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
@@ -183,7 +183,7 @@ class Receiver(Struct, frozen=True, kw_only=True):
 
 def _contents(file: str) -> str:
     try:
-        return read_file(file, SECRET_MAX_BYTES).decode()
+        return read_text(file, SECRET_MAX_BYTES)
     except OSError as exc:
         raise SettingsError(f"the file {file}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError:

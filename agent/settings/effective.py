@@ -20,7 +20,7 @@ from msgspec import Struct
 from kneewatch.agent.settings.table import BENCHMARK, BY_KEY, SETTINGS, Setting, duration_s, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.files import read_file
+from kneewatch.collector.files import read_text
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
@@ -276,7 +276,7 @@ def reported_together() -> Generator[list[str]]:
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        return flattened(tomllib.loads(read_file(file, FILE_MAX_BYTES).decode()))
+        return flattened(tomllib.loads(read_text(file, FILE_MAX_BYTES)))
     except OSError as exc:
         raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
     except ValueError as exc:  # not UTF-8, not TOML, or an integer of thousands of digits

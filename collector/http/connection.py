@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.files import SECRET_MAX_BYTES, read_file, stamp_of
+from kneewatch.collector.files import SECRET_MAX_BYTES, read_text, stamp_of
 from kneewatch.collector.http.address import PORTS, Address
 from kneewatch.collector.http.fetch_settings import FetchSettings
 
@@ -335,11 +335,13 @@ def _look_up(address: Address, timeout_s: float) -> Sequence[AddressInfo]:
             answers.put(exc)
 
     # The system's resolver has no timeout: it runs in a thread that is left behind.
-    threading.Thread(target=look_up, name="kneewatch-dns", daemon=True).start()
     try:
+        threading.Thread(target=look_up, name="kneewatch-dns", daemon=True).start()
         answer = answers.get(timeout=timeout_s)
     except queue.Empty as exc:
         raise slow(address, "the name look-up", timeout_s) from exc
+    except RuntimeError as exc:  # no more threads can be started
+        raise unknown_name(address, exc) from exc
     if isinstance(answer, Exception):
         raise unknown_name(address, answer) from answer
     return answer
@@ -446,7 +448,7 @@ class TlsAccess:
 
 def _from_file(path: str) -> str:
     try:
-        value = read_file(path, SECRET_MAX_BYTES).decode().strip()
+        value = read_text(path, SECRET_MAX_BYTES).strip()
     except (OSError, ValueError) as exc:
         raise unreadable_file("token file", path, exc, kind="auth") from exc
     if not value:

@@ -163,7 +163,8 @@ def shown(out: str, setting: Setting) -> tuple[object, str]:
 def test_a_file_named_by_the_environment(
     main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "k.toml").write_text("[slo]\nttft_p99_s = 2\n")
+    text = "[slo]\r\n# as an editor on Windows writes it\r\nttft_p99_s = 2\r\n"
+    (tmp_path / "k.toml").write_text(text, encoding="utf-8-sig", newline="")
     monkeypatch.setenv("KNEEWATCH_CONFIG", "k.toml")
     assert "slo.ttft_p99_s = 2.0  # file k.toml; " in main("config").out
 

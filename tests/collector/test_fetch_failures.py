@@ -31,6 +31,17 @@ from tests.collector.servers import (
 )
 
 
+def test_a_look_up_for_which_no_thread_can_be_started(
+    fetcher: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(CollectError, match="can't start new thread"):
+        fetcher("localhost:1").get()
+
+
 def test_refused(fetcher: Fetch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,12 @@ def test_a_file_replaced_by_one_of_the_same_size_and_age_is_noticed(tmp_path: Pa
     other.replace(path)
     clock.now_s += 1.1
     assert file.holds(BOSS)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_token(tmp_path: Path) -> None:
+    file = TokenFile("key", token_file(tmp_path / "t", BOM_UTF8 + READER + b"\r\n"), Clock())
+    file.load()
+    assert file.holds(READER)
 
 
 def test_while_the_file_is_gone_no_token_is_valid(
