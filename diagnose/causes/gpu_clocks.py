@@ -142,10 +142,10 @@ def gpu_throttled(facts: Facts) -> Cause | None:
     why, action = worst.why
     where = worst.gpu.node or "the node"
     severity = _severity(worst, facts, slow=slow)
-    clock = "" if worst.ratio is None else f" to {percent(worst.ratio)} of its clock"
+    to = f" to {percent(share)} of its clock" if (share := worst.ratio or 1) < NEARLY_FULL else ""
     case = Case(
         "gpu_throttled",
-        f"{worst.gpu.name} is throttled{clock} {why} under load"
+        f"{worst.gpu.name} is throttled{to} {why} under load"
         + (f" ({len(throttled)} of {len(facts.gpus)} GPUs are)." if len(throttled) > 1 else "."),
         f"On {where} {action}." if worst.deliberate else f"Drain {where} and {action}.",
         ("9.3",),

@@ -300,7 +300,7 @@ SPEC_DECODE_POOR = cause(
                     BATCH,
                     LARGE_BATCH,
                     0.3,
-                    "batch of {value}: verification costs grow",
+                    "batch of {value}: large batches make verification dearer",
                     when=BATCH >= LARGE_BATCH / 2,
                 ),
             ),
