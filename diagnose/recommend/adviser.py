@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import floor, inf
 
 from msgspec.structs import replace
 
@@ -137,6 +138,7 @@ def _with_residual(recommendation: Recommendation, context: LeverContext) -> Rec
         and numbers.get("kv_capacity_ratio", 1.0) > 1
         and context.demand.callers is None
         and waiting >= 1
+        and context.demand.running < (context.seats or inf)
     ):
         left = BACKLOG
         recommendation = replace(recommendation, predicted={**numbers, "backlog_requests": waiting})
@@ -382,6 +384,7 @@ def recommend(
         }
         facts = replace(facts, values=plain)
     demand_now = demand(facts.values, server, trend)
+    pinned = floor(facts.get("running_max")) if "admission_limit" in causes else None
     chosen: dict[frozenset[str], Recommendation] = {}
     for cause in causes:
         incident = incidents.setdefault(cause, Incident())
@@ -393,6 +396,7 @@ def recommend(
             weekly_peak_requests=weekly_peak_requests,
             curve=curve,
             held=incident.values,
+            pinned=pinned,
         )
         offered = (LEVERS[name](context) for name in BY_ID[cause].levers)
         checked = (checked_recommendation(each, context) for each in offered if each is not None)

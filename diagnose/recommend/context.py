@@ -8,6 +8,7 @@ from math import ceil, floor, inf, isfinite
 from msgspec import Struct, field
 
 from kneewatch.collector.engines.engine_kind import MFU_METRICS
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
@@ -54,7 +55,8 @@ class LeverContext(Struct, frozen=True):
     `curve` has the windows that this engine was measured in; None for an engine without history.
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
     ran or waited on this engine at once within the last week; None without a week of history.
-    `held` has the values by lever that were recommended before in this incident.
+    `held` has the values by lever that were recommended before in this incident. `pinned` is the
+    batch that the engine does not exceed though requests wait; None where no such limit is seen.
     """
 
     cause: str
@@ -65,6 +67,12 @@ class LeverContext(Struct, frozen=True):
     weekly_peak_requests: float | None = None
     curve: CurveLearner | None = None
     held: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    pinned: int | None = None
+
+    @property
+    def seats(self) -> int | None:
+        """The most requests that run at once whatever the KV cache holds: stated, or observed."""
+        return self.server.max_num_seqs or self.pinned
 
     @property
     def for_kv(self) -> bool:
@@ -138,10 +146,12 @@ def advice(
     checks: Sequence[str] = (),
     risk: str = "",
     verify: Sequence[str] = (),
-    guide: Sequence[str] = (),
 ) -> Recommendation:
-    """A recommendation against the context's cause; free unless a cost is given."""
+    """A recommendation against the context's cause, with what levers.toml has of the lever; free
+    unless a cost is given."""
     predicted_numbers = predicted or {}
+    lever = packaged_tables("diagnose.recommend", "levers.toml").get(lever_id, {})
+    usual = [text.format(settled=SETTLE_WORDS) for text in lever.get("verify", ())]
     summary = singular(f"{summary}{_measured_words(context, predicted_numbers)}")
     return Recommendation(
         id=lever_id,
@@ -154,10 +164,10 @@ def advice(
         predicted=shown(predicted_numbers),
         basis=shown(_basis(context)) if "itl_s" in predicted_numbers else {},
         cost_usd_per_hour=cost_usd_per_hour,
-        checks=tuple(checks),
-        risk=risk,
-        verify=tuple(verify),
-        guide=tuple(guide),
+        checks=(*checks, *lever.get("checks", ())),
+        risk=risk or lever.get("risk", ""),
+        verify=tuple(verify or usual),
+        guide=tuple(lever.get("guide", ())),
         unknown=tuple(_unknown(context, predicted_numbers, cost_usd_per_hour)),
     )
 
@@ -272,5 +282,5 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     if not context.get("itl_mean_s"):
         return "vLLM reports no ITL yet"
     if not context.demand.input_tokens or not context.demand.output_tokens:
-        return "vLLM reports no request lengths yet"
+        return "vLLM reports no running requests, or no request lengths yet"
     return "the measured ITL is far from the prediction for the stated model and GPU"

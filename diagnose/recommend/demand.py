@@ -185,6 +185,7 @@ def demand(
     vLLM counts a request only at its first token, so the arrival rate is the served rate plus the
     growth of the queue: by `trend`, or without one by the window's slope. If the HTTP server
     accepts clearly more requests, that rate is used, because clients that give up leave the queue.
+    While the running requests are unknown, so are the tokens of all.
     """
 
     def get(key: str) -> float:
@@ -210,6 +211,8 @@ def demand(
     arrival = max(0.0, served + grows)
     if repeats := (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
         arrival = max(arrival, accepted)
+    # Without them, nobody knows how many requests of which length share the cache.
+    is_shown = values.get("running") is not None or values.get("running_avg") is not None
     requests, requests_mean = in_flight, in_flight_mean
     # One window alone may be that of a closed loop, unless the queue grows or shrinks.
     is_open = grows != 0.0 if trend is None else callers is None
@@ -222,10 +225,12 @@ def demand(
         mean_requests=requests_mean,
         running=running,
         waiting=waiting,
-        held_tokens=_held_tokens(values, server),
+        held_tokens=_held_tokens(values, server) if is_shown else None,
         served_per_s=served,
         arrival_per_s=arrival,
-        input_tokens=values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"),
+        input_tokens=(values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"))
+        if is_shown
+        else None,
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
         spread_tokens=_spread_tokens(values),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from kneewatch.collector.engines.engine_kind import KV_DTYPE, MEMORY_SHARE, OFFLOAD_GIB
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
@@ -16,13 +15,14 @@ from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_setup,
-    costs_of,
+    computed_costs,
+    computed_memory,
     latencies,
     predicted,
     present,
 )
 from kneewatch.diagnose.recommend.recommendation import PREFIX_ROUTING, Recommendation, Value
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.rules.formatting import duration, percent
@@ -57,94 +57,118 @@ def _times_needed(context: LeverContext) -> float:
 
 def kv_blocks(context: LeverContext) -> Recommendation | None:
     """A higher --num-gpu-blocks-override, if it is set: it alone then decides the cache size."""
-    server, times = context.server, _times_needed(context)
-    now = server.blocks_override
-    if now is None or now < 2 or not server.capacity_tokens or times <= 1:
+    now = context.server.blocks_override
+    if now is None or now < 2:
         return None
-    usable = ceil((now - 1) * times)
-    blocks_needed = context.steady("kv-blocks", rounded_up(usable + 1))
     most, fit_check = _most_blocks(context)
-    blocks = blocks_needed if most is None else min(blocks_needed, most)
-    if blocks <= now:
-        return None
-    capacity = server.capacity_tokens * (blocks - 1) / (now - 1)
-    numbers = predicted(context, After(capacity_tokens=capacity))
-    return advice(
+    needed = rounded_up(ceil((now - 1) * _times_needed(context)) + 1)
+    blocks = context.steady("kv-blocks", needed)
+    blocks = blocks if most is None else min(blocks, most)
+    return _unfixed(
         context,
         "kv-blocks",
-        [("--num-gpu-blocks-override", now, blocks)],
+        ("--num-gpu-blocks-override", now, blocks),
+        (blocks - 1) / (now - 1),
         f"--num-gpu-blocks-override limits the KV cache to {now} blocks, however much memory is "
-        f"free; {blocks} blocks hold {numbers['kv_capacity_ratio']:.1f}x as many tokens.",
-        before=present(context),
-        predicted=numbers,
+        f"free; {blocks} blocks hold",
         checks=[
             fit_check
             or "compare with the available KV cache memory in vLLM's start-up log, or remove the "
             "override and let vLLM size the cache"
         ],
         risk="" if fit_check else "vLLM runs out of memory at start if the blocks do not fit.",
+    )
+
+
+def _unfixed(
+    context: LeverContext,
+    lever_id: str,
+    change: tuple[str, int, int],
+    times: float,
+    words: str,
+    *,
+    checks: Sequence[str],
+    risk: str,
+) -> Recommendation | None:
+    """A higher value of the flag that fixes the cache, which then holds so many times the tokens;
+    None if the load needs no more, or no more fits."""
+    capacity, (_, now, to) = context.server.capacity_tokens, change
+    if not capacity or _times_needed(context) <= 1 or to <= now:
+        return None
+    return _larger(
+        context,
+        lever_id,
+        [change],
+        f"{words} {times:.1f}x as many tokens.",
+        After(capacity_tokens=capacity * times),
+        checks=checks,
+        risk=risk,
+    )
+
+
+def _larger(
+    context: LeverContext,
+    lever_id: str,
+    changes: Sequence[tuple[str, Value, Value]],
+    summary: str,
+    after: After,
+    *,
+    checks: Sequence[str] = (),
+    risk: str = "",
+) -> Recommendation:
+    """A recommendation of a larger KV cache, with what it changes."""
+    numbers = predicted(context, after)
+    return advice(
+        context,
+        lever_id,
+        changes,
+        summary,
+        before=present(context),
+        predicted=numbers,
+        checks=checks,
+        risk=risk,
         verify=kv_verify_steps(context, numbers),
-        guide=("7.4", "9.3"),
     )
 
 
 def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
     """The most blocks that fit into GPU memory (None if unknown), and the check to recommend."""
     server = context.server
-    if server.layout is None or server.setup is None:
+    free_bytes = server.kv_memory_bytes or _available_bytes(context)
+    if server.layout is None or free_bytes is None:
         return None, ""
-    free_bytes = server.kv_memory_bytes
-    if free_bytes is None:
-        if server.setup.gpu is None:
-            return None, ""
-        try:
-            free_bytes = memory(server.setup).available_bytes.low
-        except SizingError:
-            return None, ""
     most = server.layout.blocks(free_bytes)
     return most, f"computed: at most {most} blocks fit in {free_bytes / GIB:.1f} GiB per GPU"
 
 
+def _available_bytes(context: LeverContext) -> float | None:
+    """The memory that the launch leaves for the KV cache on each GPU, at least; None if unknown."""
+    sized = computed_memory(context.server.setup)
+    return None if sized is None else sized.available_bytes.low
+
+
 def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
     """A higher --kv-cache-memory-bytes, if it is set and no block override is."""
-    server, times = context.server, _times_needed(context)
-    if server.kv_memory_bytes is None or server.blocks_override is not None or times <= 1:
+    server = context.server
+    if server.kv_memory_bytes is None or server.blocks_override is not None:
         return None
-    if not server.capacity_tokens:
-        return None
-    needed_bytes, fit_check = server.kv_memory_bytes * times, ""
-    if server.setup is not None and server.setup.gpu is not None:
-        try:
-            most = memory(server.setup).available_bytes.low
-        except SizingError:
-            return None
-        needed_bytes, fit_check = (
-            min(needed_bytes, most),
-            f"computed: {most / GIB:.1f} GiB per GPU are available for the KV cache",
-        )
-    to_bytes = floor(needed_bytes / GIB * 4 + 0.999) * GIB // 4
-    if fit_check:
-        to_bytes = floor(needed_bytes / GIB * 4) * GIB // 4
-    to_bytes = context.steady("kv-memory-bytes", int(to_bytes))
-    if to_bytes <= server.kv_memory_bytes:
-        return None
-    ratio = to_bytes / server.kv_memory_bytes
-    numbers = predicted(context, After(capacity_tokens=server.capacity_tokens * ratio))
-    return advice(
+    most, now = _available_bytes(context), int(server.kv_memory_bytes)
+    needed = min(now * _times_needed(context), inf if most is None else most) / GIB * 4
+    quarters = ceil(needed - 1e-3) if most is None else floor(needed)
+    to = context.steady("kv-memory-bytes", quarters * GIB // 4)
+    return _unfixed(
         context,
         "kv-memory-bytes",
-        [("--kv-cache-memory-bytes", int(server.kv_memory_bytes), int(to_bytes))],
+        ("--kv-cache-memory-bytes", now, to),
+        to / now,
         "--kv-cache-memory-bytes fixes the size of the KV cache, so vLLM ignores "
-        f"{MEMORY_SHARE}: {to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
-        before=present(context),
-        predicted=numbers,
+        f"{MEMORY_SHARE}: {to / GIB:.2f} GiB hold",
         checks=[
-            fit_check
-            or "compare with the value that vLLM's start-up log suggests to use the GPU fully"
+            "compare with the value that vLLM's start-up log suggests to use the GPU fully"
+            if most is None
+            else f"computed: {most / GIB:.1f} GiB per GPU are available for the KV cache"
         ],
-        risk="" if fit_check else "vLLM runs out of memory at start if the bytes do not fit.",
-        verify=kv_verify_steps(context, numbers),
-        guide=("7.4", "9.3"),
+        risk="vLLM runs out of memory at start if the bytes do not fit." * (most is None),
     )
 
 
@@ -206,32 +230,21 @@ def kv_fp8(context: LeverContext) -> Recommendation | None:
         changes.append(("--num-gpu-blocks-override", server.blocks_override, blocks))
     if capacity <= server.capacity_tokens:
         return None
-    numbers = predicted(
-        context,
-        After(
-            capacity_tokens=capacity,
-            setup=changed_setup(context, kv_cache_dtype="fp8"),
-            other_steps=True,
-        ),
-    )
     checks = [QUALITY]
     if gpu is None:
         checks.append(
             "confirm that the GPU supports FP8 (compute capability 8.9, MI300, or newer); older "
             "GPUs and CPUs do not"
         )
-    return advice(
+    fp8_setup = changed_setup(context, kv_cache_dtype="fp8")
+    return _larger(
         context,
         "kv-fp8",
         changes,
         f"In FP8 the same memory holds {'' if server.layout else 'up to '}"
         f"{capacity / server.capacity_tokens:.1f}x as many KV tokens.",
-        before=present(context),
-        predicted=numbers,
+        After(capacity_tokens=capacity, setup=fp8_setup, other_steps=True),
         checks=checks,
-        risk="Answer quality can drop on long contexts.",
-        verify=kv_verify_steps(context, numbers),
-        guide=("4.2", "7.4", "8.5"),
     )
 
 
@@ -278,23 +291,13 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
     if gpu is not None and server.layout is not None and server.blocks:
         gained = floor((to - now) * gpu.memory_bytes / server.layout.block_bytes)
         ratio, least = (server.blocks + gained - 1) / (server.blocks - 1), False
-    numbers = predicted(context, After(capacity_tokens=server.capacity_tokens * ratio))
-    words = "at least " if least else ""
-    return advice(
+    return _larger(
         context,
         "gpu-memory-utilization",
         [(MEMORY_SHARE, now, to)],
         f"vLLM takes {percent(to)} of each GPU's memory instead of {percent(now)}, and the "
-        f"difference goes to the KV cache: {words}{ratio:.2f}x the blocks.",
-        before=present(context),
-        predicted=numbers,
-        checks=[
-            "confirm that no other process uses the GPU and that the start-up log shows no OOM "
-            "retry"
-        ],
-        risk="Less memory is left for spikes outside vLLM's share; do not exceed 0.95.",
-        verify=kv_verify_steps(context, numbers),
-        guide=("7.4", "9.3"),
+        f"difference goes to the KV cache: {'at least ' * least}{ratio:.2f}x the blocks.",
+        After(capacity_tokens=server.capacity_tokens * ratio),
     )
 
 
@@ -336,9 +339,8 @@ def host_cache(context: LeverContext) -> Recommendation | None:
     too_old = server.version is None or server.version < OFFLOADING_SINCE
     if too_old or setup.kv_offloading_bytes or server.prefix_caching is False:
         return None
-    try:
-        costs = costs_of(setup)
-    except SizingError:
+    costs = computed_costs(setup)
+    if costs is None:
         return None
     tokens, gpu = held_tokens or 0.0, setup.gpu
     reload_s = server.layout.request_bytes(floor(tokens)) / gpu.host_bytes_per_s
@@ -358,9 +360,6 @@ def host_cache(context: LeverContext) -> Recommendation | None:
         before={**present(context), "context_tokens": tokens, "kv_recompute_s": again_s},
         predicted={"kv_reload_s": reload_s},
         checks=[f"confirm that the host has {size_gib} GiB of free memory"],
-        risk="Reloads delay first tokens: for batch work, not for users who wait.",
-        verify=[f"computed_prompt_tokens_per_s falls {SETTLE_WORDS}"],
-        guide=("7.6", "9.3"),
     )
 
 
@@ -387,17 +386,10 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
         + _freed_words(predicted),
         before=_prefill_numbers(context, hits),
         predicted=predicted,
-        checks=[
-            "find what was deployed when the hit ratio fell: a prompt template, a gateway, "
-            "a tokenizer"
-        ],
-        risk="None for the server; the model sees its prompt in a different order, so test the "
-        "answers.",
         verify=[
             f"prefix_hit_ratio returns to about {quiet:.2f} and computed_prompt_tokens_per_s falls "
             f"to {percent(left)} of its present value {SETTLE_WORDS}"
         ],
-        guide=("7.2", "7.3"),
     )
 
 
@@ -422,15 +414,6 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
         ),
         before={**_prefill_numbers(context, hits), "replicas": context.server.replicas},
         predicted=predicted,
-        checks=[
-            "confirm that the router falls back to load balancing if one prefix dominates the "
-            "traffic"
-        ],
-        risk="A popular prefix can overload its replica.",
-        verify=[
-            f"prefix_hit_ratio rises on every replica {SETTLE_WORDS}, and running stays balanced"
-        ],
-        guide=("7.3", "9.3"),
     )
 
 
@@ -466,13 +449,9 @@ def _freed(context: LeverContext, left: float) -> dict[str, float]:
 
     FLOP of the recomputed tokens divided by FLOP/s at the default MFU (guide 3.2, 8.4).
     """
-    setup, hourly = context.server.setup, context.server.usd_per_hour
+    hourly, costs = context.server.usd_per_hour, computed_costs(context.server.setup)
     again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
-    if setup is None or setup.gpu is None or again_per_s <= 0:
-        return {}
-    try:
-        costs = costs_of(setup)
-    except SizingError:
+    if costs is None or again_per_s <= 0:
         return {}
     reached_per_s = costs.flop_per_s * DEFAULT.mfu_ratio
     share = again_per_s * costs.body_flop_per_token / reached_per_s
@@ -525,7 +504,5 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
         if fabric_s is None
         else {"kv_transfer_at_link_rate_s": fabric_s, "link_gbit_per_s": gbit_per_s},
         checks=checks,
-        risk="If the path cannot be fixed, prefill and decode on the same server are faster.",
         verify=[verify],
-        guide=("6.5", "7.7"),
     )

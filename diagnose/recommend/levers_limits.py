@@ -80,7 +80,6 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
             "requests_of_mean_size": fitting,
         },
         predicted={**numbers, "max_num_seqs": seats},
-        checks=["decide whether your users prefer a longer wait to slow streams"],
         risk=(
             f"The queue wait alone exceeds the TTFT target of {stated_duration(target_s)}: this "
             "stops the preemptions but not the shortage of capacity."
@@ -93,7 +92,6 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
             "itl_stall_time_ratio and itl_mean_s fall; generation_tokens_per_s falls by no more "
             "than running does",
         ],
-        guide=("7.4", "9.3"),
     )
 
 
@@ -114,7 +112,7 @@ def _served_per_s(context: LeverContext) -> float:
 def more_seqs(context: LeverContext) -> Recommendation | None:
     """More seats, as far as the KV cache and ITL allow."""
     server, demand = context.server, context.demand
-    now = server.max_num_seqs or floor(context.get("running_max"))
+    now = context.seats or floor(context.get("running_max"))
     held = seats_held(context, usage_ratio=KV_AIM_RATIO)
     pinned = context.get("running_max") >= 0.95 * now
     if not server.max_num_seqs:
@@ -158,9 +156,6 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     numbers = predicted(context, settled(context, After(seats=seats)))
     numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats}
     stated = server.max_num_seqs is not None
-    if not stated and "max_concurrency" in before:
-        # What the KV cache holds: as before, and as in the other changes of this verdict.
-        numbers["max_concurrency"] = before["max_concurrency"]
     if not short:
         numbers["waiting"] = waiting
     return advice(
@@ -180,15 +175,12 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
                 else [f"set {STEP_TOKENS}, where given, to at least {seats}"]
             ),
         ],
-        risk="Steps take longer with a larger batch: ITL rises, and past the knee throughput "
-        "does not.",
         verify=[
             f"running rises above {now} and waiting_by_capacity falls"
             + ("" if short else " to 0")
             + f" {SETTLE_WORDS}",
             "itl_p99_s stays within its target and kv_usage_avg_ratio below 0.9",
         ],
-        guide=("8.1", "9.3"),
     )
 
 
@@ -257,12 +249,9 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
             "queue_wait_s": depth / served_per_s,
             "ttft_target_used_ratio": depth / served_per_s / target_s,
         },
-        checks=["confirm that clients retry elsewhere on HTTP 503"],
-        risk="vLLM rejects requests above the limit.",
         verify=[
             f"waiting stays at or below {depth}, and rejected_per_s counts the rejected requests"
         ],
-        guide=("9.4",),
     )
 
 
@@ -292,11 +281,6 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
             f"confirm that no user needs requests of more than {to:,} tokens: vLLM would "
             "reject them"
         ],
-        risk="vLLM rejects longer requests with an error.",
-        verify=[
-            "finished_error_ratio does not rise and kv_usage_max_ratio stays below 1 for a day"
-        ],
-        guide=("9.4",),
     )
 
 
@@ -357,12 +341,10 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
             "waiting_deferred": max(0.0, held_back * (1 - (to - slots) / slots_wanted)),
         },
         checks=checks,
-        risk="Each slot takes the memory of one adapter of rank --max-lora-rank from the KV cache.",
         verify=[
             f"waiting_deferred falls{'' if short else ' to 0'} and lora_change_per_s falls "
             f"{SETTLE_WORDS}"
         ],
-        guide=("2.5", "9.3"),
     )
 
 
@@ -406,10 +388,6 @@ def adapter_routing(context: LeverContext) -> Recommendation | None:
             "waiting_deferred": context.get("waiting_deferred_avg"),
             "replicas": context.server.replicas,
         },
-        checks=["confirm that the adapters receive similar load"],
-        risk="A popular adapter can overload its replica.",
-        verify=[f"lora_change_per_s falls on every replica {SETTLE_WORDS}"],
-        guide=("2.5", "9.3"),
     )
 
 
@@ -433,8 +411,5 @@ def output_cap(context: LeverContext) -> Recommendation | None:
             "output_tokens_usual": quiet,
         },
         predicted={"output_tokens_p99": cap, "times_usual_ratio": OUTPUT_MULTIPLE},
-        checks=["find the longest output that any use case needs"],
-        risk="Long legitimate answers are cut off.",
         verify=[f"output_tokens_p99 falls to {cap} or less and running falls {SETTLE_WORDS}"],
-        guide=("9.4",),
     )

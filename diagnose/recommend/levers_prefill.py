@@ -10,15 +10,14 @@ from kneewatch.collector.engines.engine_kind import (
     STEP_TOKENS,
     WEIGHTS_FORMAT,
 )
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
-from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.causes.common_conditions import why_together
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_setup,
-    costs_of,
+    computed_costs,
     predicted,
     present,
     resized_tokens,
@@ -113,9 +112,8 @@ def end_ratio(context: LeverContext, tokens: float) -> float:
     model = context.server.stated.model
     if model is None:
         return 1.0
-    try:
-        read = costs_of(Setup(model, context.server.stated.gpu or gpu(ANY_GPU)))
-    except SizingError:
+    read = computed_costs(Setup(model, context.server.stated.gpu or gpu(ANY_GPU)))
+    if read is None:
         return 1.0
     last = mean = read.body_flop_per_token
     last += read.prefill_flop_per_pair * tokens
@@ -175,14 +173,12 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
             "computed_prompt_tokens_per_s": context.get("computed_prompt_tokens_per_s"),
         },
         checks=checks,
-        risk="None for answers; hashing costs less than 1% of throughput if no prefix repeats.",
         verify=[
             f"prefix_hit_ratio rises above 0 {SETTLE_WORDS}; if it stays below 0.02, prompts share "
             "no prefix and nothing is lost",
             f"prefill_mean_s falls towards one step ({duration(step_s)}) in proportion to the hit "
             "ratio",
         ],
-        guide=("7.2", "8.5"),
     )
 
 
@@ -214,10 +210,6 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
         "Chunked prefill is off: a long prompt runs as one long step and stalls every stream.",
         before=_stall_numbers(context),
         predicted=step_numbers(context, budget),
-        checks=["measure TTFT of the longest prompts: it rises a little with chunks"],
-        risk="TTFT of long prompts rises a little.",
-        verify=[f"itl_stall_per_s and itl_stall_time_ratio fall to 0 {SETTLE_WORDS}"],
-        guide=("6.4", "8.5"),
     )
 
 
@@ -250,12 +242,6 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
         before=_stall_numbers(context),
         predicted=step_numbers(context, budget),
         checks=checks,
-        risk="Too small a budget underuses the GPU in prefill: TTFT rises and throughput falls.",
-        verify=[
-            f"itl_stall_per_s and itl_stall_time_ratio fall to 0 {SETTLE_WORDS}",
-            "ttft_p99_s stays within its target",
-        ],
-        guide=("6.4", "8.5"),
     )
 
 
@@ -299,10 +285,6 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
         f"prompts.{words}",
         before={"iteration_tokens_mean": mean_tokens, **before},
         predicted=then,
-        checks=["measure TTFT and ITL on one replica with the larger budget before you change all"],
-        risk="Steps with prompts take longer: the tail of ITL rises.",
-        verify=[f"waiting_by_capacity and expected_wait_s fall {SETTLE_WORDS}"],
-        guide=("6.4", "8.1"),
     )
 
 
@@ -330,10 +312,6 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
         "budget for other requests.",
         before=_stall_numbers(context),
         predicted=step_numbers(context, budget),
-        checks=["measure TTFT of the longest prompts"],
-        risk="TTFT of long prompts rises.",
-        verify=[f"itl_stall_per_s falls to 0 {SETTLE_WORDS}; prefill_p99_s rises"],
-        guide=("6.4",),
     )
 
 
@@ -354,17 +332,6 @@ def disaggregation(context: LeverContext) -> Recommendation | None:
         "for its own target.",
         before=_stall_numbers(context),
         cost_usd_per_hour=None,
-        checks=[
-            "measure one KV transfer between them on your network and compare it with the TTFT "
-            "target",
-            "size both sides from prompt and output tokens/s (kneewatch size)",
-        ],
-        risk="Two kinds of servers to operate, and the network becomes part of TTFT.",
-        verify=[
-            "itl_p99_p50_ratio on the decode servers falls below 2 and kv_transfer_mean_s stays a "
-            f"small part of ttft_mean_s {SETTLE_WORDS}"
-        ],
-        guide=("6.5", "8.5"),
     )
 
 
@@ -382,54 +349,31 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
     given = None if launch is None else launch.text(WEIGHTS_FORMAT)
     if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None
+    change, scheme = (WEIGHTS_FORMAT, None, "fp8"), "fp8"
+    summary = "Quantize the weights to FP8: half the memory of weights, half the bytes that a step "
+    summary += "reads"
     if gpu.fp8_flop_per_s is None:
-        return _without_fp8(context, gpu)
-    numbers = _quantized_numbers(context, "fp8")
-    checks = [f"{EVALUATE}; prefer a calibrated FP8 checkpoint"]
-    if setup is None:
-        checks.insert(0, CONFIRM_16_BIT)
-    return advice(
-        context,
-        "fp8-weights",
-        [(WEIGHTS_FORMAT, None, "fp8")],
-        "Quantize the weights to FP8: half the memory of weights, half the bytes that a step reads"
-        f"{_freed_words(context)}",
-        before=present(context),
-        predicted=numbers,
-        checks=checks,
-        risk="A small loss of answer quality.",
-        verify=QUANTIZED_VERIFY,
-        guide=("4.2", "8.5"),
-    )
-
-
-EVALUATE = "test answers on your own evaluation set"
-QUANTIZED_VERIFY = (f"itl_p50_s falls {SETTLE_WORDS}",)
-
-
-def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
-    """INT8 if compute is the limit, otherwise AWQ.
-
-    Tensor cores compute INT8 twice as fast. AWQ has 4-bit weights, the fewest bytes.
-    """
-    bound = bound_of(context.facts)
-    scheme = "int8" if bound is not None and bound.kind == "compute" else "awq"
-    words = "INT8 (W8A8)" if scheme == "int8" else "AWQ (4-bit)"
-    checks = [EVALUATE]
-    if context.server.setup is None:
-        checks.insert(0, CONFIRM_16_BIT)
+        # Tensor cores compute INT8 twice as fast. AWQ has 4-bit weights, the fewest bytes.
+        bound = bound_of(context.facts)
+        is_compute = bound is not None and bound.kind == "compute"
+        scheme, words = ("int8", "INT8 (W8A8)") if is_compute else ("awq", "AWQ (4-bit)")
+        change = ("checkpoint", "16-bit", words)
+        summary = f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: "
+        summary += "each step reads fewer weight bytes"
+    quantized = changed_setup(context, quantization=scheme)
+    numbers: dict[str, float] = {}
+    if quantized is not None:
+        capacity = resized_tokens(context, quantized)
+        after = After(setup=quantized, capacity_tokens=capacity, other_steps=True)
+        numbers = predicted(context, after)
     return advice(
         context,
         f"{scheme}-weights",
-        [("checkpoint", "16-bit", words)],
-        f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: each step "
-        f"reads fewer weight bytes{_freed_words(context)}",
+        [change],
+        f"{summary}{_freed_words(context)}",
         before=present(context),
-        predicted=_quantized_numbers(context, scheme),
-        checks=checks,
-        risk="A loss of answer quality, larger with 4 bits than with 8.",
-        verify=QUANTIZED_VERIFY,
-        guide=("4.2", "8.5"),
+        predicted=numbers,
+        checks=[] if setup else [CONFIRM_16_BIT],
     )
 
 
@@ -447,14 +391,6 @@ def _freed_words(context: LeverContext) -> str:
     if fixed:
         return f". The freed memory stays unused until you raise or remove {fixed[0]}."
     return "; vLLM uses the freed memory for the KV cache."
-
-
-def _quantized_numbers(context: LeverContext, quantization: str) -> dict[str, float]:
-    setup = changed_setup(context, quantization=quantization)
-    if setup is None:
-        return {}
-    capacity = resized_tokens(context, setup)
-    return predicted(context, After(setup=setup, capacity_tokens=capacity, other_steps=True))
 
 
 def _stall_numbers(context: LeverContext) -> dict[str, float]:

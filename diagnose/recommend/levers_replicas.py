@@ -104,14 +104,12 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
             "together",
             *_hashing_check(now, total),
         ],
-        risk="A new replica starts with an empty prefix cache.",
         verify=[
             "once the new replicas serve"
             + (" and the backlog is drained" if demand.waiting >= 1 else "")
             + ", waiting_by_capacity and preemption_per_s fall to 0 on each replica "
             f"{SETTLE_WORDS}"
         ],
-        guide=("8.3", "9.3"),
     )
 
 
@@ -125,9 +123,6 @@ def _wait(context: LeverContext, ratio: float) -> Recommendation:
         f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve.{words}",
         before={**present(context), "load_ratio": ratio, "replicas": context.server.replicas},
         predicted={**backlog, "load_ratio": ratio},
-        checks=["confirm that users accept the wait until then"],
-        verify=[f"waiting_by_capacity falls {SETTLE_WORDS}"],
-        guide=("8.3",),
     )
 
 
@@ -315,9 +310,6 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
             f"confirm that the {to} GPUs are connected by NVLink",
             "compare tokens per GPU-hour in a benchmark",
         ],
-        risk="All-reduces cost part of the gain; more replicas give more throughput per GPU.",
-        verify=[f"kv_usage_avg_ratio, prefill_mean_s and itl_mean_s fall {SETTLE_WORDS}"],
-        guide=("5.1", "7.4", "8.5"),
     )
 
 
@@ -329,11 +321,6 @@ MOST_ITL_GROWTH = 2.0
 
 LEAST_REPLICAS = 2
 """Fewest replicas to keep: if a single one fails, no other takes over."""
-
-RISK = "Replicas sized for a quiet week preempt requests at the next peak."
-VERIFY = (
-    "kv_usage_max_ratio stays below 0.9 and preemption_per_s at 0 through the next weekly peak",
-)
 
 
 def fewer_replicas(context: LeverContext) -> Recommendation | None:
@@ -385,9 +372,6 @@ def fewer_replicas(context: LeverContext) -> Recommendation | None:
             f"confirm that your users accept an ITL of {duration(numbers['itl_s'])} at the peak",
             "remove one replica at a time, and confirm that the rest can lose one",
         ],
-        risk=RISK,
-        verify=VERIFY,
-        guide=("2.6", "8.3", "9.2"),
     )
 
 
@@ -441,9 +425,6 @@ def _kept(context: LeverContext, why: str) -> Recommendation:
         },
         cost_usd_per_hour=None,
         checks=["read kv_usage_max_ratio, running_max and waiting over a whole week"],
-        risk=RISK,
-        verify=VERIFY,
-        guide=("8.3", "9.2"),
     )
 
 
@@ -492,7 +473,6 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
         risk=f"Each request is slower. {degree_text(wide)}; {degree_text(narrow)}. Each of the "
         f"{total} replicas has its own prefix cache.",
         verify=[_verify(split, narrow)],
-        guide=("5.1", "8.2", "8.5"),
     )
 
 

@@ -6,7 +6,6 @@ import json
 from typing import cast
 
 from kneewatch.collector.engines.engine_kind import SPECULATION
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.bottleneck import bound_of, has_spare_compute
 from kneewatch.diagnose.causes.optional_features import (
     DRAFT_COST_RATIO,
@@ -18,7 +17,7 @@ from kneewatch.diagnose.causes.optional_features import (
     newest_acceptance,
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
-from kneewatch.diagnose.recommend.prediction import costs_of
+from kneewatch.diagnose.recommend.prediction import computed_costs
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
@@ -53,15 +52,11 @@ def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
 
     Shape: (tokens + 1,). Computed with the roofline at the measured batch; empty if unknown.
     """
-    setup, demand = context.server.setup, context.demand
+    costs, demand = computed_costs(context.server.setup), context.demand
     batch = context.get("running_avg")
-    if setup is None or setup.gpu is None or not demand.input_tokens or batch < 1:
+    if costs is None or not demand.input_tokens or batch < 1:
         return ()
     context_tokens = demand.input_tokens + (demand.output_tokens or 0.0) / 2
-    try:
-        costs = costs_of(setup)
-    except SizingError:
-        return ()
     times_s = [
         step_model(
             costs,
@@ -110,10 +105,6 @@ def speculation(context: LeverContext) -> Recommendation | None:
         "need no second model and suit answers that repeat their prompt (code, summaries, RAG); "
         "for other traffic use a draft model or EAGLE head made for this model.",
         before={key: context.get(key) for key in ("itl_mean_s", "running_avg")},
-        checks=["measure tokens/s per stream with and without, at your usual and your peak batch"],
-        risk="At large, compute-bound batches verification costs more than it gains.",
-        verify=[f"spec_acceptance_ratio is above 0.5 and tpot_mean_s falls {SETTLE_WORDS}"],
-        guide=("6.6", "8.5"),
     )
 
 
@@ -141,13 +132,10 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
         f"{_batch_words(context, drafts)}.",
         before=_draft_numbers(context, drafts, tokens),
         predicted=_draft_numbers(context, drafts, best),
-        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
-        risk="At large, compute-bound batches even short drafts cost more than they gain.",
         verify=[
             f"spec_acceptance_ratio rises to about {drafts.share(best):.2f} and tpot_mean_s does "
             f"not rise {SETTLE_WORDS}"
         ],
-        guide=("6.6", "9.3"),
     )
 
 
@@ -193,12 +181,6 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         why,
         before=before,
         predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0},
-        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
-        risk="Traffic that drafts well, such as repetitive text, loses its speedup.",
-        verify=[
-            f"tpot_mean_s does not rise and generation_tokens_per_s does not fall {SETTLE_WORDS}"
-        ],
-        guide=("6.6", "9.3"),
     )
 
 
@@ -213,11 +195,4 @@ def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendatio
         f"{_batch_words(context, drafts)}. Retune the draft for this traffic instead of turning it "
         "off.",
         before=_draft_numbers(context, drafts, tokens),
-        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
-        risk="At large, compute-bound batches verification costs more than it gains.",
-        verify=[
-            "spec_acceptance_ratio rises above 0.5, or tpot_mean_s stays below its value without "
-            "speculation"
-        ],
-        guide=("6.6", "9.3"),
     )

@@ -15,7 +15,7 @@ from kneewatch.diagnose.learned.knee import Prompts, StepTimes, token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.tails import Speed, tails
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
@@ -37,6 +37,26 @@ _CALIBRATION_ROUNDS = 12
 _SETTLE_HALVINGS = 12
 _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
+
+
+def computed_costs(setup: Setup | None) -> Costs | None:
+    """What a step of the launch costs; None if its GPU is unknown, or vLLM would refuse it."""
+    if setup is None or setup.gpu is None:
+        return None
+    try:
+        return costs_of(setup)
+    except SizingError:
+        return None
+
+
+def computed_memory(setup: Setup | None) -> Memory | None:
+    """The memory of the launch; None if its GPU is unknown, or vLLM would refuse it."""
+    if setup is None or setup.gpu is None:
+        return None
+    try:
+        return memory_of(setup)
+    except SizingError:
+        return None
 
 
 def roofline(
@@ -298,7 +318,7 @@ def _peak_fits(context: LeverContext, numbers: Mapping[str, float]) -> bool:
 def _sizes(context: LeverContext, change: After) -> dict[str, float]:
     server, held = context.server, context.demand.held_tokens
     capacity = change.capacity_tokens or server.capacity_tokens
-    seats = change.seats or server.max_num_seqs
+    seats = change.seats or context.seats
     numbers: dict[str, float] = {}
     if capacity is None:
         return numbers
@@ -380,7 +400,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
         "most_running": steps.most_running,
         "age_s": facts.now_s - steps.since_s,
     }
-    seats = change.seats or context.server.max_num_seqs or inf
+    seats = change.seats or context.seats or inf
     requests = max(demand.mean_requests * change.share_ratio, 1.0)
     places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", seats)))
     if not steps.reaches(places):

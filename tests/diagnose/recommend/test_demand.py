@@ -44,7 +44,8 @@ def test_a_queue_of_one_or_two_in_turn_does_not_grow() -> None:
 
 
 def test_a_request_grows_while_it_runs() -> None:
-    wanted = demand({"prompt_tokens_mean": 100.0, "output_tokens_mean": 300.0}, SERVER)
+    lengths = {"prompt_tokens_mean": 100.0, "output_tokens_mean": 300.0}
+    wanted = demand({"running": 1.0, **lengths}, SERVER)
     assert wanted.held_tokens == 266  # 100 + 300 / 2 + 32 / 2
     assert wanted.spread_tokens == pytest.approx(300 / sqrt(12))  # uniform over its life
 

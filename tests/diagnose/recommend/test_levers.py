@@ -198,6 +198,24 @@ def test_admission_limit_raises_the_seats() -> None:
     assert (advice.before["waiting"], advice.predicted["waiting"]) == (60, 0)
 
 
+def test_an_observed_limit_holds_in_every_prediction() -> None:
+    """FP8 weights admit no more requests than now: nothing fills the KV cache."""
+    pinned = FULL.but(running=8.0, running_avg=8.0, running_max=8.0, kv_usage_avg_ratio=0.5,
+                      preemption_per_s=0.0, waiting_slope_per_s=0.0)  # fmt: skip
+    levers = advised("admission_limit", situation=pinned, stated=LLAMA)
+    assert levers["fp8-weights"].before["max_concurrency"] == 8
+    assert levers["fp8-weights"].predicted["kv_usage_ratio"] < 0.5
+    assert "still preempt" not in levers["fp8-weights"].summary
+
+
+def test_nothing_is_predicted_of_a_load_that_the_page_does_not_show() -> None:
+    hidden = FULL.but(running=None, running_avg=None)
+    for lever in advised(
+        "queue_saturation", "kv_pressure", situation=hidden, stated=LLAMA
+    ).values():
+        assert lever.predicted.keys().isdisjoint({"kv_usage_ratio", "kv_demand_ratio", "ttft_s"})
+
+
 def test_seats_stop_where_the_kv_cache_is_full() -> None:
     situation = PINNED.but(prompt_tokens_mean=8000.0)
     advice = advised("admission_limit", situation=situation)["max-num-seqs-up"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -43,9 +44,12 @@ MORE = re.compile(r" \(and (\d+) more\)")
 QUIET = re.compile(
     r"[\d.]+% in its newest part|are above [\d.]+ tokens|chance explains at most [\d.]+%"
     r"|(?:baseline|usual: TTFT P99) [\d.,]+(?: ?(?:ms|s|%))?|longest 1% of prompts"
-    r"|GPUs? [\d, and]+(?: of [\w.-]+)?|node-\w+|XID \d+|SM clock \d+ MHz"
+    r"|since the restart at \d\d:\d\d"
 )
-"""A value of quiet times, a bound of a bucket, or a GPU's name and clock: not in the document."""
+"""A value of quiet times, a bound of a bucket, or a time of the day: not in the document."""
+
+NAMED = re.compile(r"GPUs? \d+(?:(?:, | and )\d+)*(?: of [\w.-]+)?")
+"""GPUs by their names."""
 
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
 
@@ -74,6 +78,15 @@ SCALES = {
     "h": 1 / 3600,
     "GiB": 1 / 2**30,
 }
+
+
+class Beside(Struct, frozen=True):
+    """What the sources show beside a verdict's signals: figures, and names of GPUs and adapters."""
+
+    figures: tuple[float, ...]
+    names: tuple[str, ...]
+
+
 NOT_MEASURED = (SAFETY_DEFAULT, 0.5)
 """The safety factor, and the length of a gap that counts as a stall."""
 
@@ -200,6 +213,7 @@ def test_random_loads(
     assert [(each.id, what) for each in levers.values() for what in wrong(each, targets)] == []
     assert [*contradictions([*levers.values()])] == []
     for each in levers.values():
+        assert each.guide
         if fixed and each.id == "fp8-weights":
             assert "stays unused" in each.summary
 
@@ -243,8 +257,14 @@ RECORDINGS = {path.name: path for path in [*CAPTURES.glob("*.gz"), *LAB.glob("*.
 HARD = [case for at, case in enumerate(cases()) if at % 40 == 0]
 
 
-def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
-    """What is wrong in the texts of verdicts."""
+def mistakes(
+    verdicts: Iterable[Verdict], targets: Targets, beside: Beside | None = None
+) -> Iterator[object]:
+    """What is wrong in the texts of verdicts. What GPUs, processes and adapters did is compared
+    with what the sources show `beside` the signals, if that is given."""
+    not_of_signals, lists = NOT_OF_SIGNALS, LISTS
+    if beside is not None:
+        not_of_signals, lists = NOT_OF_SIGNALS - {"engine_restarted"}, set[str]()
     for verdict in verdicts:
         yield from contradictions(verdict.recommendations)
         yield from disagreements(verdict, targets)
@@ -262,19 +282,27 @@ def mistakes(verdicts: Iterable[Verdict], targets: Targets) -> Iterator[object]:
         points = verdict.values.get("finished_length_drift_points")
         if points is not None:  # a share in quiet times is the present share less its growth
             now.append((verdict.values["finished_length_ratio"] or 0.0) - points)
+        now += [] if beside is None else beside.figures
         for cause in verdict.causes:
             parts = [*cause.evidence, *cause.against]
             of_parts = [n for part in parts for n in (part.value, part.threshold) if n is not None]
             alone, more = MORE.sub("", cause.summary), MORE.search(cause.summary)
             if more and int(more[1]) != len(cause.evidence) - 1:
                 yield f"{more[0]} of {len(cause.evidence)} pieces of evidence"
-            if cause.seen_s == verdict.t_s and cause.id not in NOT_OF_SIGNALS:
+            if cause.seen_s == verdict.t_s and cause.id not in not_of_signals:
                 figures = [*figures_with_inverses(now, of_parts)]
-                yield from unexplained(QUIET.sub("", alone), figures)
-                for part in parts:
-                    if part.signal not in LISTS:
-                        yield from unexplained(QUIET.sub("", part.text), figures)
+                for text in (alone, *(part.text for part in parts if part.signal not in lists)):
+                    yield from unexplained(QUIET.sub("", _without_names(text, beside)), figures)
+                    if beside is not None:
+                        named = NAMED.findall(text)
+                        yield from (f"no {name}" for name in named if name not in beside.names)
         yield from (f"plural: {text}" for text in words_of(verdict) if singular(text) != text)
+
+
+def _without_names(text: str, beside: Beside | None) -> str:
+    for name in () if beside is None else beside.names:
+        text = text.replace(name, "")
+    return text if beside is not None else NAMED.sub("", text)
 
 
 def words_of(verdict: Verdict) -> Iterator[str]:
@@ -298,7 +326,7 @@ def is_too_full(advice: Recommendation) -> bool:
 
 
 LISTS = {"process_start", "lora_turns"}
-"""Evidence that lists what other processes and adapters did."""
+"""Evidence that lists what other processes and adapters did, of which a verdict has no figures."""
 
 NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
 """Their sentences count restarts and failed scrapes, or estimate a speed."""
