@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,23 @@ def test_a_plan_is_written_as_settings_of_the_daemon(main: Main, tmp_path: Path)
     assert stated["expect.prefix_hit_ratio"] == pytest.approx(0.8 * 500 / 1000)
     assert stated["workload_profile"] == str(tmp_path / "sized.toml")
     assert main("size", "--model", "llama-3.1-8b", "--format", "toml").status == 2
+
+
+def test_each_fleet_of_a_plan_has_settings_of_its_own(main: Main, tmp_path: Path) -> None:
+    pools = SIZED.replace('tensor_parallel = 4\nfinal_benchmark = "curve.csv"\n', "")
+    pools = pools.replace("ttft_p99_s = 2.0", "ttft_p99_s = 3.0\nitl_p99_s = 0.05")
+    pools = re.sub(r"(input_\w+_tokens = \d+)", r"\g<1>0", pools)
+    (tmp_path / "pools.toml").write_text(pools + '[hosting]\nnetwork = "infiniband-ndr"\n')
+    done = main("size", "--plan", "pools.toml", "--format", "toml")
+    prefill, decode = table_specs(settings(tmp_path, done.out))
+    assert (prefill.name, decode.labels) == ("prefill", {"tier": "decode"})
+    keys = ("slo.ttft_p99_s", "slo.itl_p99_s", "workload_profile")
+    assert [prefill.settings[key] for key in keys] == [3.0, None, None]
+    assert [decode.settings[key] for key in keys] == [None, 0.05, None]
+    plan = json.loads(main("size", "--plan", "pools.toml", "--format", "json").out)["plan"]
+    fleet = next(step["output"] for step in plan["steps"] if step["number"] == 11)
+    planned = [fleet[f"{each.name}.instances"] for each in (prefill, decode)]
+    assert [each.settings["replicas"] for each in (prefill, decode)] == planned
 
 
 def test_a_report_takes_it_too_unless_it_has_one(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def quantizations(pool: Pool) -> Mapping[str, str]:
         SizingError: the scheme is unknown.
     """
     if pool.deployment.quantization is not None:
-        return {scheme(pool.deployment.quantization).id: "as set"}
+        return {scheme(pool.deployment.quantization).id: _as_stated(pool)}
     own = pool.model.quantization
     if own not in {"bf16", "fp16"}:
         return {own: "as published"}
@@ -122,6 +122,10 @@ def quantizations(pool: Pool) -> Mapping[str, str]:
     if pool.gpu.int8_op_per_s is not None:
         compared["w8a8"] = f"{pool.gpu.id} computes in INT8, not in FP8"
     return compared
+
+
+def _as_stated(pool: Pool) -> str:
+    return "as the prefill pool" if pool.phase == "decode" else "as set"
 
 
 def four_bit_quantization(pool: Pool) -> str | None:
@@ -137,7 +141,7 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
     Source: guide 4.3, 7.5 and 9.1 step 8 (FP8 by default).
     """
     if pool.deployment.kv_cache_dtype is not None:
-        return pool.deployment.kv_cache_dtype, "as set"
+        return pool.deployment.kv_cache_dtype, _as_stated(pool)
     if pool.gpu.fp8_flop_per_s is not None:
         return "fp8", "half the memory"
     return "auto", f"{pool.gpu.id} has no FP8 arithmetic"

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -118,7 +118,8 @@ class Pool(Struct, frozen=True, kw_only=True):
     """A fleet to size: a model on a GPU, request lengths, and a share of the traffic.
 
     `share_ratio` is the share of arriving requests. `peak_requests_per_s` includes growth. `phase`
-    is `prefill` or `decode` for the servers of one phase; empty for servers of both.
+    is `prefill` or `decode` for the servers of one phase; empty for servers of both. `peer_tensor`
+    is the TP degree of the servers that send it KV cache.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     share_ratio: float
     peak_requests_per_s: float
     phase: str = ""
+    peer_tensor: int = 1
 
     @property
     def launch(self) -> Setup:
@@ -390,41 +392,49 @@ def _step_document(step: PlanStep) -> dict[str, object]:
 def settings_lines(plan: Plan, *, path: str) -> list[str]:
     """The settings (TOML) of the daemon for the planned servers; `path` is that of the profile.
 
-    Raises:
-        SizingError: the plan has several fleets: the servers of each need settings of their own.
+    Of several fleets, each has a `[[targets]]` table whose url is to be filled in.
     """
-    if plan.profile.tiers or plan.tiers:
-        raise SizingError(
-            "a plan with several fleets has no one settings file: take its values from --format "
-            "json",
-            name="plan",
-        )
-    words = packaged_tables("diagnose.sizing.plan", "labels.toml")
-    tables = {"": [f"workload_profile = {json.dumps(path)}"]}
-    tables[""].append(f"model = {json.dumps(plan.profile.deployment.model)}")
-    if (hits := _expected_hits(plan.profile)) is not None:
-        tables["expect"] = [f"prefix_hit_ratio = {hits:.3g}"]
-    measured = plan.step(10).output.get("source") == "measured"
-    for setting, (number, name) in words["settings"].items():
-        table, _, key = setting.rpartition(".")
-        value = plan.step(number).output.get(name)
-        if value is not None and (measured or table != "benchmark"):
-            tables.setdefault(table, []).append(f"{key} = {json.dumps(value)}")
-    limits = plan.step(13).output
-    gateway = [
-        f"#   {text}: {shown(name, limits[name])}"
-        for name, text in words["gateway"].items()
-        if name in limits
-    ]
-    unmeasured = [] if measured else ["# benchmark: measure a replica, and plan with its results"]
-    lines = [
-        "# Settings of kneewatch run for the planned servers. Limits for the gateway:",
-        *gateway,
-    ]
-    for table, rows in tables.items():
-        lines += [*([f"\n[{table}]"] if table else [""]), *rows]
-    return [*lines, *unmeasured]
+    lines = ["# Settings of kneewatch run for the planned servers, with limits for the gateway."]
+    for tier in plan.tiers or ("",):
+        lines += ["", *_settings_of(plan, tier, path)]
+    return lines
 
+
+def _settings_of(plan: Plan, tier: str, path: str) -> Iterator[str]:
+    def value(number: int, name: str) -> Value:
+        step = next(s for s in plan.steps if s.number == number and s.tier in ("", tier))
+        return step.output.get(f"{tier}.{name}", step.output.get(name))
+
+    words, profile = packaged_tables("diagnose.sizing.plan", "labels.toml"), plan.profile
+    phase = tier.rpartition("-")[2] if CONNECTOR in str(value(13, "launch")) else ""
+    name = tier.removesuffix(phase).removesuffix("-") if phase else tier
+    if tier:
+        yield "[[targets]]"
+        yield 'url = "http://SERVER:8000"  # a table for each server of this fleet'
+        yield f"name = {json.dumps(tier)}"
+        yield f"labels = {{ tier = {json.dumps(tier)} }}"
+    if not phase:  # the servers of one phase have other lengths
+        yield f"workload_profile = {json.dumps(path)}"
+    models = {each.name: each.model for each in profile.tiers}
+    yield f"model = {json.dumps(models.get(name, profile.deployment.model))}"
+    if not tier and (hits := _expected_hits(profile)) is not None:  # it applies to all targets
+        yield f"expect.prefix_hit_ratio = {hits:.3g}"
+    measured = value(10, "source") == "measured"
+    for setting, (number, key) in words["settings"].items():
+        is_others = _LATENCY_OF_OTHER.get(phase, "?") in setting
+        is_given = measured or not setting.startswith("benchmark.")
+        if (given := value(number, key)) is not None and is_given and not is_others:
+            yield f"{setting} = {json.dumps(given)}"
+    if not measured:
+        yield "# benchmark: measure a replica, and plan with its results"
+    for key, text in words["gateway"].items():
+        if (limit := value(13, key)) is not None:
+            yield f"# {text}: {shown(key, limit)}"
+
+
+CONNECTOR = "--kv-transfer-config"
+_LATENCY_OF_OTHER = {"prefill": ".itl", "decode": ".ttft"}
+"""The latency that the servers of one phase do not decide."""
 
 RAG_HITS = 0.8
 """Share of a RAG workload's shared context that one replica should hit (guide 9.3)."""

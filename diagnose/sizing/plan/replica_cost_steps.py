@@ -65,9 +65,9 @@ def fleet_step(
         prefix = f"{tier.pool.name}." if several else ""
         step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
     if several and complete:
-        formula = " + ".join(f"{{tier {tier}}}" for tier in range(1, len(sized_fleets) + 1))
+        formula = " + ".join(f"{{fleet {tier}}}" for tier in range(1, len(sized_fleets) + 1))
         quantities = [fleet.gpus for fleet in sized_fleets]
-        step.sheet.line("GPUs of all tiers", formula, quantities, source="guide 9.5")
+        step.sheet.line("GPUs of all fleets", formula, quantities, source="guide 9.5")
     return step
 
 
@@ -231,13 +231,13 @@ def cost_step(
         # In a cascade all requests enter the first tier, and each ends in one answer.
         answering = sized[:1] if profile.routing.method == "cascade" else sized
         tokens_per_s = sum(_full_tokens_per_s(t) * (t.utilization_ratio or 0.0) for t in answering)
-        hourly = sum(tier.usd_per_hour or 0.0 for tier in sized)
-        step.output["usd_per_year"] = hourly * HOURS_PER_YEAR
+        usd_per_year = sum(tier.usd_per_year or 0.0 for tier in sized)
+        step.output["usd_per_year"] = usd_per_year
         step.output["usd_per_million_output_tokens"] = (
-            usd_per_million_tokens(hourly, tokens_per_s) if whole else None
+            usd_per_million_tokens(usd_per_year / HOURS_PER_YEAR, tokens_per_s) if whole else None
         )
         step.notes += _blend(sized)
-        step.add(_saved_by_tiers(single, hourly * HOURS_PER_YEAR))
+        step.add(_saved_by_tiers(single, usd_per_year))
     step.decision = _decision(step.output, complete=complete)
     if complete and not whole:
         step.notes.append("cost per token is unknown: set traffic.average_requests_per_s")
@@ -270,13 +270,14 @@ def _cost(sized: Sized) -> Part:
     }
     if ratio:
         _utilization(part.sheet, sized, fleet, ratio)
-        part.output["usd_per_million_output_tokens"] = token_cost(
-            part.sheet,
-            gpus=fleet.gpus,
-            usd_per_gpu_hour=price,
-            tokens_per_s=_full_tokens_per_s(sized),
-            utilization_ratio=ratio,
-        )
+        if not sized.pool.phase:  # it takes both phases to make an answer
+            part.output["usd_per_million_output_tokens"] = token_cost(
+                part.sheet,
+                gpus=fleet.gpus,
+                usd_per_gpu_hour=price,
+                tokens_per_s=_full_tokens_per_s(sized),
+                utilization_ratio=ratio,
+            )
         multiple, saved = utilization_trap(part.sheet, usd_per_year, ratio)
         if ratio < TRAP_RATIO:
             part.notes.append(
@@ -322,13 +323,12 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
 
     Empty if that fleet is unknown.
     """
-    hourly = None if single is None else single.usd_per_hour
-    if not hourly:
-        return Part()
-    part, usd_per_year = Part(), hourly * HOURS_PER_YEAR
+    usd_per_year, part = None if single is None else single.usd_per_year, Part()
+    if not usd_per_year:
+        return part
     ratio = part.sheet.line(
-        "Saved by tiers",
-        "1 - {yearly cost of the tiers} / {of one fleet of the large model}",
+        "Saved over one fleet",
+        "1 - {yearly cost of these fleets} / {of one fleet}",
         (tiers_usd_per_year, usd_per_year),
         result="{:%}",
         source="guide 1.5",

@@ -21,6 +21,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters, Parallel
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.replica_count import FleetSize
+from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import highest, step_line, strain
@@ -253,23 +254,27 @@ _MORE = (
 
 
 class Sized(Struct, frozen=True, kw_only=True):
-    """A fleet after step 10.
+    """A fleet of one split and precision, with the settings of steps 8 and 9.
 
-    - `replica`: with the settings of steps 8 and 9.
-    - `usd_per_year`: by GPU id; None for a GPU that was not compared, or that cannot hold or serve
-      the load.
-    - `usable_source`: measured, predicted, stated or unknown.
+    It is predicted first, to be compared with others. The chosen one has its steps 4 to 10, and its
+    rate is measured or stated where the profile says so.
+
+    - `parts`: the decisions of step 9.
     - `point`: the replica at C_max; None if no concurrency is known to meet the targets.
     - `unmet`: the stated requirement that the replica does not keep; empty if it keeps all.
+    - `usable_source`: measured, predicted, stated or unknown.
+    - `usd_per_year_by_gpu`: None for a GPU that was not compared, or that cannot hold or serve the
+      load.
     """
 
     replica: Serving
-    usd_per_year: Mapping[str, float | None]
-    steps: tuple[PlanStep, ...]
-    usable_requests_per_s: float | None
-    usable_source: str
+    parts: tuple[Part, ...]
     point: BenchmarkPoint | None
-    unmet: str = ""
+    unmet: str
+    usable_requests_per_s: float | None
+    usable_source: str = "predicted"
+    usd_per_year_by_gpu: Mapping[str, float | None] = {}
+    steps: tuple[PlanStep, ...] = ()
 
     @property
     def pool(self) -> Pool:
@@ -277,9 +282,19 @@ class Sized(Struct, frozen=True, kw_only=True):
         return self.replica.pool
 
     @property
+    def parallel(self) -> Parallel:
+        """The split."""
+        return self.replica.setup.parallel
+
+    @property
+    def scheme_id(self) -> str:
+        """The precision of the weights."""
+        return self.replica.setup.scheme.id
+
+    @property
     def gpus_each(self) -> int:
         """GPUs of one replica."""
-        return self.replica.setup.parallel.gpus
+        return self.parallel.gpus
 
     @property
     def fleet(self) -> FleetSize | None:
@@ -287,9 +302,11 @@ class Sized(Struct, frozen=True, kw_only=True):
         return self.pool.fleet(self.usable_requests_per_s, self.gpus_each)
 
     @property
-    def usd_per_hour(self) -> float | None:
+    def usd_per_year(self) -> float | None:
         """The price of all GPUs of the fleet; None if usable requests/s are unknown."""
-        return None if self.fleet is None else self.fleet.gpus * self.pool.usd_per_gpu_hour
+        if self.fleet is None:
+            return None
+        return self.fleet.gpus * self.pool.usd_per_gpu_hour * HOURS_PER_YEAR
 
     @property
     def capacity_per_s(self) -> float | None:

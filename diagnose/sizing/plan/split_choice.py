@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
-
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -32,6 +30,7 @@ from kneewatch.diagnose.sizing.plan.memory_steps import (
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
+    Sized,
     at,
     best_point,
     launch,
@@ -40,8 +39,6 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     refusal,
     serving,
 )
-from kneewatch.diagnose.sizing.replica_count import FleetSize
-from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.diagnose.sizing.speed.performance import (
     TP_OVERHEAD_RATIO,
     planned_overhead_ratio,
@@ -53,37 +50,6 @@ from kneewatch.rules.formatting import percent, plural
 _STAGES = (1, 2, 3, 4)
 _OTHER_STAGES = (5, 6, 7, 8)
 """Pipeline stages of the widest TP degree, for a model that fits with none of `_STAGES`."""
-
-
-class Trial(Struct, frozen=True, kw_only=True):
-    """One replica of a split that fits, with the settings of steps 8 and 9.
-
-    - `parts`: the decisions of step 9.
-    - `fleet`: for the peak; None if no concurrency meets the targets, or if there are none.
-    - `unmet`: the stated requirement that the replica does not keep.
-    """
-
-    replica: Serving
-    parts: tuple[Part, ...]
-    fleet: FleetSize | None
-    unmet: str
-
-    @property
-    def parallel(self) -> Parallel:
-        """The split."""
-        return self.replica.setup.parallel
-
-    @property
-    def scheme_id(self) -> str:
-        """The precision of the weights."""
-        return self.replica.setup.scheme.id
-
-    @property
-    def usd_per_year(self) -> float | None:
-        """What the fleet costs; None if it is unknown."""
-        if self.fleet is None:
-            return None
-        return self.fleet.gpus * self.replica.pool.usd_per_gpu_hour * HOURS_PER_YEAR
 
 
 def possible_splits(pool: Pool) -> Iterator[Parallel]:
@@ -113,7 +79,8 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
             choices=[str(choice) for choice in choices],
         )
     # A degree that does not divide the node strands GPUs.
-    degrees = (tensor,) if tensor else [degree for degree in choices if node % degree == 0]
+    degrees = (tensor,) if tensor else [to for to in choices if node % to == 0]
+    degrees = [to for to in degrees if not max(to, pool.peer_tensor) % min(to, pool.peer_tensor)]
     if pool.model.experts.count and stated.expert_parallel is not False and (pipeline or 1) == 1:
         engines = (data,) if several else () if tensor or data else (2, 4, 8)
         yield from splits(degrees, engines=engines, most_gpus=math.inf if several else linked)
@@ -126,13 +93,13 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
         yield from splits(degrees[-1:], stages=deeper, experts=experts)
 
 
-def choose_split(pool: Pool) -> tuple[Trial, Mapping[int, Sequence[str]]]:
+def choose_split(pool: Pool) -> tuple[Sized, Mapping[int, Sequence[str]]]:
     """The precision and split of the fleet with the fewest GPUs, of all that meet the targets, and
     why others were rejected: notes by the number of their step.
 
     Each that fits is predicted with the settings of steps 8 and 9. Of fleets with equally many
-    GPUs, the one with the smallest replicas is taken. If none meets the targets and holds the
-    stated concurrency, one that meets the targets is preferred.
+    GPUs, the one with the smallest and simplest replicas is taken. If none meets the targets and
+    holds the stated concurrency, one that meets the targets is preferred.
 
     Raises:
         SizingError: nothing fits.
@@ -164,9 +131,9 @@ def choose_split(pool: Pool) -> tuple[Trial, Mapping[int, Sequence[str]]]:
     return chosen, {5: precisions, 6: [*short, *splits]}
 
 
-def _trials(pool: Pool, quantization: str) -> tuple[list[Trial], list[str]]:
+def _trials(pool: Pool, quantization: str) -> tuple[list[Sized], list[str]]:
     """Every split with this precision that fits, and why others do not."""
-    trials: list[Trial] = []
+    trials: list[Sized] = []
     short: dict[str, list[str]] = {}
     kv_cache_dtype = chosen_kv_dtype(pool)[0]
     for parallel in possible_splits(pool):
@@ -180,7 +147,7 @@ def _trials(pool: Pool, quantization: str) -> tuple[list[Trial], list[str]]:
     return trials, [f"{', '.join(names)} rejected: {reason}" for reason, names in short.items()]
 
 
-def four_bit_gpus(pool: Pool, chosen: Trial) -> Part:
+def four_bit_gpus(pool: Pool, chosen: Sized) -> Part:
     """The part of the plan on weights in 4 bits, where their fleet has far fewer GPUs.
 
     It is not taken: answers in 4 bits must be tested first (guide 4.1 and 4.5).
@@ -199,7 +166,7 @@ def four_bit_gpus(pool: Pool, chosen: Trial) -> Part:
     )
 
 
-def _rank(trial: Trial) -> tuple[float, ...]:
+def _rank(trial: Sized) -> tuple[float, ...]:
     # Where no fleet is known, the replica with the fewest GPUs.
     return (
         trial.fleet is None,
@@ -207,24 +174,32 @@ def _rank(trial: Trial) -> tuple[float, ...]:
         0 if trial.fleet is None else trial.fleet.gpus,
         trial.parallel.gpus,
         trial.parallel.pipeline,
+        trial.parallel.data,
+        trial.parallel.experts,
     )
 
 
-def _reason(name: str, trial: Trial, taken: str, chosen: Trial) -> str:
+def _reason(name: str, trial: Sized, taken: str, chosen: Sized) -> str:
     if trial.unmet and not chosen.unmet:
         return f"{name} rejected: {trial.unmet}"
     if trial.fleet is None or chosen.fleet is None:
         return f"{name} rejected: {trial.unmet or 'larger, and nothing to compare speeds by'}"
+    if trial.fleet.gpus == chosen.fleet.gpus:
+        return f"{name} rejected: as many GPUs as {taken}, whose replicas are smaller or simpler"
     needed = plural(trial.fleet.gpus, "GPU")
     return f"{name} rejected: {needed} for the peak, {chosen.fleet.gpus} with {taken}"
 
 
-def _trial(pool: Pool, setup: Setup) -> Trial:
+def _trial(pool: Pool, setup: Setup) -> Sized:
     replica, parts = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
     best = best_point(replica)
-    usable_per_s = None if best is None else best.requests_per_s
-    fleet = pool.fleet(usable_per_s, setup.parallel.gpus)
-    return Trial(replica=replica, parts=parts, fleet=fleet, unmet=unmet(replica, best))
+    return Sized(
+        replica=replica,
+        parts=parts,
+        point=best,
+        unmet=unmet(replica, best),
+        usable_requests_per_s=None if best is None else best.requests_per_s,
+    )
 
 
 def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:

@@ -25,6 +25,7 @@ from kneewatch.diagnose.sizing.plan.memory_steps import (
     quantization_step,
 )
 from kneewatch.diagnose.sizing.plan.plan_result import (
+    CONNECTOR,
     Part,
     Plan,
     PlanStep,
@@ -39,6 +40,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Curve,
     Serving,
     Sized,
+    at,
     curve_step,
     launch,
     measured_curve,
@@ -47,7 +49,6 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     serving,
 )
 from kneewatch.diagnose.sizing.plan.split_choice import (
-    Trial,
     choose_split,
     four_bit_gpus,
     parallel_step,
@@ -62,7 +63,6 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
     pool_of,
     routing_step,
     tier_loads,
-    uses_tiers,
     workload_step,
 )
 from kneewatch.diagnose.sizing.replica_count import (
@@ -71,11 +71,10 @@ from kneewatch.diagnose.sizing.replica_count import (
     prefill_decode_ratio,
     ratio_text,
 )
-from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.rules.formatting import figure, number
 
 _SOURCE = "guide 9.1 step 13"
-_CONNECTOR = """ --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+_CONNECTOR = f""" {CONNECTOR} '{{"kv_connector":"NixlConnector","kv_role":"kv_both"}}'"""
 
 
 def validation_step(sized: Sequence[Sized]) -> PlanStep:
@@ -130,7 +129,7 @@ def _limits(sized: Sized) -> Part:
 
 
 def _guardrails(sized: Sized) -> Part:
-    pool, best, lengths = sized.pool, sized.point, sized.pool.lengths
+    pool, lengths = sized.pool, sized.pool.lengths
     longest = sized.replica.setup.longest_tokens
     part = Part()
     limit = input_limit(
@@ -139,11 +138,10 @@ def _guardrails(sized: Sized) -> Part:
         p99_input_tokens=lengths.input_p99_tokens,
         max_model_len=max(longest - lengths.output_p99_tokens, 1),
     )
-    part.output = {
-        "max_model_len": longest,
-        "max_input_tokens": limit,
-        "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
-    }
+    part.output = {"max_model_len": longest, "max_input_tokens": limit}
+    if pool.phase != "prefill":  # whose answers are one token, whatever the request's
+        part.output["max_output_tokens"] = max(longest - limit, lengths.output_p99_tokens)
+        part.output["p99_output_slot_s"] = _slot_s(sized)
     part.output["launch"] = sized_command(_launch(sized)) + (_CONNECTOR if pool.phase else "")
     drafts = pool.profile.speculation
     if drafts is not None and sized.decided(9)["speculation"]:
@@ -151,8 +149,6 @@ def _guardrails(sized: Sized) -> Part:
             f"the launch lacks the draft: add {SPECULATION} with its model and "
             f"num_speculative_tokens {drafts.draft_tokens}"
         )
-    if best is not None:
-        part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, served_per_s = pool.profile.slo.ttft_p99_s, sized.capacity_per_s
     if pool.phase == "decode":
         return part
@@ -175,6 +171,19 @@ def _guardrails(sized: Sized) -> Part:
         return part
     part.output |= {"queue_limit_low": low, "queue_limit_high": high}
     return part
+
+
+def _slot_s(sized: Sized) -> float | None:
+    """Seconds that a P99 answer takes at C_max; None if unknown.
+
+    At the predicted mean ITL, as in the latency of whole requests. Of a benchmark only ITL P99 is
+    known, which bounds it.
+    """
+    best, tokens = sized.point, sized.pool.lengths.output_p99_tokens
+    if best is None:
+        return None
+    is_measured = sized.usable_source == "measured"
+    return tokens * (best.itl_p99_s if is_measured else at(sized.replica, best.concurrency).itl_s)
 
 
 def _launch(sized: Sized) -> Setup:
@@ -222,21 +231,18 @@ def plan(
     except SizingError:
         if not by_hardware:
             raise
-    fleet = None if single is None else single.fleet
-    against = None if fleet is None or by_hardware else against_tiers(profile, fleet.gpus)
-    tiered = uses_tiers(profile, against)
+    large_gpus = None if single is None or single.fleet is None else single.fleet.gpus
+    against = None if large_gpus is None or by_hardware else against_tiers(profile, large_gpus)
+    tiered = by_hardware or (bool(profile.tiers) and against == ())
     chosen: tuple[Sized, ...] = () if single is None else (single,)
     if tiered:
         chosen = tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
-        dearer = None if single is None else _dearer(single, chosen)
-        if single is not None and against is not None and dearer:
-            tiered, chosen = False, (single,)
-        if dearer and (by_hardware or against is not None):
+        if single is not None and (dearer := _dearer(single, chosen)):
             against = (dearer,)
+            tiered, chosen = by_hardware, chosen if by_hardware else (single,)
     phased = [in_phases(each, texts) for each in chosen]
     sized = tuple(each for fleets, _ in phased for each in fleets)
     pools = tuple(each.pool for each in sized)
-    large_gpus = None if fleet is None else fleet.gpus
     return Plan(
         profile=profile,
         tiers=tuple(pool.name for pool in pools) if tiered or len(pools) > 1 else (),
@@ -250,8 +256,8 @@ def plan(
         ),
         steps=(
             workload_step(profile),
-            hardware_step(pools, [each.usd_per_year for each in sized]),
-            routing_step(profile, large_gpus=large_gpus, against=against),
+            hardware_step(pools, [each.usd_per_year_by_gpu for each in sized]),
+            routing_step(profile, large_gpus=large_gpus, against=against, taken=tiered),
             *(step for replica in sized for step in replica.steps),
             fleet_step(profile, sized, phases=[compared for _, compared in phased if compared]),
             cost_step(profile, sized, single=single),
@@ -262,15 +268,12 @@ def plan(
 
 def _dearer(single: Sized, tiers: Sequence[Sized]) -> str | None:
     """Why tiers do not pay; None if they do, or if a fleet is not known."""
-    hourly = [
-        each.usd_per_hour
-        for each in (single, *tiers)
-        if each.usd_per_hour is not None and not each.unmet
-    ]
-    if len(hourly) <= len(tiers) or hourly[0] > sum(hourly[1:]):
+    fleets = (single, *tiers)
+    yearly = [each.usd_per_year for each in fleets if each.usd_per_year and not each.unmet]
+    if len(yearly) < len(fleets) or yearly[0] > sum(yearly[1:]):
         return None
-    alone, apart = hourly[0] * HOURS_PER_YEAR, sum(hourly[1:]) * HOURS_PER_YEAR
-    return f"tiers would cost {figure(apart)} USD a year, one fleet costs {figure(alone)}"
+    apart = figure(sum(yearly[1:]))
+    return f"tiers would cost {apart} USD a year, one fleet costs {figure(yearly[0])}"
 
 
 def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str]:
@@ -296,8 +299,8 @@ def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str
 def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     """The fleet with the lowest cost per year within the targets, over the candidate GPUs.
 
-    In two cases the GPU with most of the archetype's resource is kept: if rates are measured or
-    stated, because these apply to one GPU only; and if no candidate's fleet is known.
+    In two cases the first GPU listed is kept: if rates are measured or stated, because these apply
+    to one GPU only; and if no candidate's fleet is known.
 
     Raises:
         SizingError: nothing fits, or a benchmark is missing or unreadable.
@@ -309,7 +312,7 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     usd_per_year: dict[str, float | None] = dict.fromkeys(card.id for card in cards)
     if len(cards) == 1 or measured:
         return size_pool(*choose_split(pool), usd_per_year, benchmarks)
-    splits: dict[str, tuple[Trial, Mapping[int, Sequence[str]]]] = {}
+    splits: dict[str, tuple[Sized, Mapping[int, Sequence[str]]]] = {}
     refused: SizingError | None = None
     for card in cards:
         try:
@@ -345,8 +348,8 @@ def in_phases(together: Sized, benchmarks: Mapping[str, str]) -> tuple[tuple[Siz
     if isinstance(pools, str):
         part.notes.append(f"one pool for prefill and decode: {pools}")
     else:
-        apart = math.fsum(each.usd_per_hour or math.inf for each in pools) * HOURS_PER_YEAR
-        alone = (together.usd_per_hour or math.inf) * HOURS_PER_YEAR
+        apart = math.fsum(each.usd_per_year or math.inf for each in pools)
+        alone = together.usd_per_year or math.inf
         moved = f"the KV cache of a P99 prompt takes {seconds(_moved_s(*pools))} over {network}"
         if network is None:
             moved = "set hosting.network to size them: the KV transfer time is unknown"
@@ -354,6 +357,8 @@ def in_phases(together: Sized, benchmarks: Mapping[str, str]) -> tuple[tuple[Siz
             f"two pools for prefill and decode cost {figure(apart)} USD a year, one pool "
             f"{together.unmet or figure(alone)}; {moved}"
         )
+        if len({each.pool.gpu.architecture for each in pools}) > 1:
+            compared += "; set the same --attention-backend on both: vLLM refuses KV from another"
         is_far_less = bool(together.unmet) or apart < (1 - SAVING_RATIO) * alone
         if is_far_less and network is not None:
             return pools, compared
@@ -437,7 +442,7 @@ def _undivided(pool: Pool) -> str:
         f"prompts are shorter than {SHORT_PROMPT_TOKENS} tokens": pool.lengths.mean_input_tokens
         < SHORT_PROMPT_TOKENS,
         "two are compared where TTFT and ITL have targets": None in (slo.ttft_p99_s, slo.itl_p99_s),
-        "vLLM does not send KV cache between pipeline stages": (stated.pipeline_parallel or 1) > 1,
+        "vLLM's decode servers have no pipeline stages": (stated.pipeline_parallel or 1) > 1,
         "rates are stated or measured of servers that do both": bool(measured),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -466,7 +471,11 @@ def _prefill_pool(pool: Pool, sent_s: float) -> Pool:
 
 
 def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
-    """The servers that generate all tokens but the first, with the KV cache that prefill sends."""
+    """The servers that generate all tokens but the first, with the KV cache that prefill sends.
+
+    vLLM takes it only from GPUs of the same vendor and the same checkpoint with the same KV dtype,
+    and where one TP degree divides the other (nixl/metadata.py and kv_connector/utils.py of 0.32).
+    """
     slo, first = pool.profile.slo, prefill.point
     left_s = slo.e2e_p99_s
     if left_s is not None and first is not None:
@@ -479,13 +488,19 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     )
     mean = max(pool.lengths.mean_output_tokens - 1, 1)
     lengths = dataclasses.replace(pool.lengths, output_mean_tokens=mean)
-    kept = prefill.replica.setup.kv_cache_dtype
-    deployment = dataclasses.replace(pool.deployment, kv_cache_dtype=kept)
-    return _of_phase(replace(pool, deployment=deployment), profile, lengths, "decode")
+    kept, vendor = prefill.replica.setup, prefill.pool.gpu.vendor
+    deployment = dataclasses.replace(
+        pool.deployment,
+        gpus=tuple(card.id for card in candidates(pool.deployment) if card.vendor == vendor),
+        kv_cache_dtype=kept.kv_cache_dtype,
+        quantization=prefill.scheme_id,
+    )
+    pool = replace(pool, deployment=deployment, peer_tensor=kept.parallel.tensor)
+    return _of_phase(pool, profile, lengths, "decode")
 
 
 def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: Lengths, phase: str) -> Pool:
-    # vLLM's connectors transfer between servers without pipeline stages.
+    # vLLM's decode servers have no pipeline stages, and are sent none by pull.
     deployment = dataclasses.replace(pool.deployment, pipeline_parallel=1)
     if phase == "prefill":
         deployment = dataclasses.replace(deployment, concurrency=None)
@@ -530,7 +545,7 @@ def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool,
 
 
 def size_pool(
-    chosen: Trial,
+    chosen: Sized,
     notes: Mapping[int, Sequence[str]],
     usd_per_year: Mapping[str, float | None],
     benchmarks: Mapping[str, str],
@@ -555,9 +570,9 @@ def size_pool(
     last = _final(pool, final, first, benchmarks)
     stated = pool.usable_requests_per_s
     usable = None if last.best is None else last.best.requests_per_s
-    return Sized(
-        replica=final,
-        usd_per_year=usd_per_year,
+    return replace(
+        chosen,
+        usd_per_year_by_gpu=usd_per_year,
         steps=(
             floor_step(pool, before),
             quantized,

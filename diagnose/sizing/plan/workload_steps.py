@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
 from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
@@ -167,25 +167,6 @@ def _unmeasured(profile: WorkloadProfile) -> list[str]:
     return missing
 
 
-def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
-    """A GPU's compute, bandwidth or memory: in its unit, and as text."""
-    if wanted == "compute":
-        peak = gpu.fp8_flop_per_s or gpu.bf16_flop_per_s
-        return peak, f"{figure(peak / 1e12)} TFLOP/s"
-    if wanted == "bandwidth":
-        rate = gpu.memory_bandwidth_bytes_per_s
-        return rate, f"{figure(rate / 1e12)} TB/s"
-    return gpu.memory_bytes, gigabytes(gpu.memory_bytes)
-
-
-def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
-    """The candidate with the most of the archetype's limiting resource; the cheaper one if equal.
-
-    Source: guide 3.5 and 9.1 step 2 (compute for prefill, bandwidth for decode).
-    """
-    return max(candidates, key=lambda gpu: (resource(gpu, wanted)[0], -gpu.usd_per_hour))
-
-
 def hardware_step(
     pools: Sequence[Pool], usd_per_year: Sequence[Mapping[str, float | None]]
 ) -> PlanStep:
@@ -211,8 +192,10 @@ def hardware_step(
         if any(usd is not None for usd in by_gpu.values()):
             step.sheet.text(_cheapest_step(pool, by_gpu, label))
         elif len(by_gpu) > 1:
-            cards = [gpu(name) for name in by_gpu]
-            step.sheet.text(_most_step(pool, cards, bottleneck, label))
+            step.notes.append(
+                f"{card.id} is the first GPU listed: a measured or stated rate is taken to be its "
+                "own, and no fleets were compared"
+            )
     gpus = {pool.gpu.id: pool.gpu for pool in pools}.values()
     step.notes += [f"{card.id}: {card.note}" for card in gpus if card.note]
     step.notes += [
@@ -246,17 +229,6 @@ def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: 
     )
 
 
-def _most_step(pool: Pool, cards: Sequence[Gpu], bottleneck: str, label: str) -> Step:
-    """The candidates by the archetype's limiting resource; used if no cost is known."""
-    return Step(
-        title=f"Most {bottleneck}{label}",
-        formula="highest among the listed GPUs",
-        values=", ".join(f"{card.id} {resource(card, bottleneck)[1]}" for card in cards),
-        result=pool.gpu.id,
-        source="guide 9.1 step 2, 3.5; catalogue of GPUs",
-    )
-
-
 # Step 3 of a plan: one fleet, or a tier for each kind of request or hardware. Pure. Guide 1.5.
 
 
@@ -278,20 +250,19 @@ def pool_of(
     share_ratio: float,
     models: Mapping[str, Model],
 ) -> Pool:
-    """The fleet for a share of the traffic, on the GPU that step 2 chooses.
+    """The fleet for a share of the traffic, on the first GPU listed.
 
     Raises:
         SizingError: the model or a GPU is unknown.
     """
     own_model = models.get(deployment.model)
-    bottleneck = ARCHETYPES[profile.traffic.archetype]["hardware"]
     return Pool(
         name=name,
         profile=profile,
         deployment=deployment,
         lengths=call_lengths(lengths, profile.session),
         model=model(deployment.model) if own_model is None else own_model,
-        gpu=choose_gpu(candidates(deployment), wanted=bottleneck),
+        gpu=candidates(deployment)[0],
         share_ratio=share_ratio,
         peak_requests_per_s=planned_peak_per_s(profile) * share_ratio,
     )
@@ -348,15 +319,18 @@ def against_tiers(profile: WorkloadProfile, large_gpus: int) -> tuple[str, ...]:
 
 
 def routing_step(
-    profile: WorkloadProfile, *, large_gpus: int | None, against: Sequence[str] | None
+    profile: WorkloadProfile,
+    *,
+    large_gpus: int | None,
+    against: Sequence[str] | None,
+    taken: bool = False,
 ) -> PlanStep:
-    """Step 3: tiers or one fleet.
+    """Step 3: tiers, if `taken`, or one fleet.
 
     `against` are the reasons against tiers; None if hardware tiers need none, or if the size of the
     single fleet is unknown.
     """
     method, tiers = profile.routing.method, profile.tiers
-    taken = uses_tiers(profile, against)
     output: dict[str, Value] = {
         "tiers": len(tiers) if taken else 1,
         "method": method if taken else "single fleet",
@@ -385,16 +359,6 @@ def routing_step(
     if taken:
         _peaks(step.sheet, profile)
     return step
-
-
-def uses_tiers(profile: WorkloadProfile, against: Sequence[str] | None) -> bool:
-    """Whether each tier gets its own steps 4 to 10.
-
-    Always if tiers differ by hardware; if they differ by model, only if tiers pay off.
-    """
-    if not profile.tiers:
-        return False
-    return profile.routing.method == "hardware" or (against is not None and not against)
 
 
 def _decision(profile: WorkloadProfile, *, taken: bool) -> str:

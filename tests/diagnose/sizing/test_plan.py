@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
@@ -20,9 +21,10 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
+from kneewatch.diagnose.sizing.plan.split_choice import possible_splits
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
-from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
+from kneewatch.diagnose.sizing.plan.workload_steps import pool_of, session_prefill_tokens
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
 from tests.diagnose.sizing.evaluating import differing
@@ -373,10 +375,12 @@ gpus = ["{old}"]
     assert not any("one fleet costs" in note for note in faster.step(3).notes)
 
 
-def test_a_measured_rate_belongs_to_the_archetypes_gpu() -> None:
-    both = 'gpus = ["h100-sxm", "h200"]\nusable_requests_per_s = 6.0'
-    text = profile_text(deployment=both).replace('archetype = "chat"', 'archetype = "code"')
-    assert planned(text).step(2).output["gpu"] == "h200"
+@pytest.mark.parametrize("gpus", [("h100-sxm", "h200"), ("h200", "h100-sxm")])
+def test_a_measured_rate_belongs_to_the_first_gpu_listed(gpus: tuple[str, str]) -> None:
+    both = f"gpus = {list(gpus)}\nusable_requests_per_s = 6.0"
+    two = planned(profile_text(deployment=both)).step(2)
+    assert two.output["gpu"] == gpus[0]
+    assert any(f"{gpus[0]} is the first GPU listed" in note for note in two.notes)
 
 
 @pytest.mark.parametrize(
@@ -455,11 +459,11 @@ def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None
     assert moved == pytest.approx(1504 * 163_840 / tensor / 50e9)
 
 
-def long_prompts(more: str = "", times: float = 10) -> Plan:
+def long_prompts(more: str = "", times: float = 10, gpus: str = '["h200", "h100-sxm"]') -> Plan:
     text = profile_text(
         traffic='predictability = "typical"\naverage_requests_per_s = 60',
         slo="ttft_p99_s = 3.0\nitl_p99_s = 0.05",
-        deployment='gpus = ["h200", "h100-sxm"]\n',
+        deployment=f"gpus = {gpus}\n",
         more=more,
     )
     longer = re.sub(
@@ -488,6 +492,26 @@ def test_two_pools_that_are_cheaper_by_far_are_sized() -> None:
     assert ["--max-num-seqs" in line for line in launches] == [False, True]
     assert {fleet_plan.step(8, p).output["kv_cache_dtype"] for p in fleet_plan.tiers} == {"fp8"}
     assert "separate" not in "".join(fleet_plan.step(9, "decode").notes)
+
+
+def test_pools_exchange_only_what_vllm_takes() -> None:
+    """NIXL's handshake: the same checkpoint and KV dtype, and one TP degree divides the other."""
+    network = '[hosting]\nnetwork = "infiniband-ndr"\n'
+    for gpus, why in (
+        ('["a100-80gb", "l40s"]', "w8a8 (as the prefill pool)"),
+        ('["mi300x", "h200"]', "fp8 (as the prefill pool)"),
+    ):
+        pools = long_prompts(network, times=5, gpus=gpus)
+        assert why in pools.step(5, "decode").decision
+        fives = [pools.step(5, phase).output for phase in pools.tiers]
+        assert len({(each["quantization"], each["kv_cache_dtype"]) for each in fives}) == 1
+        # KV cache is not sent from AMD to NVIDIA.
+        compared = [line.values for line in pools.step(2).steps if "decode" in line.title]
+        assert "h200" not in "".join(compared)
+    profile = read_profile(profile_text())
+    lengths, deployment = profile.lengths, profile.deployment
+    pool = pool_of(profile, deployment, lengths, name="", share_ratio=1.0, models={})
+    assert {split.tensor for split in possible_splits(replace(pool, peer_tensor=3))} == {1}
 
 
 def test_two_pools_are_told_where_the_network_between_them_is_unknown() -> None:
