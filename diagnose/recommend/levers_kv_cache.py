@@ -143,7 +143,8 @@ def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
 
 def _available_bytes(context: LeverContext) -> float | None:
     """The memory that the launch leaves for the KV cache on each GPU, at least; None if unknown."""
-    sized = computed_memory(context.server.setup)
+    setup = context.server.setup
+    sized = None if setup is None or setup.gpu is None else computed_memory(setup)
     return None if sized is None else sized.available_bytes.low
 
 

@@ -15,7 +15,7 @@ from kneewatch.diagnose.learned.knee import Prompts, StepTimes, token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.tails import Speed, tails
-from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
+from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
@@ -50,11 +50,9 @@ def computed_costs(setup: Setup | None) -> Costs | None:
 
 
 def computed_memory(setup: Setup | None) -> Memory | None:
-    """The memory of the launch; None if its GPU is unknown, or vLLM would refuse it."""
-    if setup is None or setup.gpu is None:
-        return None
+    """The memory of the launch; None if it is unknown, or vLLM would refuse it."""
     try:
-        return memory_of(setup)
+        return None if setup is None else memory_of(setup)
     except SizingError:
         return None
 
@@ -501,14 +499,11 @@ def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None
         return None
     if server.blocks_override is not None:
         return None
-    try:
-        if server.kv_memory_bytes is not None:
-            ratio = server.layout.block_bytes / kv_layout_of(changed).block_bytes
-        else:
-            present_memory, changed_memory = memory_of(server.setup), memory_of(changed)
-            if not changed_memory.holds_one or present_memory.held_tokens.expected <= 0:
-                return None
-            ratio = changed_memory.held_tokens.expected / present_memory.held_tokens.expected
-    except SizingError:
+    now, then = computed_memory(server.setup), computed_memory(changed)
+    if now is None or then is None:
         return None
-    return server.capacity_tokens * ratio
+    if server.kv_memory_bytes is not None:
+        return server.capacity_tokens * server.layout.block_bytes / then.layout.block_bytes
+    if not then.holds_one or now.held_tokens.expected <= 0:
+        return None
+    return server.capacity_tokens * then.held_tokens.expected / now.held_tokens.expected

@@ -16,7 +16,6 @@ from kneewatch.collector.engines.engine_kind import (
     TENSOR_SPLIT,
 )
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
@@ -24,9 +23,10 @@ from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.prediction import computed_memory
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.diagnose.recommend.serve_command import serve_command
-from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
 from kneewatch.rules.wire import to_ms
@@ -44,6 +44,7 @@ _RISKS = {
     MEMORY_SHARE: "The KV cache becomes smaller.",
     ADAPTER_SLOTS: "Fewer adapters run at once: requests for the others wait.",
 }
+_FIGURES = {LONGEST_TOKENS: "max_model_len_tokens", MEMORY_SHARE: "gpu_memory_utilization_ratio"}
 VERIFY = "the log has no error and reaches `Application startup complete`"
 
 
@@ -104,8 +105,6 @@ class Remedies:
         yield self._advice(
             Change(LONGEST_TOKENS, None if now is None else int(now), to),
             why,
-            before={} if now is None else {"max_model_len_tokens": now},
-            predicted={"max_model_len_tokens": to},
             check=f"confirm that no user needs requests of more than {to:,} tokens",
             risk="vLLM rejects longer requests. A cache for one such request serves few at once.",
         )
@@ -124,8 +123,6 @@ class Remedies:
         yield self._advice(
             Change(MEMORY_SHARE, now, to),
             f"{free_gib:.4g} of {total_gib:g} GiB were free when vLLM started.",
-            before={} if now is None else {"gpu_memory_utilization_ratio": now},
-            predicted={"gpu_memory_utilization_ratio": to},
             check="check with nvidia-smi which process uses the GPU: if it is a previous vLLM, end "
             "it instead",
             risk="The KV cache becomes smaller; if weights do not fit, vLLM still does not start.",
@@ -155,9 +152,9 @@ class Remedies:
         if now is None or (is_share and self._read.number("available_kv_gib") is None):
             return
         lacks_gib = log.size_gib(self._failure, "asked") - log.size_gib(self._failure, "free")
-        taken_gib = None if setup is None else _taken_gib(_memory_of(setup))
+        taken_gib = _taken_gib(computed_memory(setup))
         for to in _lower_shares(now) if is_share else _halves(now):
-            sized = None if setup is None else _memory_of(_with(setup, flag, to))
+            sized = None if setup is None else computed_memory(_with(setup, flag, to))
             if setup is not None and (sized is None or not sized.holds_one):
                 continue
             after_gib, less_gib = _taken_gib(sized), None
@@ -205,8 +202,6 @@ class Remedies:
             Change(MEMORY_SHARE, now, to),
             f"One request of full length needs {needed_gib:.2f} GiB of KV cache, and "
             f"{available_gib:.2f} GiB are available at {now:g}.",
-            before={"gpu_memory_utilization_ratio": now},
-            predicted={"gpu_memory_utilization_ratio": to},
             check="confirm that no other process uses the GPU",
             risk="Less memory is left for spikes outside vLLM's share; do not exceed 0.95.",
         )
@@ -221,7 +216,7 @@ class Remedies:
         usd = self._stated.usd_per_gpu_hour or setup.gpu.usd_per_hour
         for to in (now * 2**power for power in range(1, 4)):
             wider = replace(setup, parallel=replace(setup.parallel, tensor=to), weights_bytes=None)
-            sized = _memory_of(wider)
+            sized = computed_memory(wider)
             if to > MOST_TENSOR_PARALLEL or sized is None or not sized.holds_one:
                 continue
             linked = "connected by NVLink" if to <= setup.gpu.nvlink_gpus else "in one node"
@@ -243,21 +238,22 @@ class Remedies:
         change: Change,
         summary: str,
         *,
-        predicted: dict[str, float],
         check: str,
         risk: str,
-        before: Mapping[str, float] | None = None,
+        predicted: Mapping[str, float] | None = None,
         cost_usd_per_hour: float | None = 0.0,
     ) -> Recommendation:
+        """A recommendation; without numbers that it `predicted`, with those of its flag."""
         launch, model = self._stated.launch, self._stated.model
+        before, after = _figure(change.flag, change.before), _figure(change.flag, change.after)
         model_id = "" if model is None else model.id
         return Recommendation(
             id=change.flag[2:].removesuffix("-size"),
             cause=self._cause,
             changes=(change,),
             summary=summary,
-            before=before or {},
-            predicted=predicted,
+            before=before if predicted is None else {},
+            predicted=after if predicted is None else predicted,
             cost_usd_per_hour=cost_usd_per_hour,
             checks=(check,),
             risk=risk,
@@ -297,14 +293,11 @@ class Remedies:
         setup = self._setup
         if setup is None or (setup.gpu is None and "available_kv_bytes" not in changes):
             return None
-        return _memory_of(replace(setup, **changes))
+        return computed_memory(replace(setup, **changes))
 
 
-def _memory_of(setup: Setup) -> Memory | None:
-    try:
-        return memory(setup)
-    except SizingError:
-        return None
+def _figure(flag: str, value: Value) -> dict[str, float]:
+    return {_FIGURES[flag]: value} if flag in _FIGURES and isinstance(value, int | float) else {}
 
 
 def _lower_shares(now: float) -> list[float]:
