@@ -148,6 +148,7 @@ def _guardrails(sized: Sized) -> Part:
         part.notes.append(
             f"the launch lacks the draft: add {SPECULATION} with its model and "
             f"num_speculative_tokens {drafts.draft_tokens}"
+            + (", EAGLE and MTP to the prefill servers too" if pool.phase else "")
         )
     target, served_per_s = pool.profile.slo.ttft_p99_s, sized.capacity_per_s
     if pool.phase == "decode":

@@ -508,6 +508,9 @@ def test_pools_exchange_only_what_vllm_takes() -> None:
         # KV cache is not sent from AMD to NVIDIA.
         compared = [line.values for line in pools.step(2).steps if "decode" in line.title]
         assert "h200" not in "".join(compared)
+    drafts = "[speculation]\ndraft_tokens = 3\nacceptance_ratio = 0.8\ndraft_cost_ratio = 0.05\n"
+    drafted = long_prompts(drafts + network).step(13).notes
+    assert any("EAGLE and MTP to the prefill servers too" in note for note in drafted)
     profile = read_profile(profile_text())
     lengths, deployment = profile.lengths, profile.deployment
     pool = pool_of(profile, deployment, lengths, name="", share_ratio=1.0, models={})
