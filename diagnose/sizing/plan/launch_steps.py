@@ -36,36 +36,28 @@ SAVING_RATIO = 0.2
 
 def transfer(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on what pools for prefill and decode would spare and cost a request: a
-    prefill chunk's stall, and the transfer of a prompt's KV cache."""
+    prefill chunk's stall and, if a network is stated, the transfer of a prompt's KV cache."""
     if replica.limit < 1:
         return Part()
     best = best_point(replica)
     predicted = at(replica, best.concurrency if best else 1)
     stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
     part = Part(output={"prefill_stall_s": stall_s})
-    part.add(_transfer(pool, replica, stall_s))
-    return part
-
-
-def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
-    """The part of the plan on seconds to transfer a prompt's KV between the pools.
-
-    Empty if no network is stated.
-    """
     network = pool.profile.hosting.network
     if network is None:
-        return Part()
-    # Each GPU moves its own share.
-    moved = replica.memory.layout.request_bytes(pool.lengths.input_p95_tokens)
-    part = Part()
+        return part
     move_s = part.sheet.line(
         f"KV of a P95 prompt over {network}",
         "{KV cache per GPU:GB} / {bandwidth per GPU:GB/s}",
-        (moved, LINK_BYTES_PER_S[network]),
+        # Each GPU moves its own share.
+        (
+            replica.memory.layout.request_bytes(pool.lengths.input_p95_tokens),
+            LINK_BYTES_PER_S[network],
+        ),
         result=f"{{:s}} (a prefill chunk stalls decode for {seconds(stall_s)})",
         source="guide 6.5",
     )
-    part.output = {"kv_transfer_s": move_s, "disaggregation_gain_s": stall_s - move_s}
+    part.output |= {"kv_transfer_s": move_s, "disaggregation_gain_s": stall_s - move_s}
     return part
 
 
