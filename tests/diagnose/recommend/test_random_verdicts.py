@@ -224,7 +224,7 @@ def main(count: int = 100, seed: int = 0) -> None:
     kinds, seen = Counter[str](), Counter[str]()
     shown = dict[str, str]()
     for at in range(seed, seed + count):
-        for verdict, targets, shown in verdicts(at):
+        for verdict, targets, sources in verdicts(at):
             seen.update(
                 [
                     "verdicts",
@@ -232,7 +232,7 @@ def main(count: int = 100, seed: int = 0) -> None:
                     *(each.id for each in verdict.recommendations),
                 ]
             )
-            for each in mistakes([verdict], targets, shown):
+            for each in mistakes([verdict], targets, sources):
                 kind = re.sub(r"[\d.,]+", "#", str(each))
                 kinds[kind] += 1
                 shown.setdefault(kind, f"{at}: {each}")

@@ -49,7 +49,8 @@ QUIET = re.compile(
 """A value of quiet times, a bound of a bucket, or a time of the day: not in the document."""
 
 NAMED = re.compile(r"GPUs? \d+(?:(?:, | and )\d+)*(?: of [\w.-]+)?")
-"""GPUs by their names."""
+CLOCK = re.compile(r"SM clock \d+ MHz")
+"""GPUs by their names, and what a verdict has no figure of."""
 
 TIMES = re.compile(r"hold (?:up to )?([\d.]+)x as many")
 
@@ -302,7 +303,7 @@ def mistakes(
 def _without_names(text: str, beside: Beside | None) -> str:
     for name in () if beside is None else beside.names:
         text = text.replace(name, "")
-    return text if beside is not None else NAMED.sub("", text)
+    return text if beside is not None else CLOCK.sub("", NAMED.sub("", text))
 
 
 def words_of(verdict: Verdict) -> Iterator[str]:
