@@ -289,7 +289,7 @@ def seen(engine: StoredEngine, from_s: float, to_s: float) -> bool:
 def _member(history: History, engine: StoredEngine, request: ReportRequest) -> Member:
     verdict = history.verdict(engine.id, min(engine.last_s, request.grid.to_s))
     tier = (verdict and verdict.tier) or engine.labels.get("tier") or ""
-    gpu = request.stated(engine.target).stated.gpu
+    gpu = request.stated(engine.target).server.gpu
     name = gpu.id if gpu else ""
     program = verdict.program if verdict else None
     member = Member(engine, tier_name(engine.model, tier, name, program), name, verdict)

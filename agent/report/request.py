@@ -12,7 +12,6 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import PROFILE_SETTING, named_profile, stated
 from kneewatch.agent.targets import table_specs
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.deployment.deployment import deployment
 from kneewatch.reports.weekly.observed import Grid, TierStated
 from kneewatch.rules.rule import WINDOW_S
 
@@ -78,26 +77,10 @@ def stated_of(settings: Settings) -> Callable[[str], TierStated]:
 
 
 def _stated(settings: Settings) -> TierStated:
-    deployment_stated = stated(settings)
-    profile = settings.profile(stated=deployment_stated)
-    price, source = settings["usd_per_gpu_hour"], "stated (usd_per_gpu_hour)"
-    if price is None and deployment_stated.gpu is not None:
-        price, source = (
-            deployment_stated.gpu.usd_per_hour,
-            f"the catalogue's price of {deployment_stated.gpu.id}",
-        )
+    own_profile = settings["report.profile"] is not None
     return TierStated(
-        targets=profile.targets,
-        gpus=settings["gpus"] or deployment({}, deployment_stated).gpus,
-        usd_per_gpu_hour=price,
-        price_source=source if price is not None else "",
-        benchmark=profile.benchmark,
-        stated=deployment_stated,
-        workload=named_profile(
-            settings,
-            PROFILE_SETTING if settings["report.profile"] is None else "report.profile",
-        ),
-        rules=profile.rules(),
+        profile=settings.profile(stated=stated(settings)),
+        workload=named_profile(settings, "report.profile" if own_profile else PROFILE_SETTING),
     )
 
 

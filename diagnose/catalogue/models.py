@@ -168,6 +168,10 @@ class Model(Struct, frozen=True):
     tower: Tower | None = None
 
 
+UNKNOWN_MODEL = Model("", "", (), None, Experts(), 0, 0, 0, 0, 0, 0, "bf16")
+"""The model of a launch that does not say which it serves."""
+
+
 def model_ids() -> tuple[str, ...]:
     """Ids of the catalogue's models, in alphabetical order."""
     return tuple(sorted(_entries(), key=str.casefold))

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import (
     KV_DTYPE,
-    LONGEST_TOKENS,
     SEATS,
     STEP_TOKENS,
     TENSOR_SPLIT,
@@ -20,7 +19,7 @@ from kneewatch.collector.signals.expr import count_in
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     FLAGS,
@@ -38,6 +37,7 @@ from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     LATEST,
+    UNSET,
     Setup,
     defaults,
     fields_of,
@@ -144,9 +144,8 @@ _SPLIT = {
 class Stated(StatedServer, frozen=True, kw_only=True):
     """What the user set, or kneewatch found out, about the server; None if unknown.
 
-    `flags` go before those of the command line, `launch`. `usd_per_gpu_hour` defaults to the GPU's
-    price in the catalogue. `sweeps` are benchmarks of this model on this GPU, one per
-    tensor-parallel degree.
+    `flags` go before those of the command line, `launch`. `sweeps` are benchmarks of this model on
+    this GPU, one per tensor-parallel degree.
     """
 
     model: Model | None = None
@@ -184,10 +183,20 @@ class Stated(StatedServer, frozen=True, kw_only=True):
     @property
     def server_gpus(self) -> int | None:
         """GPUs of the server: GPUs per engine times the number of engines; None if not stated."""
-        engine_gpus = self.gpus
-        if engine_gpus is None and self.degree is not None:
-            engine_gpus = self.degree * self.parallel.pipeline
-        return None if engine_gpus is None else engine_gpus * self.engines
+        return None if self.engine_gpus is None else self.engine_gpus * self.engines
+
+    @property
+    def engine_gpus(self) -> int | None:
+        """GPUs of one engine: as stated, else by its split; None if neither is."""
+        if self.gpus is None and self.degree is not None:
+            return self.degree * self.parallel.pipeline
+        return self.gpus
+
+    @property
+    def price_usd_per_gpu_hour(self) -> float | None:
+        """The stated price, else the catalogue's; None if the GPU is unknown."""
+        catalogued = None if self.gpu is None else self.gpu.usd_per_hour
+        return catalogued if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
 
     @property
     def seats(self) -> float | None:
@@ -227,33 +236,31 @@ def stated_of(server: StatedServer) -> Stated:
 class Deployment(Struct, frozen=True, kw_only=True):
     """A running server; None for values that are unknown.
 
-    `capacity_tokens` is the cache without the block that vLLM keeps for itself. `blocks_override`
-    and `kv_memory_bytes` are set if the user fixed the cache's size; memory utilization then has no
-    effect. `misfit` says why the stated configuration cannot run.
+    `launch` is its launch by the page, else by the command line and the settings. It can be sized
+    if `layout` is known. `capacity_tokens` is the cache without the block that vLLM keeps for
+    itself. `blocks_override` and `kv_memory_bytes` are set if the user fixed the cache's size;
+    memory utilization then has no effect. `misfit` says why the stated configuration cannot run.
     """
 
     stated: Stated
     config: Mapping[str, str] = field(default_factory=dict[str, str])
-    version: Version | None = None
-    block_tokens: int | None = None
+    launch: Setup = Setup()
     blocks: int | None = None
     capacity_tokens: float | None = None
-    kv_cache_dtype: str = "auto"
-    gpu_memory_utilization: float | None = None
     kv_memory_bytes: float | None = None
     blocks_override: int | None = None
-    prefix_caching: bool | None = None
-    chunked_prefill: bool | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    tensor_parallel: int | None = None
-    data_parallel: int = 1
-    gpus: int | None = None
-    usd_per_gpu_hour: float | None = None
     misfit: str = ""
-    setup: Setup | None = None
     layout: KvLayout | None = None
+
+    @property
+    def setup(self) -> Setup | None:
+        """The launch, if it can be sized."""
+        return None if self.layout is None else self.launch
+
+    @property
+    def version(self) -> Version | None:
+        """vLLM's version as stated, else the oldest with the page's labels."""
+        return self.stated.version or oldest_version(self.config)
 
     @property
     def replicas(self) -> int:
@@ -262,15 +269,14 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars per hour for one replica; None if GPUs or price are unknown."""
-        if self.gpus is None or self.usd_per_gpu_hour is None:
-            return None
-        return self.gpus * self.usd_per_gpu_hour
+        """Dollars per hour for one engine; None if GPUs or price are unknown."""
+        gpus, price = self.stated.engine_gpus, self.stated.price_usd_per_gpu_hour
+        return None if gpus is None or price is None else gpus * price
 
     @property
     def kv_is_quantized(self) -> bool:
         """Whether the KV cache already uses 8 bits per value or fewer."""
-        return self.kv_cache_dtype not in ("auto", "bfloat16", "float16")
+        return self.launch.kv_cache_dtype not in ("auto", "bfloat16", "float16")
 
     @property
     def caching_by_default(self) -> bool:
@@ -281,6 +287,11 @@ class Deployment(Struct, frozen=True, kw_only=True):
     def launch_known(self) -> bool:
         """Whether the whole command line is known. Flags that it lacks then have their defaults."""
         return self.stated.command.complete
+
+    @property
+    def chunked_prefill(self) -> bool | None:
+        """Whether the command line turns chunked prefill on or off; None if it says nothing."""
+        return self.stated.command.switched("enable-chunked-prefill")
 
     @property
     def chunks(self) -> bool | None:
@@ -296,93 +307,86 @@ class Deployment(Struct, frozen=True, kw_only=True):
     def in_force(self, flag: str) -> object:
         """The flag's value on the running server; None if unknown."""
         own = {
-            KV_DTYPE: self.kv_cache_dtype if "cache_dtype" in self.config else None,
+            KV_DTYPE: self.launch.kv_cache_dtype if "cache_dtype" in self.config else None,
             "--num-gpu-blocks-override": self.blocks_override,
             "--kv-cache-memory-bytes": self.kv_memory_bytes,
             "--enable-chunked-prefill": self.chunked_prefill,
-            TENSOR_SPLIT: self.tensor_parallel,
+            TENSOR_SPLIT: self.stated.degree,
             "replicas": self.stated.replicas,
         }
         row = VLLM.get(flag)
         if flag in own or row is None or row.sets is False:
             return own.get(flag)
-        on_page = getattr(self, row.setup, None)
-        return row.read(self.stated.command) if on_page is None else on_page
+        is_unknown_unset = UNSET.get(row.setup, row) is None
+        known = getattr(self.launch, row.setup) if is_unknown_unset else None
+        return row.read(self.stated.command) if known is None else known
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
     """The server, from its cache_config_info labels and the user's settings; labels override
     settings."""
-    launch, parallel = stated.command, stated.parallel
-    version = stated.version or oldest_version(config)
     block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
     override = label_count(config, "num_gpu_blocks_override")
     size = label_count(config, KV_SIZE_LABEL)
     if override is not None and blocks is not None and override != blocks:
         # The page contradicts itself: no size can be computed from it.
         block, blocks, override, size = None, None, None, None
-    tensor = stated.degree
-    gpus = tensor * parallel.pipeline if tensor else stated.gpus
-    price = stated.usd_per_gpu_hour
-    if price is None and stated.gpu is not None:
-        price = stated.gpu.usd_per_hour
-    dtype = config.get("cache_dtype") or launch.text(KV_DTYPE) or "auto"
-    usable = Deployment(
+    running = Deployment(
         stated=stated,
         config=config,
-        version=version,
-        block_tokens=block,
+        launch=_launched(config, stated, block_tokens=block, size_tokens=size),
         blocks=blocks,
         capacity_tokens=label_capacity_tokens(size, block, blocks)
         or stated.reported.kv_cache_tokens,
-        kv_cache_dtype=dtype,
-        gpu_memory_utilization=label_number(config, "gpu_memory_utilization"),
         kv_memory_bytes=label_count(config, "kv_cache_memory_bytes"),
         blocks_override=override,
-        prefix_caching=label_flag(config, "enable_prefix_caching"),
-        chunked_prefill=launch.switched("enable-chunked-prefill"),
-        max_model_len=launch.count(LONGEST_TOKENS)
-        or stated.reported.max_model_len
-        or label_context_tokens(config, size),
-        max_num_seqs=_taken(stated, SEATS),
-        max_num_batched_tokens=_taken(stated, STEP_TOKENS),
-        tensor_parallel=tensor,
-        data_parallel=parallel.data,
-        gpus=gpus,
-        usd_per_gpu_hour=price,
     )
-    return _with_sizing(usable)
+    is_known = stated.model is not None and stated.degree is not None
+    return _sized(running) if is_known else running
 
 
-def _with_sizing(plain: Deployment) -> Deployment:
-    """The deployment with its sizing; unchanged if no model is set or this launch cannot hold the
-    model."""
-    stated = plain.stated
-    if stated.model is None or plain.tensor_parallel is None:
-        return plain
+def _launched(
+    config: Mapping[str, str],
+    stated: Stated,
+    *,
+    block_tokens: int | None,
+    size_tokens: float | None,
+) -> Setup:
+    """The server's launch; the page has a KV cache of this size, in blocks of so many tokens."""
     # What the page says goes before the command line.
-    fields = fields_of(command_values(stated.command) | page_values(plain.config), strict=False)
+    fields = fields_of(command_values(stated.command) | page_values(config), strict=False)
     fields["parallel"] = stated.parallel
     # The page has the size of the cache.
     fields.pop("kv_cache_memory_bytes", None)
     if "adapters" in fields and fields["adapters"].rank not in RANKS:
         del fields["adapters"]
-    fields |= {
-        flag.setup: value
-        for flag in FLAGS
-        if flag.setup and (value := getattr(plain, flag.setup, None)) is not None
-    }
-    setup = launch_of(stated.model, stated.gpu, fields | {"version": plain.version or LATEST})
+    if block_tokens is not None:
+        fields["block_tokens"] = block_tokens
+    longest = stated.reported.max_model_len or label_context_tokens(config, size_tokens)
+    fields.setdefault("max_model_len", longest)
+    if stated.version is not None and stated.gpu is not None:
+        taken = defaults(stated.version, stated.gpu)
+        for flag in (SEATS, STEP_TOKENS):
+            if stated.command.absent(flag):
+                name = VLLM[flag].setup
+                fields.setdefault(name, getattr(taken, name))
+    fields["version"] = stated.version or oldest_version(config) or LATEST
+    return launch_of(stated.model or UNKNOWN_MODEL, stated.gpu, fields)
+
+
+def _sized(running: Deployment) -> Deployment:
+    """The deployment with its layout; unchanged if its launch cannot hold the model."""
+    fixed = running.kv_memory_bytes is not None
     try:
-        setup = _as_reported(setup, stated.reported, kv_is_fixed=plain.kv_memory_bytes is not None)
+        setup = _as_reported(running.launch, running.stated.reported, kv_is_fixed=fixed)
         layout = kv_layout_of(setup)
         fits = setup.gpu is None or memory_of(setup).holds_one
     except SizingError as exc:
         # The server runs with this format, so it is newer than what is known of formats here.
         newer = exc.name == "kv_cache_dtype"
-        return plain if newer else replace(plain, misfit=str(exc))
+        return running if newer else replace(running, misfit=str(exc))
     misfit = "" if fits else "weights and one request do not fit into GPU memory"
-    return replace(plain, setup=setup, layout=layout, misfit=misfit)
+    return replace(running, launch=setup, layout=layout, misfit=misfit)
 
 
 def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setup:
@@ -406,12 +410,3 @@ def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setu
     # What vLLM took beside weights and cache holds for other utilizations and cache types too.
     excess_bytes = memory_of(setup).available_bytes.expected - reported.available_kv_bytes
     return replace(setup, overhead_excess_bytes=excess_bytes)
-
-
-def _taken(stated: Stated, flag: str) -> int | None:
-    """A limit of the launch: the given value, or the default if the whole command line is known."""
-    given = stated.command.count(flag)
-    if not stated.command.absent(flag) or stated.version is None or stated.gpu is None:
-        return given or None
-    taken = defaults(stated.version, stated.gpu)
-    return taken.max_num_seqs if flag == SEATS else taken.max_num_batched_tokens

@@ -197,7 +197,7 @@ def _size(
     the pool are `down`, because the replicas that answer are then not all of them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
-    hourly, gpus = server.usd_per_hour, server.gpus
+    hourly, gpus = server.usd_per_hour, server.stated.engine_gpus
     unsized = TierSize(
         now,
         gpus_each=None if gpus is None or engines is None else gpus * engines,

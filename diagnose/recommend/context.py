@@ -72,7 +72,7 @@ class LeverContext(Struct, frozen=True):
     @property
     def seats(self) -> int | None:
         """The most requests that run at once whatever the KV cache holds: stated, or observed."""
-        return self.server.max_num_seqs or self.pinned
+        return self.server.launch.max_num_seqs or self.pinned
 
     @property
     def for_kv(self) -> bool:
@@ -242,8 +242,12 @@ def _unknown(
         )
     if cost_usd_per_hour is None:
         lacks = [
-            *([] if server.usd_per_gpu_hour is not None else ["gpu or usd_per_gpu_hour"]),
-            *([] if server.gpus is not None else ["tensor_parallel"]),
+            *(
+                []
+                if server.stated.price_usd_per_gpu_hour is not None
+                else ["gpu or usd_per_gpu_hour"]
+            ),
+            *([] if server.stated.engine_gpus is not None else ["tensor_parallel"]),
         ]
         if lacks:
             yield f"the cost of the change (set kneewatch's {', and '.join(lacks)})"
@@ -274,7 +278,7 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     missing = [
         *([] if stated.model else ["model"]),
         *([] if stated.gpu else ["gpu"]),
-        *([] if server.tensor_parallel else ["tensor_parallel"]),
+        *([] if server.stated.degree else ["tensor_parallel"]),
     ]
     if missing:
         keys = " and ".join(", ".join(part) for part in (missing[:-1], missing[-1:]) if part)

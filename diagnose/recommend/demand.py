@@ -304,7 +304,7 @@ def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> floa
         measured = usage * server.capacity_tokens / running
     prompt, output = values.get("prompt_tokens_mean"), values.get("output_tokens_mean")
     if prompt is not None and output is not None:
-        by_length = prompt + output / 2 + (server.block_tokens or 16) / 2
+        by_length = prompt + output / 2 + (server.launch.block_tokens or 16) / 2
     if measured is None and by_length is None:
         return None
     shared = measured is not None and (values.get("prefix_saved_ratio") or 0.0) > SHARED_FROM

@@ -224,7 +224,7 @@ def kv_fp8(context: LeverContext) -> Recommendation | None:
     capacity = 2.0 * server.capacity_tokens
     if blocks is not None and server.blocks and server.blocks > 1:
         capacity = server.capacity_tokens * (blocks - 1) / (server.blocks - 1)
-    dtype = server.kv_cache_dtype if "cache_dtype" in server.config else None
+    dtype = server.launch.kv_cache_dtype if "cache_dtype" in server.config else None
     changes: list[tuple[str, Value, Value]] = [(KV_DTYPE, dtype, "fp8")]
     if server.blocks_override is not None and blocks is not None:
         # The override counts blocks, not bytes: left alone, the cache would shrink instead.
@@ -279,7 +279,7 @@ def _fp8_blocks(context: LeverContext) -> int | None:
 
 def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
     """A larger share of the GPU's memory, if this flag decides the cache size."""
-    server, now = context.server, context.server.gpu_memory_utilization
+    server, now = context.server, context.server.launch.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
     if now is None or now < UTILIZATION_LEAST or fixed or not server.capacity_tokens:
         return None
@@ -338,7 +338,7 @@ def host_cache(context: LeverContext) -> Recommendation | None:
     if setup is None or setup.gpu is None or server.layout is None or not server.capacity_tokens:
         return None
     too_old = server.version is None or server.version < OFFLOADING_SINCE
-    if too_old or setup.kv_offloading_bytes or server.prefix_caching is False:
+    if too_old or setup.kv_offloading_bytes or server.launch.prefix_caching is False:
         return None
     costs = computed_costs(setup)
     if costs is None:

@@ -49,7 +49,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     if held is None or held < 1:
         return None
     seats = context.steady("max-num-seqs-down", rounded_down(held), lowers=True)
-    now = server.max_num_seqs
+    now = server.launch.max_num_seqs
     if (now is not None and seats >= now) or seats >= max(demand.requests, demand.in_flight):
         return None
     # Fewer seats serve no more, so the backlog stays.
@@ -115,7 +115,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     now = context.seats or floor(context.get("running_max"))
     held = seats_held(context, usage_ratio=KV_AIM_RATIO)
     pinned = context.get("running_max") >= 0.95 * now
-    if not server.max_num_seqs:
+    if not server.launch.max_num_seqs:
         # A limit that is only observed binds where the batch is at it while requests wait.
         queued = context.get("waiting_by_capacity") > 0
         pinned = max(context.get("running") * queued, context.get("running_avg")) >= 0.9 * now
@@ -127,7 +127,9 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     most = max(demand.requests, at_present_speed)
     seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
-    seats_wanted = min(seats_wanted, _itl_seats(context, now), server.max_num_batched_tokens or inf)
+    seats_wanted = min(
+        seats_wanted, _itl_seats(context, now), server.launch.max_num_batched_tokens or inf
+    )
     wanted, least = rounded_down(seats_wanted), min(most, seats_wanted)
     seats = context.steady("max-num-seqs-up", wanted, least=least, most=held)
     if seats <= now:
@@ -155,7 +157,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         context = replace(context, demand=drained)
     numbers = predicted(context, settled(context, After(seats=seats)))
     numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats}
-    stated = server.max_num_seqs is not None
+    stated = server.launch.max_num_seqs is not None
     if not short:
         numbers["waiting"] = waiting
     return advice(
@@ -171,7 +173,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
             "measure ITL on one replica with the larger batch before you change all",
             *(
                 []
-                if server.max_num_batched_tokens
+                if server.launch.max_num_batched_tokens
                 else [f"set {STEP_TOKENS}, where given, to at least {seats}"]
             ),
         ],
@@ -221,14 +223,14 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
     (vllm/config/scheduler.py, 0.32).
     """
     target_s, demand, server = context.facts.targets.ttft_p99_s, context.demand, context.server
-    if target_s is None or demand.served_per_s <= 0 or server.max_num_seqs is None:
+    if target_s is None or demand.served_per_s <= 0 or server.launch.max_num_seqs is None:
         return None
     # Rates and queues are per data-parallel rank.
-    ranks, served_per_s = server.data_parallel, demand.served_per_s * server.data_parallel
+    ranks, served_per_s = server.stated.engines, demand.served_per_s * server.stated.engines
     depth = max(1, rounded_down(QUEUE_OF_LIMIT * target_s * served_per_s))
     if demand.waiting * ranks <= depth:
         return None
-    seats = ranks * server.max_num_seqs
+    seats = ranks * server.launch.max_num_seqs
     limit = context.steady("queue-limit", seats + depth, lowers=True)
     depth = limit - seats
     return advice(
@@ -258,7 +260,7 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
 def max_model_len(context: LeverContext) -> Recommendation | None:
     """A shorter longest request, if one request of full length would fill the KV cache."""
     server, capacity = context.server, context.server.capacity_tokens
-    longest = server.max_model_len
+    longest = server.launch.max_model_len
     if longest is None or capacity is None or longest <= KV_TARGET_RATIO * capacity:
         return None
     seen = context.get("prompt_tokens_p99") + context.get("output_tokens_p99")

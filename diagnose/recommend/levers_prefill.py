@@ -23,7 +23,7 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import BUDGET_UP, Recommendation
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, defaults
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.rules.formatting import duration
 
 LONGEST_STEP_S = 0.2
@@ -60,16 +60,16 @@ def budget_tokens(context: LeverContext) -> int | None:
         return FEWEST_BUDGET_TOKENS
     budget: int = 2 ** floor(log2(fitting))
     server = context.server
-    most = defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
+    most = server.launch.defaults.max_num_batched_tokens
     return budget if budget < most else None
 
 
 def safe_budget(context: LeverContext, budget: int) -> int:
     """The budget, but at least max_num_seqs: vLLM refuses a smaller budget."""
     server = context.server
-    seats = server.max_num_seqs
+    seats = server.launch.max_num_seqs
     if seats is None:
-        taken = defaults(server.version or LATEST, server.stated.gpu).max_num_seqs
+        taken = server.launch.defaults.max_num_seqs
         seats = max(taken, floor(context.get("running_max")))
     return max(budget, seats)
 
@@ -141,7 +141,7 @@ APART = "prefill and decode on separate servers"
 def prefix_caching(context: LeverContext) -> Recommendation | None:
     """Turn prefix caching on, if cache_config_info shows that it is off."""
     server = context.server
-    if server.prefix_caching is not False:
+    if server.launch.prefix_caching is not False:
         return None
     # Where caching is the default, remove the flag that disables it. If that flag is not given,
     # vLLM itself disabled caching for this model.
@@ -200,7 +200,7 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
         else ("--enable-chunked-prefill", False, True)
     )
     changes: list[tuple[str, float | bool | None, float | bool | None]] = [switch]
-    now = server.max_num_batched_tokens
+    now = server.launch.max_num_batched_tokens
     if budget is not None and (now is None or budget < now):
         changes.append((STEP_TOKENS, now, budget))
     return advice(
@@ -216,15 +216,15 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
 def smaller_budget(context: LeverContext) -> Recommendation | None:
     """Fewer tokens of a step: each step prefills a smaller chunk of a prompt."""
     server, budget = context.server, budget_tokens(context)
-    now = server.max_num_batched_tokens
+    now = server.launch.max_num_batched_tokens
     if server.chunked_prefill is False or budget is None or not tokens_are_late(context):
         return None
     budget = context.steady("max-num-batched-tokens", safe_budget(context, budget), lowers=True)
-    most = now or defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
+    most = now or server.launch.defaults.max_num_batched_tokens
     if budget >= most or not splits_prompts(context, budget):
         return None
     checks = ["measure TTFT of the longest prompts: it rises with smaller chunks"]
-    if server.max_num_seqs is None:
+    if server.launch.max_num_seqs is None:
         checks.insert(0, f"keep {SEATS} at or below {budget}: vLLM refuses to start otherwise")
     if not server.launch_known:
         checks.insert(
@@ -251,7 +251,7 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     Without a stated budget, it is the mean step: prompts are longer and always under prefill.
     """
     server, mean_tokens = context.server, context.get("iteration_tokens_mean")
-    stated, step_s = server.max_num_batched_tokens, context.get("itl_mean_s")
+    stated, step_s = server.launch.max_num_batched_tokens, context.get("itl_mean_s")
     longest_s = context.facts.targets.itl_p99_s or LONGEST_STEP_S
     if stated is None and (
         context.get("prompt_tokens_p50") < FILLED_PROMPT_RATIO * mean_tokens
@@ -259,7 +259,7 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     ):
         return None
     now = stated or 2 ** round(log2(max(1.0, mean_tokens)))
-    most = defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
+    most = server.launch.defaults.max_num_batched_tokens
     if not step_s or mean_tokens < FILLED_STEP_RATIO * now or now >= most:
         return None
     to = min(most, 2 ** floor(log2(now * min(BUDGET_GROWTH, longest_s / step_s))))

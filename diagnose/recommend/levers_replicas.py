@@ -281,7 +281,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
     """Twice the tensor-parallel degree, if model and GPU are known."""
     server = context.server
-    now, setup = server.tensor_parallel, server.setup
+    now, setup = server.stated.degree, server.setup
     if setup is None or setup.gpu is None or now is None or not server.capacity_tokens:
         return None
     to = 2 * now
@@ -384,7 +384,7 @@ def used_ratio(context: LeverContext, peak: float) -> float | None:
     if demand.held_tokens is None or not server.capacity_tokens:
         return None
     kv = max(demand.peak_tokens(peak), peak * demand.held_tokens / KV_TARGET_RATIO)
-    seats = peak / server.max_num_seqs if server.max_num_seqs else 0.0
+    seats = peak / server.launch.max_num_seqs if server.launch.max_num_seqs else 0.0
     return max(kv / server.capacity_tokens, seats)
 
 
@@ -479,7 +479,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
 def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[str, float]:
     """The highest throughput per GPU at this degree, and its price per token."""
     numbers = {f"{split.unit}_per_s_per_gpu": degree.per_s_per_gpu}
-    setup, hourly = context.server.setup, context.server.usd_per_gpu_hour
+    setup, hourly = context.server.setup, context.server.stated.price_usd_per_gpu_hour
     if setup is not None and hourly is not None and split.unit == "tokens":
         stages = setup.parallel.pipeline
         numbers["usd_per_million_tokens_at_limit"] = (
@@ -490,7 +490,7 @@ def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[st
 
 def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> float | None:
     """Extra USD/h; negative if the smaller degree leaves GPUs unused. None without a price."""
-    setup, hourly = context.server.setup, context.server.usd_per_gpu_hour
+    setup, hourly = context.server.setup, context.server.stated.price_usd_per_gpu_hour
     stages = 1 if setup is None else setup.parallel.pipeline
     now = context.server.replicas * wide.tensor_parallel * stages
     more = (after.replicas or 0) * (after.gpus or 0) - now

@@ -246,7 +246,7 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
         if demand_ratio <= KV_TARGET_RATIO and _peak_fits(context, numbers):
             numbers["preemption_per_s"] = 0.0
     server = context.server
-    hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
+    hourly, gpus = server.stated.price_usd_per_gpu_hour, change.gpus or server.stated.engine_gpus
     if hourly is not None and gpus is not None:
         numbers["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
     speed = latencies(context, change)
@@ -321,7 +321,7 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
     if capacity is None:
         return numbers
     numbers["kv_capacity_tokens"] = floor(capacity)
-    if server.block_tokens and server.blocks:
+    if server.launch.block_tokens and server.blocks:
         ratio = capacity / (server.capacity_tokens or capacity)
         usable = ratio * (server.blocks - 1)
         numbers["kv_blocks"] = floor(usable + 1 + 1e-6)

@@ -245,7 +245,7 @@ def _worst(causes: Iterable[tuple[str, str]]) -> Mapping[str, Severity]:
 
 
 def _tier(tier: TierObserved, grid: Grid) -> Tier:
-    gpus, present = tier.stated.gpus, replicas_present(tier.now.engines)
+    gpus, present = tier.stated.server.engine_gpus, replicas_present(tier.now.engines)
     length_s = grid.to_s - grid.from_s
     return Tier(
         id=tier.id,

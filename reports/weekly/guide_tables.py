@@ -18,7 +18,6 @@ from kneewatch.reports.weekly.measures import Measure, TierPeriod, trend
 from kneewatch.reports.weekly.observed import Span, TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
 FLEET = "Fleet utilization"
@@ -139,14 +138,12 @@ def tables(
     `worst` is the worst severity of each cause in the incidents. `c_max` is the number of requests
     in flight at which an engine reaches its knee; None if unknown.
     """
-    targets = stated.targets
-    own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
-    rules = {rule.id: rule for rule in (*own, *stated.rules)}
+    rules = {rule.id: rule for rule in stated.profile.rules()}
     return TierTables(
         tier=tier,
         monitoring=tuple(
             _filled(_placed(row, now, c_max), now, before, rules, worst)
-            for row in monitoring(stated.gpus, rules)
+            for row in monitoring(stated.server.engine_gpus, rules)
         ),
         kv=tuple(_filled(row, now, before, rules, worst) for row in kv_metrics(rules)),
     )

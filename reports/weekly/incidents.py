@@ -266,7 +266,7 @@ def _incident(
     present = {
         engine.target for engine in engines if engine.first_s <= last_s and engine.last_s >= start_s
     }.union(replicas)
-    budget_s = stated.targets.ttft_p99_s
+    budget_s = stated.profile.targets.ttft_p99_s
     stage2_s = _stage_s(episode, STAGE_PREEMPTING)
     late_s = _late_s(observed, budget_s)
     lead_s, lead_text = _lead(episode, stage2_s, late_s, budget_s)

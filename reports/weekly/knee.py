@@ -72,7 +72,7 @@ def curve(tier: TierObserved, until_s: float, faulty: Sequence[Incident] = ()) -
     chosen = thinned(healthy)
     for point in chosen:
         learner.take(point)
-    learned = learner.knee(until_s, tier.stated.targets)
+    learned = learner.knee(until_s, tier.stated.profile.targets)
     if learned is None:
         return None
     best = step_of(learned.c_max.expected)
@@ -137,8 +137,9 @@ def benchmark_checks(
 ) -> tuple[BenchmarkCheck, ...]:
     """TTFT P99 and GPU activity in production, compared with the benchmark at its load: GPU
     activity only if most windows are at it."""
-    load_per_s = stated.benchmark.get(BENCHMARK_LOAD) or 0.0
-    was: Mapping[str, float | None] = stated.benchmark if load_per_s else {}
+    benchmark = stated.profile.benchmark
+    load_per_s = benchmark.get(BENCHMARK_LOAD) or 0.0
+    was: Mapping[str, float | None] = benchmark if load_per_s else {}
     low, high = (load_per_s * share for share in AT_LOAD)
     near = [point for point in points if low <= point.requests_per_s <= high]
     late = _middle_of_present([point.ttft_p99_s for point in near])

@@ -13,7 +13,8 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct, field
 
 from kneewatch.collector.window import Buckets
-from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.deployment.deployment import Stated, stated_of
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
@@ -21,9 +22,8 @@ from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.rules.cascade import EVICTS
-from kneewatch.rules.facts import Targets
-from kneewatch.rules.library import RULES
-from kneewatch.rules.rule import Rule, Severity
+from kneewatch.rules.facts import NO_TARGETS, Targets
+from kneewatch.rules.rule import Severity
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -345,25 +345,28 @@ class EnginesObserved(Struct):
 
 
 class TierStated(Struct, frozen=True):
-    """The settings of a tier. `gpus` is the number of GPUs of one engine.
+    """The settings of a tier: by which its servers are judged (`profile`), and what the size was
+    computed for (`workload`).
 
-    `workload` is what the size was computed for. `proposed` are the latency targets that all
-    its engines met in quiet hours, where none is set. `safety` is the sizing margin as a factor.
-    `objective_ratio` is the share of requests that must be in time. `rules` have the user's
-    thresholds.
+    `proposed` are the latency targets that all its engines met in quiet hours, where none is set.
     """
 
-    targets: Targets = field(default_factory=Targets)
-    proposed: Targets = field(default_factory=Targets)
-    gpus: int | None = None
-    usd_per_gpu_hour: float | None = None
-    price_source: str = ""
-    benchmark: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    stated: Stated = NOTHING
+    profile: Profile = Profile()
     workload: WorkloadProfile | None = None
-    rules: tuple[Rule, ...] = RULES
-    safety: float = 1.3
-    objective_ratio: float = 0.99
+    proposed: Targets = NO_TARGETS
+
+    @property
+    def server(self) -> Stated:
+        """The settings of one of its servers."""
+        return stated_of(self.profile.stated)
+
+    @property
+    def price_source(self) -> str:
+        """Where the price of a GPU comes from; empty if it is unknown."""
+        if self.server.stated.price_usd_per_gpu_hour is not None:
+            return "stated (usd_per_gpu_hour)"
+        gpu = self.server.gpu
+        return "" if gpu is None else f"the catalogue's price of {gpu.id}"
 
 
 class TierObserved(Struct, frozen=True):

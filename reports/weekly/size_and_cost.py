@@ -17,7 +17,12 @@ from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
-from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit, size_fleet
+from kneewatch.diagnose.sizing.replica_count import (
+    SAFETY_DEFAULT,
+    circuit_breaker,
+    input_limit,
+    size_fleet,
+)
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
@@ -73,7 +78,7 @@ class Need(Struct, frozen=True):
         return min(max(present, self.fewest), self.most)
 
 
-def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety: float) -> Need:
+def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None) -> Need:
     """The number of replicas that the measured peak needs."""
     peak = work.arrivals.p99_per_s.value
     usable, in_time, source, least = None, None, "", False
@@ -88,9 +93,7 @@ def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety:
         return Need(peak, usable, source, least, in_time)
     # `size_fleet` counts GPUs, by default one per instance: these are replicas.
     fewest, deployed = (
-        size_fleet(
-            Sheet(), peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=rate, safety=safety
-        )
+        size_fleet(Sheet(), peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=rate)
         for rate in (usable, in_time or usable)
     )
     return Need(
@@ -168,20 +171,20 @@ def sized(
     """The sizing of a tier for its measured peak."""
     stated, replicas = tier.stated, replicas_present(tier.now.engines)
     newest = max(reversed(tier.now.engines), key=lambda engine: engine.last_s, default=None)
-    launched = deployment(newest.config if newest else {}, stated.stated)
+    launched = deployment(newest.config if newest else {}, stated.server)
     answer, problem = _answer(tier, work, launched, replicas)
-    need = need_of(work, knee, answer, stated.safety)
+    need = need_of(work, knee, answer)
     verdict, doubts = verdict_of(need, replicas, roots)
     # From the least that an engine can serve follows only the most that is needed.
     is_known = verdict != "unknown" or not need.least
-    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas) if is_known else None
+    gpus_each, needed = launched.stated.engine_gpus, need.replicas(replicas) if is_known else None
     kv_peak = now.value(m.KV_PEAK)
     exported = m.level("kv_capacity_tokens")(now.whole)
     capacity = launched.capacity_tokens or exported
     return TierSize(
         tier=tier.id,
         verdict=verdict,
-        relative=launched.setup is None or stated.stated.gpu is None,
+        relative=launched.setup is None or stated.server.gpu is None,
         replicas_present=replicas,
         replicas_needed=needed,
         gpus_present=replicas * gpus_each if gpus_each else None,
@@ -189,10 +192,10 @@ def sized(
         peak_requests_per_s=need.peak_per_s,
         usable_requests_per_s=need.usable_per_s,
         usable_source=need.source,
-        safety=stated.safety,
+        safety=SAFETY_DEFAULT,
         headroom_ratio=headroom(need, replicas) if is_known else None,
         memory=_memory(answer),
-        gpu_memory_bytes=stated.stated.gpu.memory_bytes if stated.stated.gpu else None,
+        gpu_memory_bytes=stated.server.gpu.memory_bytes if stated.server.gpu else None,
         kv_capacity_tokens=capacity,
         kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
         kv_peak_ratio=kv_peak,
@@ -209,14 +212,13 @@ def sized(
             work.output,
             now,
             served_per_s=None if need.usable_per_s is None else need.usable_per_s * replicas,
-            ttft_target_s=stated.targets.ttft_p99_s,
-            max_model_len=launched.max_model_len,
+            ttft_target_s=stated.profile.targets.ttft_p99_s,
+            max_model_len=launched.launch.max_model_len,
         ),
         schedule=schedule(
             requests_per_s(tier.now),
             now,
             usable_per_s=None if need.least else need.usable_per_s,
-            safety=stated.safety,
         ),
         missing=_missing(launched, need),
     )
@@ -254,7 +256,7 @@ def _answer(
         return None, (f"sizes are not computed for {tier.program}",)
     if launched.setup is None:
         return None, (launched.misfit,) if launched.misfit else ()
-    targets = tier.stated.targets
+    targets = tier.stated.profile.targets
     question = Question(
         setup=launched.setup,
         replicas=max(replicas, 1),
@@ -262,8 +264,7 @@ def _answer(
         output_tokens=work.output.mean.value or None,
         peak_requests_per_s=work.arrivals.p99_per_s.value or None,
         targets=targets,
-        safety=tier.stated.safety,
-        usd_per_gpu_hour=tier.stated.usd_per_gpu_hour,
+        usd_per_gpu_hour=tier.stated.server.price_usd_per_gpu_hour,
     )
     try:
         return size(question), ()
@@ -347,7 +348,7 @@ def _missing(launched: Deployment, need: Need) -> str:
         facts = {
             "model": stated.model,
             "gpu": stated.gpu,
-            "tensor_parallel": launched.tensor_parallel,
+            "tensor_parallel": launched.stated.degree,
         }
         names = [name for name, value in facts.items() if value is None] or list(facts)
         lacking.append(f"set {', '.join(names)} (or launch_file) for memory and cheaper launches")
@@ -377,7 +378,7 @@ def money(
     recommended: Sequence[Recommended],
 ) -> TierMoney:
     """The bill of a tier for the period."""
-    gpus, price = tier.stated.gpus, tier.stated.usd_per_gpu_hour
+    gpus, price = tier.stated.server.engine_gpus, tier.stated.server.price_usd_per_gpu_hour
     missing = NO_GPUS if gpus is None else NO_PRICE if price is None else ""
     whole = now.whole
     hours = None if gpus is None else whole.engine_s / HOUR_S * gpus
@@ -437,7 +438,7 @@ def _usd(rate: float | None) -> Of:
 def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
     """A function that returns the requests served within the targets per USD (guide 8.4: latency
     against cost)."""
-    targets = tier.stated.targets
+    targets = tier.stated.profile.targets
     good = m.goodput(targets.ttft_p99_s, targets.itl_p99_s)
 
     def read(span: Span) -> float | None:
@@ -449,7 +450,7 @@ def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
 
 def _hbm_gb(tier: TierObserved, gpus: int | None) -> float | None:
     """GPU memory of one engine in units of 10^9 bytes. None if its GPUs are unknown."""
-    gpu = tier.stated.stated.gpu
+    gpu = tier.stated.server.gpu
     return None if gpu is None or gpus is None else gpus * gpu.memory_bytes / 1e9
 
 
@@ -556,7 +557,7 @@ def limits(
 
 
 def schedule(
-    rates_per_s: list[float | None], now: TierPeriod, *, usable_per_s: float | None, safety: float
+    rates_per_s: list[float | None], now: TierPeriod, *, usable_per_s: float | None
 ) -> tuple[str, ...]:
     """Replicas by hour for workdays and weekends, each rise an hour ahead; empty if they are always
     as many or hours are unknown. `rates_per_s`: the tier's requests/s by minute of the period."""
@@ -575,7 +576,6 @@ def schedule(
             Sheet(),
             peak_requests_per_s=max(rate, 1e-6),
             usable_requests_per_s=usable_per_s,
-            safety=safety,
         ).gpus_rounded_once
         for place, rate in busiest.items()
     }

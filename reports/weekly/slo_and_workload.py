@@ -59,6 +59,10 @@ LATENCIES = (
 )
 
 
+OBJECTIVE_RATIO = 0.99
+"""The share of requests whose first token must be within the target."""
+
+
 def no_target(stated: TierStated) -> str:
     """That no TTFT target is set, with what quiet hours suggest."""
     proposed = stated.proposed
@@ -74,9 +78,9 @@ def no_target(stated: TierStated) -> str:
 
 def slo(tier: str, stated: TierStated, now: TierPeriod, before: TierPeriod) -> TierSlo:
     """The service level of a tier over the period."""
-    target_s = stated.targets.ttft_p99_s
+    target_s = stated.profile.targets.ttft_p99_s
     missing = no_target(stated) if target_s is None else "no requests in this period"
-    in_time = m.goodput(target_s, stated.targets.itl_p99_s)
+    in_time = m.goodput(target_s, stated.profile.targets.itl_p99_s)
     goodput = Measure("goodput_per_s", "goodput", "per_s", in_time, UP, missing=missing)
     shares = [m.share_of_time(part)(now.whole) for part in (QUEUE, PREFILL, DECODE)]
     present = [share for share in shares if share is not None]
@@ -101,7 +105,10 @@ def slo(tier: str, stated: TierStated, now: TierPeriod, before: TierPeriod) -> T
 def _latency(
     name: str, metric: str, stated: TierStated, now: TierPeriod, before: TierPeriod
 ) -> Latency:
-    budget_s = {"ttft": stated.targets.ttft_p99_s, "itl": stated.targets.itl_p99_s}.get(name)
+    budget_s = {
+        "ttft": stated.profile.targets.ttft_p99_s,
+        "itl": stated.profile.targets.itl_p99_s,
+    }.get(name)
     figures = m.percentiles(name, metric, "s", now, before, ending="_s", good=DOWN)
     p50, p99 = figures["p50"], figures["p99"]
     tally = now.whole.tallies.get(metric)
@@ -138,9 +145,9 @@ def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
     """The error budget: the share of requests with a late first token, compared with the share that
     the objective allows."""
     requests, (bad, spent) = _requests(whole) or 0.0, _burn(stated, whole)
-    is_unset = stated.targets.ttft_p99_s is None
+    is_unset = stated.profile.targets.ttft_p99_s is None
     return ErrorBudget(
-        objective_ratio=stated.objective_ratio,
+        objective_ratio=OBJECTIVE_RATIO,
         requests=requests,
         bad_requests=None if bad is None else bad * requests,
         bad_ratio=bad,
@@ -171,10 +178,10 @@ def _hour(stated: TierStated, slot: Slot, span: Span) -> Hour:
 
 def _burn(stated: TierStated, span: Span) -> tuple[float | None, float | None]:
     """The share of late requests, and this share divided by the allowed share (burn rate)."""
-    kept = m.within(TTFT, stated.targets.ttft_p99_s)(span)
+    kept = m.within(TTFT, stated.profile.targets.ttft_p99_s)(span)
     if kept is None:
         return None, None
-    return 1 - kept, (1 - kept) / (1 - stated.objective_ratio)
+    return 1 - kept, (1 - kept) / (1 - OBJECTIVE_RATIO)
 
 
 def _requests(span: Span) -> float | None:

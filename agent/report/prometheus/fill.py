@@ -227,7 +227,8 @@ class FilledHistory(History):
         )
         reader = PeriodReader(self._ranges, self._fleet, self._resolution)
         self._late_s = late_bound_s(
-            request.stated(engine.target).targets.ttft_p99_s for engine in self._fleet.members
+            request.stated(engine.target).profile.targets.ttft_p99_s
+            for engine in self._fleet.members
         )
         self._now = reader.period(request.grid, late_s=self._late_s, closely=True)
         self._before = (

@@ -284,7 +284,10 @@ class IncidentSearch:
         if (engine.tier, goal) not in self._catalogues:
             stated = self._wanted.stated(engine.target)
             profile = replace(
-                self._profile, targets=stated.targets, gpus=stated.gpus, stated=stated.stated
+                self._profile,
+                targets=stated.profile.targets,
+                gpus=stated.server.engine_gpus,
+                stated=stated.server,
             )
             profile = profile.for_throughput() if goal else profile
             self._catalogues[engine.tier, goal] = profile, Catalogue.of(profile)

@@ -180,7 +180,7 @@ def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
 
 
 def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
-    card = request.stated(member.replica).stated.gpu
+    card = request.stated(member.replica).server.gpu
     gpu = card.id if card else ""
     tier = tier_name(member.model, member.tier, gpu, member.labels.get(PROGRAM))
     return TierEngine(member, tier, gpu or member.tier)

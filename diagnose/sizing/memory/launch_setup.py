@@ -20,7 +20,7 @@ from kneewatch.collector.engines.engine_kind import (
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
-from kneewatch.diagnose.catalogue.models import Model, takes_no_media, text_only
+from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model, takes_no_media, text_only
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
 from kneewatch.diagnose.deployment.vllm_flags import (
     FLAGS,
@@ -139,7 +139,8 @@ _MOST_OF = {"block_tokens": 1 << 16}
 
 
 class Setup(Struct, frozen=True):
-    """A launch to size. None means vLLM's default for that version and GPU.
+    """A launch. None is vLLM's default for that version and GPU in one to size, and in that of a
+    running server also what is not known of it.
 
     - `engine`: the title of an engine; `version` is vLLM's.
     - `weights_bytes`, `available_kv_bytes`: per GPU, as vLLM logs them; they replace computed
@@ -158,7 +159,7 @@ class Setup(Struct, frozen=True):
     - `other_flags`: vLLM's other flags, with their values; `flag` reads them.
     """
 
-    model: Model
+    model: Model = UNKNOWN_MODEL
     gpu: Gpu | None = None
     parallel: Parallel = ONE_GPU
     quantization: str | None = None
@@ -325,11 +326,12 @@ def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Setup
     return Setup(model, gpu, **fields)
 
 
-_UNSET = {
+UNSET = {
     f"{place}{field.name}": field.default
     for place, record in (("", Setup), ("parallel.", Parallel))
     for field in struct_fields(record)
 }
+"""The value of a field that no flag sets, by the flags' `setup`; None where vLLM chooses."""
 
 
 def set_values(setup: Setup) -> Iterator[tuple[Flag, Any]]:
@@ -338,7 +340,7 @@ def set_values(setup: Setup) -> Iterator[tuple[Flag, Any]]:
         place, _, name = flag.setup.rpartition(".")
         record = getattr(setup, place) if place else setup
         value = getattr(record, name, None)
-        is_set = value is not None and value != _UNSET.get(flag.setup)
+        is_set = value is not None and value != UNSET.get(flag.setup)
         if is_set and (flag.kind != "switch" or value == flag.sets):
             yield flag, value
 
@@ -392,6 +394,8 @@ def check(setup: Setup) -> None:
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
+    if not setup.model.id:
+        raise SizingError("set the model", name="model")
     _check_engine(setup)
     within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
     _check_counts(setup)

@@ -16,11 +16,11 @@ from tests.diagnose.streams import bodies, pages_config
 
 def test_a_real_page() -> None:
     server = deployment(pages_config("kv_pressure_cascade"))
-    assert (server.block_tokens, server.blocks, server.blocks_override) == (32, 160, 160)
+    assert (server.launch.block_tokens, server.blocks, server.blocks_override) == (32, 160, 160)
     assert server.capacity_tokens == 159 * 32
-    assert server.max_model_len == 2048  # 5,120 tokens at a concurrency of 2.5
+    assert server.launch.max_model_len == 2048  # 5,120 tokens at a concurrency of 2.5
     assert server.kv_memory_bytes == 2**30
-    assert server.prefix_caching is True
+    assert server.launch.prefix_caching is True
     assert server.version == (0, 24, 0)  # the labels say so much
     assert bodies("kv_pressure_cascade")
 
@@ -28,7 +28,7 @@ def test_a_real_page() -> None:
 def test_an_empty_page_says_nothing() -> None:
     server = deployment({})
     assert server.capacity_tokens is None
-    assert server.max_num_seqs is None
+    assert server.launch.max_num_seqs is None
     assert server.usd_per_hour is None
 
 
@@ -40,7 +40,7 @@ def test_labels_that_are_no_numbers(text: str) -> None:
 def test_the_command_line_fills_what_the_page_lacks() -> None:
     launch = parse_launch("vllm serve m --max-num-seqs 64 -tp 4", origin="f")
     server = deployment(PAGE, Stated(launch=launch, usd_per_gpu_hour=2.0))
-    assert (server.max_num_seqs, server.tensor_parallel, server.usd_per_hour) == (64, 4, 8.0)
+    assert (server.launch.max_num_seqs, server.stated.degree, server.usd_per_hour) == (64, 4, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_every_flag_of_the_command_line_is_in_force(flags: str, flag: str, value
 def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
     launch = parse_launch("vllm serve m", origin="f")
     stated = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
-    assert deployment(PAGE, stated).max_num_seqs == 1024
-    assert deployment(PAGE, Stated(gpu=LLAMA.gpu, version=(0, 32, 0))).max_num_seqs is None
+    assert deployment(PAGE, stated).launch.max_num_seqs == 1024
+    assert deployment(PAGE, Stated(gpu=LLAMA.gpu, version=(0, 32, 0))).launch.max_num_seqs is None
 
 
 def test_a_model_gives_the_layout() -> None:

@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape, read_profile
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly import measures as m
@@ -58,12 +60,19 @@ from tests.reports.weekly.observing import (
 )
 
 STATED = TierStated(
-    targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.2),
-    gpus=2,
-    usd_per_gpu_hour=3.0,
-    price_source="stated",
-    benchmark={"benchmark.ttft_p99_s": 0.05, "benchmark.requests_per_s": 7.0},
+    Profile(
+        targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.2),
+        benchmark={"benchmark.ttft_p99_s": 0.05, "benchmark.requests_per_s": 7.0},
+        stated=Stated(gpus=2, usd_per_gpu_hour=3.0),
+    )
 )
+
+
+def judged_by(**changed: object) -> TierStated:
+    """The settings with others to judge by."""
+    return replace(STATED, profile=replace(STATED.profile, **changed))
+
+
 SCHEMA: dict[str, Any] = schema_of("report")
 
 
@@ -211,7 +220,7 @@ def test_a_rollout_does_not_double_the_replicas() -> None:
     rolled_s = WEEK.to_s - 3600
     old = [replace(engine(f"old-{at}"), last_s=rolled_s + 300) for at in range(4)]
     new = [replace(engine(f"new-{at}"), first_s=rolled_s) for at in range(4)]
-    report = made(observed(tier("t", [*old, *new], stated=replace(STATED, gpus=2))))
+    report = made(observed(tier("t", [*old, *new], stated=STATED)))
     assert report.sizes[0].replicas_present == 4
     assert (report.tiers[0].engines_present, report.tiers[0].gpus) == (4, 8)
 
@@ -440,7 +449,7 @@ def test_where_no_target_is_set_the_proposed_one_is_shown() -> None:
         "quiet hours suggest TTFT P99 1.2 s, ITL P99 60 ms: set slo.ttft_p99_s = 1.2 and "
         "slo.itl_p99_s = 0.06"
     )
-    set_already = replace(stated, targets=Targets(2.0, 0.1))
+    set_already = replace(stated, profile=Profile(targets=Targets(2.0, 0.1)))
     report = made(observed(tier("t", [engine("a")], stated=set_already)))
     assert report.slo[0].budget.missing == ""
 
@@ -507,7 +516,7 @@ def test_the_size_against_the_learned_knee() -> None:
     busy = engine("a", busy=lambda _slot: 2 * usable)
     tight = made(observed(tier("t", [busy], stated=STATED))).sizes[0]
     assert tight.verdict == "too small"
-    assert tight.replicas_needed == math.ceil(2 * STATED.safety)
+    assert tight.replicas_needed == math.ceil(2 * SAFETY_DEFAULT)
     assert tight.gpus_needed == 2 * (tight.replicas_needed or 0)
 
 
@@ -529,7 +538,7 @@ def test_limits_for_the_gateway_and_replicas_by_hour_follow_from_the_week() -> N
         "max_tokens 496",
         "HTTP 429 from 17 to 19 queued requests on, in the whole tier",
     ]
-    no_target = replace(STATED, targets=Targets())
+    no_target = judged_by(targets=Targets())
     (size,) = made(observed(tier("t", engines, stated=no_target))).sizes
     assert size.limits[-1] == "no queue limit: no TTFT target set (slo.ttft_p99_s)"
 
@@ -595,7 +604,7 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
     )  # fmt: skip
     engine_week = replace(engine("a"), config={"num_gpu_blocks": "26000", "block_size": "16",
                   "gpu_memory_utilization": "0.92", "cache_dtype": "auto"})  # fmt: skip
-    stated = replace(STATED, stated=model_and_gpu, gpus=1)
+    stated = judged_by(stated=replace(model_and_gpu, gpus=1, usd_per_gpu_hour=3.0))
     report = made(observed(tier("t", [engine_week], stated=stated), recommended=[recommended("x")]))
     (size,) = report.sizes
     assert not size.relative
@@ -611,7 +620,7 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
 
 
 def test_only_the_settings_that_are_missing_are_asked_for() -> None:
-    stated = replace(STATED, stated=Stated(gpu=gpu("h100-sxm"), tensor_parallel=2))
+    stated = judged_by(stated=Stated(gpu=gpu("h100-sxm"), tensor_parallel=2, usd_per_gpu_hour=3.0))
     missing = made(observed(tier("t", [engine("a")], stated=stated))).sizes[0].missing
     assert "set model (or launch_file) for memory and cheaper launches" in missing, "has a price"
 
@@ -619,7 +628,7 @@ def test_only_the_settings_that_are_missing_are_asked_for() -> None:
 def test_a_launch_that_holds_few_requests_has_the_changes_that_size_lists() -> None:
     small = Stated(model=named_model("meta-llama/Llama-3.1-8B"), gpu=gpu("l4"), tensor_parallel=1,
                    version=(0, 32, 0))  # fmt: skip
-    stated = replace(STATED, stated=small, gpus=1)
+    stated = judged_by(stated=replace(small, gpus=1, usd_per_gpu_hour=3.0))
     fp8 = changing(recommended("x"), "kv-fp8", "--kv-cache-dtype", "fp8 KV cache")
     (size,) = made(observed(tier("t", [engine("a")], stated=stated), recommended=[fp8])).sizes
     of_ledger, *of_size = size.levers
@@ -662,7 +671,7 @@ def test_the_benchmark_is_held_against_production() -> None:
     assert ttft.state == "warning"
     assert gpu.state == "unknown"
     assert "benchmark.gpu_ratio" in gpu.missing
-    rare = replace(STATED, benchmark={**STATED.benchmark, "benchmark.requests_per_s": 1.0})
+    rare = judged_by(benchmark={**STATED.profile.benchmark, "benchmark.requests_per_s": 1.0})
     ttft, _ = made(observed(tier("t", [engine("a")], stated=rare))).knees[0].benchmark
     assert (ttft.state, ttft.off) == ("unknown", None)
     assert "within 20% of 1 requests/s" in ttft.missing
@@ -726,12 +735,12 @@ def test_a_tier_that_was_watched_for_an_hour_of_the_week_is_not_called_healthy(
 
 def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
     busy = engine("a", busy=lambda _slot: 3.0)
-    targets = dataclasses.replace(STATED.targets, itl_p99_s=0.01)
-    report = made(observed(tier("t", [busy], stated=replace(STATED, targets=targets))))
+    targets = dataclasses.replace(STATED.profile.targets, itl_p99_s=0.01)
+    report = made(observed(tier("t", [busy], stated=judged_by(targets=targets))))
     # Every gap is of 50 ms.
     assert report.slo[0].goodput_per_s.value == 0.0
-    only_first = dataclasses.replace(STATED.targets, itl_p99_s=None)
-    report = made(observed(tier("t", [busy], stated=replace(STATED, targets=only_first))))
+    only_first = dataclasses.replace(STATED.profile.targets, itl_p99_s=None)
+    report = made(observed(tier("t", [busy], stated=judged_by(targets=only_first))))
     assert report.slo[0].goodput_per_s.value == pytest.approx(3.0)
 
 
