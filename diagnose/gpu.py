@@ -22,9 +22,11 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_state import (
     CLOCK_SEEN,
     GPU_BUSY_FROM,
+    POWER_USUAL,
     GpuState,
     XidSeen,
     gpu_name,
@@ -63,10 +65,13 @@ class GpuHealth:
         self._last: dict[str, int] = {}
         self._seen: dict[str, tuple[XidSeen, ...]] = {}
         self._clocks_hz: dict[str, float] = {}
+        self._listed_watts: dict[str, float] = {}
 
     def bind(self, gpus: Sequence[GpuFields]) -> None:
         """Use the GPUs of a new page layout."""
         keys = {board_of(gpu.key): gpu.key for gpu in gpus}
+        listed = {board: recognise(key.model_name) for board, key in keys.items()}
+        self._listed_watts = {board: gpu.power_watts for board, gpu in listed.items() if gpu}
         self._boards = {
             board: (key, SignalSet(health_signals(board), self._history))
             for board, key in keys.items()
@@ -92,7 +97,9 @@ class GpuHealth:
         if (values.get("busy_ratio") or 0.0) >= GPU_BUSY_FROM:
             now_hz = values.get("gpu_sm_clock_hz") or 0.0
             self._clocks_hz[board] = max(now_hz, self._clocks_hz.get(board, 0.0))
-        return {**values, CLOCK_SEEN: self._clocks_hz.get(board)}
+        default_watts = values.get("gpu_power_limit_default_watts")
+        usual_watts = default_watts or self._listed_watts.get(board)
+        return {**values, CLOCK_SEEN: self._clocks_hz.get(board), POWER_USUAL: usual_watts}
 
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
         """XIDs of the last XID_KEPT_S, and the XID that the last-XID gauge shows now."""

@@ -13,13 +13,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
-from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, UNMOVED
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import Term, cause, term, weigh
-from kneewatch.diagnose.deployment.server_state import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
+from kneewatch.diagnose.deployment.server_state import (
+    CLOCK_SEEN,
+    GPU_BUSY_FROM,
+    POWER_USUAL,
+    GpuState,
+)
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -179,16 +183,8 @@ def _throttled(gpu: GpuState, working: Sequence[GpuState], *, slow: bool) -> Thr
         brake=max(map(gpu.get, BRAKES)),
         power=max(map(gpu.get, POWERS)),
         setting=gpu.get("gpu_clock_setting_ratio") >= THROTTLED_FROM,
-        usual_watts=_usual_watts(gpu) if low else None,
+        usual_watts=gpu.values.get(POWER_USUAL) if low else None,
     )
-
-
-def _usual_watts(gpu: GpuState) -> float | None:
-    default_watts = gpu.values.get("gpu_power_limit_default_watts")
-    if default_watts:
-        return default_watts
-    spec = recognise(gpu.model)
-    return None if spec is None else spec.power_watts
 
 
 def full_clock_hz(gpu: GpuState) -> float | None:
@@ -224,7 +220,7 @@ POWER, CLOCK = Signal("gpu_power_throttle_ratio"), Signal("gpu_sm_clock_ratio")
 
 def _at_limit(facts: Facts) -> str:
     watts, limit = facts.get("gpu_power_watts"), facts.get("gpu_power_limit_watts")
-    usual = facts.get("gpu_power_usual_watts")
+    usual = facts.get(POWER_USUAL)
     lowered = f", default {usual:.0f} W" if usual > limit > 0 else ""
     at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
     share = facts.get("gpu_power_throttle_ratio")
@@ -297,7 +293,7 @@ def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
         BRAKE.key: worst.brake,
         POWER.key: worst.power,
         CLOCK.key: worst.ratio,
-        "gpu_power_usual_watts": worst.usual_watts,
+        POWER_USUAL: worst.usual_watts,
     }
     return replace(facts, values={**facts.values, **own})
 
