@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
-from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, operating_point
+from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Val
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, costs, margins, safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import highest, step_line, strain
 from kneewatch.rules.formatting import figure, plural
 
@@ -149,7 +149,8 @@ def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
 
 
 def best_point(replica: Serving) -> BenchmarkPoint | None:
-    """The predicted point at C_max, the highest concurrency at which the targets are met.
+    """The predicted point at C_max, the highest concurrency at which the targets are met with a
+    margin for the prediction's error.
 
     None if no concurrency meets the targets. Without targets: None, or for batch traffic (offline
     jobs) the lowest concurrency that reaches 99% of the highest throughput.
@@ -162,11 +163,28 @@ def best_point(replica: Serving) -> BenchmarkPoint | None:
     if not profile.slo.are_set:
         return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
 
+    safe = safe_targets(profile.slo, replica.setup)
+
     def exceeds(seen: BenchmarkPoint) -> tuple[float, str]:
-        return strain(profile.slo, seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s)
+        return strain(safe, seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s)
 
     count, best, _ = highest(partial(point, replica), exceeds, limit)
     return best if count else None
+
+
+def predicted_misses(replica: Serving, seen: BenchmarkPoint) -> tuple[str, ...]:
+    """The targets that a predicted point misses, with a margin for the prediction's error."""
+    slo = replica.pool.profile.slo
+    latencies = seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s
+    safe = safe_targets(slo, replica.setup).beside(*latencies)
+    return tuple(
+        f"{name} P99 {seconds(latency_s)} at {seen.concurrency:g} in flight, above the "
+        f"{seconds(safe_s)} that keep the target of {seconds(target_s)}"
+        for (name, latency_s, safe_s), (*_, target_s) in zip(
+            safe, slo.beside(*latencies), strict=True
+        )
+        if latency_s > safe_s
+    )
 
 
 def _busiest(replica: Serving, limit: int) -> BenchmarkPoint:
@@ -412,6 +430,11 @@ def predicted_curve(replica: Serving) -> Curve:
         return Curve(None, "unknown", part)
     best = best_point(replica)
     part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
+    if profile.slo.are_set:
+        part.notes.append(
+            "the targets have a margin as wide as the accuracy: "
+            f"{margins(profile.slo, replica.setup)}"
+        )
     if best is None and profile.slo.are_set:
         part.notes.append(
             "even a single request is predicted to miss a target, so no concurrency meets them"
@@ -421,7 +444,7 @@ def predicted_curve(replica: Serving) -> Curve:
     elif best.concurrency < limit and profile.slo.are_set:
         beyond = point(replica, best.concurrency + 1)
         part.notes.append(
-            f"with one more request in flight: {'; '.join(missed_targets(beyond, profile.slo))}"
+            f"with one more request in flight: {'; '.join(predicted_misses(replica, beyond))}"
         )
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
             part.notes.append(
@@ -443,7 +466,9 @@ def _sweep_step(replica: Serving, count: int) -> Step:
     slo = replica.pool.profile.slo
     verdict = ""
     if slo.are_set:
-        verdict = ", misses a target" if missed_targets(measured, slo) else ", meets the targets"
+        verdict = (
+            ", misses a target" if predicted_misses(replica, measured) else ", meets the targets"
+        )
     return Step(
         title=f"{count} in flight",
         formula="predicted",

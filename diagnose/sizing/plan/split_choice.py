@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
@@ -36,6 +35,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     launch,
     planned_concurrency,
     point,
+    predicted_misses,
     refusal,
     serving,
 )
@@ -209,7 +209,7 @@ def unmet(replica: Serving, best: BenchmarkPoint | None) -> str:
     """
     pool = replica.pool
     if best is None:
-        return "; ".join(missed_targets(point(replica, 1), pool.profile.slo))
+        return "; ".join(predicted_misses(replica, point(replica, 1)))
     wanted = pool.deployment.concurrency
     if wanted is None or best.concurrency >= wanted or not pool.profile.slo.are_set:
         return ""
