@@ -160,7 +160,8 @@ _UNKNOWN = "unexpected_keyword_argument"
 def _described(kind: type[Any], trouble: str, place: Place, value: object) -> str:
     path = _path(place)
     if trouble == _UNKNOWN:
-        keys = [field.name for field in fields(_type_at(kind, place[:-1]))]
+        table = _type_at(kind, place[:-1])
+        keys = [*(field.name for field in fields(table)), *getattr(table, "other_keys", ())]
         return f"unknown key {path}; {did_you_mean(str(place[-1]), keys)}"
     expected = _type_at(kind, place)
     if trouble == "missing":

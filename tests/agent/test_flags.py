@@ -91,7 +91,7 @@ def test_a_row_of_the_launch_has_a_key_in_a_profile(flag: Flag) -> None:
     value = ["h200"] if flag.name == "--gpu" else IN_PROFILE[flag.kind]
     table, _, key = flag.profile_key.partition(".")
     record: Any = getattr(read_profile(SMALLEST, stated={table: {key: value}}), table)
-    read = getattr(record, key, None) or record.flags[key]
+    read = getattr(record, key, None) or record.flags[flag.parameter]
     assert read == (tuple(value) if isinstance(value, list) else value)
 
 

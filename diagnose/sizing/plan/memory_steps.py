@@ -111,8 +111,8 @@ def quantizations(pool: Pool) -> Mapping[str, str]:
     Raises:
         SizingError: the scheme is unknown.
     """
-    if pool.deployment.quantization is not None:
-        return {scheme(pool.deployment.quantization).id: _as_stated(pool)}
+    if (stated := pool.deployment.flags.get("quantization")) is not None:
+        return {scheme(stated).id: _as_stated(pool)}
     own = pool.model.quantization
     if own not in {"bf16", "fp16"}:
         return {own: "as published"}
@@ -130,7 +130,8 @@ def _as_stated(pool: Pool) -> str:
 
 def four_bit_quantization(pool: Pool) -> str | None:
     """The 4-bit scheme that could be used in place of the compared ones; None if none could."""
-    if pool.deployment.quantization is not None or pool.model.quantization not in {"bf16", "fp16"}:
+    is_stated = "quantization" in pool.deployment.flags
+    if is_stated or pool.model.quantization not in {"bf16", "fp16"}:
         return None
     return "nvfp4" if pool.gpu.fp4_flop_per_s is not None else "awq"
 
@@ -140,8 +141,8 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
 
     Source: guide 4.3, 7.5 and 9.1 step 8 (FP8 by default).
     """
-    if pool.deployment.kv_cache_dtype is not None:
-        return pool.deployment.kv_cache_dtype, _as_stated(pool)
+    if (stated := pool.deployment.flags.get("kv_cache_dtype")) is not None:
+        return stated, _as_stated(pool)
     if pool.gpu.fp8_flop_per_s is not None:
         return "fp8", "half the memory"
     return "auto", f"{pool.gpu.id} has no FP8 arithmetic"

@@ -251,16 +251,17 @@ def longest_request_tokens(pool: Pool) -> int:
     """
     lengths, own = pool.lengths, pool.model.max_context_tokens
     needed = lengths.input_p99_tokens + lengths.output_p99_tokens
-    limit = pool.deployment.max_model_len or own
+    stated = pool.deployment.flags.get("max_model_len")
+    limit = stated or own
     if limit and needed > limit:
-        owner = "max_model_len" if pool.deployment.max_model_len else pool.model.id
+        owner = "max_model_len" if stated else pool.model.id
         raise SizingError(
             f"requests at P99 take {needed:,} tokens (input plus output), more than the limit of "
             f"{limit:,} tokens of {owner}",
             name="max_model_len",
         )
-    if pool.deployment.max_model_len:
-        return pool.deployment.max_model_len
+    if stated:
+        return stated
     allowed = input_limit(
         Sheet(),
         p95_input_tokens=lengths.input_p95_tokens,

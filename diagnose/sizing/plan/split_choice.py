@@ -59,12 +59,12 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
     Raises:
         SizingError: the stated tensor-parallel size is impossible for the model or the node.
     """
-    node, gpu, stated = pool.profile.hosting.node_gpus, pool.gpu, pool.deployment
+    node, gpu, stated = pool.profile.hosting.node_gpus, pool.gpu, pool.deployment.flags
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else node
     heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
-    tensor, data, depth = stated.tensor_parallel, stated.data_parallel or 0, pool.model.depth
-    pipeline = stated.pipeline_parallel or (1 if tensor else None)
-    experts, several = bool(stated.expert_parallel), data > 1
+    tensor, data, depth = stated.get("tp"), stated.get("dp", 0), pool.model.depth
+    pipeline = stated.get("pp") or (1 if tensor else None)
+    experts, several = stated.get("expert_parallel"), data > 1
     if (experts or several) and not pool.model.experts.count:
         name = "expert_parallel" if experts else "data_parallel"
         raise SizingError(f"{pool.model.id} has no routed experts", name=name)
@@ -81,16 +81,16 @@ def possible_splits(pool: Pool) -> Iterator[Parallel]:
     # A degree that does not divide the node strands GPUs.
     degrees = (tensor,) if tensor else [to for to in choices if node % to == 0]
     degrees = [to for to in degrees if not max(to, pool.peer_tensor) % min(to, pool.peer_tensor)]
-    if pool.model.experts.count and stated.expert_parallel is not False and (pipeline or 1) == 1:
+    if pool.model.experts.count and experts is not False and (pipeline or 1) == 1:
         engines = (data,) if several else () if tensor or data else (2, 4, 8)
         yield from splits(degrees, engines=engines, most_gpus=math.inf if several else linked)
     if several:
         return
     stages = [count for count in ((pipeline,) if pipeline else _STAGES) if tensor or count <= depth]
-    yield from splits(degrees, stages=stages, experts=experts)
+    yield from splits(degrees, stages=stages, experts=bool(experts))
     if pipeline is None:
         deeper = [min(count, depth) for count in _OTHER_STAGES]
-        yield from splits(degrees[-1:], stages=deeper, experts=experts)
+        yield from splits(degrees[-1:], stages=deeper, experts=bool(experts))
 
 
 def choose_split(pool: Pool) -> tuple[Sized, Mapping[int, Sequence[str]]]:
@@ -114,7 +114,7 @@ def choose_split(pool: Pool) -> tuple[Sized, Mapping[int, Sequence[str]]]:
             f"{pool.model.id} does not fit on {pool.gpu.id} with {held} of "
             f"{pool.tail_tokens:,} tokens: "
             f"{'; '.join(short)}",
-            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
+            name="tensor_parallel" if "tp" in pool.deployment.flags else "gpus",
         )
     chosen = min(trials, key=_rank)
     alike, short = tried[chosen.scheme_id]
@@ -137,7 +137,7 @@ def _trials(pool: Pool, quantization: str) -> tuple[list[Sized], list[str]]:
     short: dict[str, list[str]] = {}
     kv_cache_dtype = chosen_kv_dtype(pool)[0]
     for parallel in possible_splits(pool):
-        if trials and parallel.pipeline in _OTHER_STAGES and not pool.deployment.pipeline_parallel:
+        if trials and parallel.pipeline in _OTHER_STAGES and "pp" not in pool.deployment.flags:
             break
         setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
         if reason := refusal(pool, setup):

@@ -443,7 +443,7 @@ def _undivided(pool: Pool) -> str:
         f"prompts are shorter than {SHORT_PROMPT_TOKENS} tokens": pool.lengths.mean_input_tokens
         < SHORT_PROMPT_TOKENS,
         "two are compared where TTFT and ITL have targets": None in (slo.ttft_p99_s, slo.itl_p99_s),
-        "vLLM's decode servers have no pipeline stages": (stated.pipeline_parallel or 1) > 1,
+        "vLLM's decode servers have no pipeline stages": stated.flags.get("pp", 1) > 1,
         "rates are stated or measured of servers that do both": bool(measured),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -493,8 +493,8 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     deployment = dataclasses.replace(
         pool.deployment,
         gpus=tuple(card.id for card in candidates(pool.deployment) if card.vendor == vendor),
-        kv_cache_dtype=kept.kv_cache_dtype,
-        quantization=prefill.scheme_id,
+        flags=pool.deployment.flags
+        | {"kv_cache_dtype": kept.kv_cache_dtype, "quantization": prefill.scheme_id},
     )
     pool = replace(pool, deployment=deployment, peer_tensor=kept.parallel.tensor)
     return _of_phase(pool, profile, lengths, "decode")
@@ -502,7 +502,7 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
 
 def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: Lengths, phase: str) -> Pool:
     # vLLM's decode servers have no pipeline stages, and are sent none by pull.
-    deployment = dataclasses.replace(pool.deployment, pipeline_parallel=1)
+    deployment = dataclasses.replace(pool.deployment, flags=pool.deployment.flags | {"pp": 1})
     if phase == "prefill":
         deployment = dataclasses.replace(deployment, concurrency=None)
     return replace(
@@ -565,7 +565,7 @@ def size_pool(
     quantized.add(four_bit_gpus(pool, chosen))
     setup = launch(pool, chosen.parallel, quantization=scheme_id, kv_cache_dtype=kv)
     # The baseline runs with the KV cache that vLLM takes by itself, unless one is stated.
-    plain = pool.deployment.kv_cache_dtype or "auto"
+    plain = pool.deployment.flags.get("kv_cache_dtype", "auto")
     baseline = serving(pool, replace(setup, kv_cache_dtype=plain))
     first = _curve(pool, baseline, pool.deployment.baseline_benchmark, benchmarks)
     last = _final(pool, final, first, benchmarks)

@@ -6,7 +6,7 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from types import UnionType
@@ -124,22 +124,25 @@ class Slo(Targets):
             yield "E2E", latency_s, self.e2e_p99_s
 
 
+LAUNCH_KEYS = {
+    flag.profile_key.removeprefix("deployment."): flag
+    for flag in FLAGS
+    if flag.launch and flag.profile_key.startswith("deployment.")
+}
+"""The flags of vLLM by their keys in the table of a launch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The stated parts of the launch; None for what the plan decides or does not need.
+    """What is stated of a launch, and of its load; None for what the plan decides or does not need.
 
-    `flags` are the other flags of vLLM that the table states, by their parameters.
+    `flags` are the stated flags of vLLM, by their parameters; the table has them as its own keys.
     """
+
+    other_keys: ClassVar = tuple(LAUNCH_KEYS)
 
     model: Text
     gpus: Texts
-    quantization: Text | None = None
-    kv_cache_dtype: Text | None = None
-    tensor_parallel: Annotated[int, count_to(64)] | None = None
-    pipeline_parallel: Annotated[int, count_to(64)] | None = None
-    data_parallel: Annotated[int, count_to(64)] | None = None
-    expert_parallel: bool | None = None
-    max_model_len: Count | None = None
     concurrency: Annotated[int, count_to(100_000)] | None = None
     usable_requests_per_s: Number | None = None
     usable_output_tokens_per_s: Number | None = None
@@ -322,18 +325,13 @@ def _numbered(tiers: object) -> list[tuple[str, object]]:
     return [(f"tiers[{number}]", tier) for number, tier in enumerate(listed, start=1)]
 
 
-_FLAGS = {
-    flag.parameter: flag
-    for flag in FLAGS
-    if flag.profile_key == f"deployment.{flag.parameter}"
-    and flag.parameter not in {field.name for field in fields(Deployment)}
+_KINDS: Mapping[str, tuple[type | UnionType, float, str]] = {
+    "count": (int, 1, "a whole number above 0"),
+    "number": (int | float, 0, "a number of 0 or more"),
+    "gib": (int | float, 0, "a number of GiB"),
+    "switch": (bool, 0, "true or false"),
 }
-_KINDS: Mapping[str, tuple[type | UnionType, str]] = {
-    "count": (int, "a whole number"),
-    "number": (int | float, "a number"),
-    "gib": (int | float, "a number of GiB"),
-    "switch": (bool, "true or false"),
-}
+"""By the kind of a flag: the type of its value, the least number, and what it must be in words."""
 
 
 def _gather_flags(table: object, place: str) -> None:
@@ -347,11 +345,17 @@ def _gather_flags(table: object, place: str) -> None:
     keys = cast("dict[str, object]", table)
     if "flags" in keys:
         raise SettingsError(f"{place}.flags: state flags of vLLM as keys of the table itself")
-    flags = {name: keys.pop(name) for name in _FLAGS.keys() & keys.keys()}
-    for name, value in flags.items():
-        kind, words = _KINDS.get(_FLAGS[name].kind, (str, "a string"))
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+    flags: dict[str, object] = {}
+    for name in LAUNCH_KEYS.keys() & keys.keys():
+        value, flag = keys.pop(name), LAUNCH_KEYS[name]
+        kind, least, words = _KINDS.get(flag.kind, (str, 0, "a non-empty string"))
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        is_empty = value < least if isinstance(value, int | float) else not value
+        if not is_kind or is_empty:
             raise SettingsError(f"{place}.{name} is {value!r}; it must be {words}")
+        flags[flag.parameter] = value
     if flags:
         keys["flags"] = flags
 

@@ -35,7 +35,7 @@ def test_what_is_left_out_is_not_known() -> None:
     profile = read_profile(SMALLEST)
     assert profile.slo.ttft_p99_s is None
     assert profile.traffic.average_requests_per_s is None
-    assert profile.deployment.quantization is None
+    assert "quantization" not in profile.deployment.flags
     assert (profile.prefix, profile.lora, profile.speculation, profile.tiers) == (
         None,
         None,
@@ -108,6 +108,14 @@ def test_the_packaged_example_is_a_profile() -> None:
         ),
         pytest.param(
             f"{SMALLEST}max_num_seqs = true", "deployment.max_num_seqs is True", id="flag"
+        ),
+        pytest.param(
+            f"{SMALLEST}tensor_paralel = 2", "did you mean tensor_parallel?", id="unknown flag"
+        ),
+        pytest.param(
+            f"{SMALLEST}max_model_len = 0",
+            "is 0; it must be a whole number above 0",
+            id="no tokens",
         ),
         pytest.param(f"{SMALLEST}flags = {{ x = 1 }}", "keys of the table itself", id="flags"),
         pytest.param(changed('["h100-sxm"]', "[]"), "a non-empty list of strings", id="empty list"),
