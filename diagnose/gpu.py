@@ -26,7 +26,6 @@ from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_state import (
     CLOCK_SEEN,
     GPU_BUSY_FROM,
-    POWER_USUAL,
     GpuState,
     XidSeen,
     gpu_name,
@@ -99,7 +98,11 @@ class GpuHealth:
             self._clocks_hz[board] = max(now_hz, self._clocks_hz.get(board, 0.0))
         default_watts = values.get("gpu_power_limit_default_watts")
         usual_watts = default_watts or self._listed_watts.get(board)
-        return {**values, CLOCK_SEEN: self._clocks_hz.get(board), POWER_USUAL: usual_watts}
+        return {
+            **values,
+            CLOCK_SEEN: self._clocks_hz.get(board),
+            "gpu_power_usual_watts": usual_watts,
+        }
 
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
         """XIDs of the last XID_KEPT_S, and the XID that the last-XID gauge shows now."""

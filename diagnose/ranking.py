@@ -19,7 +19,6 @@ from kneewatch.diagnose.causes import (
     leaks,
     optional_features,
     prefix_cache,
-    startup,
     tensor_parallel,
     unexplained,
     workload,
@@ -34,6 +33,9 @@ from kneewatch.rules.rule import OK
 # All causes, and what follows from their records: which cause explains which, which is reported
 # under which, which baselines are learned meanwhile.
 
+
+ENGINE_DIED, ENGINE_RESTARTED = "engine_died", "engine_restarted"
+STARTUP_FAILED = "startup_failed"
 
 MODULES = (
     gpu_faults,
@@ -50,7 +52,6 @@ MODULES = (
     unexplained,
     workload,
     tensor_parallel,
-    startup,
 )
 """The modules of causes: each record in them is a cause."""
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
-from kneewatch.diagnose.causes.startup import ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
-from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.ranking import BY_ID, ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.recommendation import (
     BACKLOG,
     Change,

@@ -21,7 +21,6 @@ from kneewatch.diagnose.causes.record import Term, cause, term, weigh
 from kneewatch.diagnose.deployment.server_state import (
     CLOCK_SEEN,
     GPU_BUSY_FROM,
-    POWER_USUAL,
     GpuState,
 )
 from kneewatch.rules.formatting import percent
@@ -183,7 +182,7 @@ def _throttled(gpu: GpuState, working: Sequence[GpuState], *, slow: bool) -> Thr
         brake=max(map(gpu.get, BRAKES)),
         power=max(map(gpu.get, POWERS)),
         setting=gpu.get("gpu_clock_setting_ratio") >= THROTTLED_FROM,
-        usual_watts=gpu.values.get(POWER_USUAL) if low else None,
+        usual_watts=gpu.values.get("gpu_power_usual_watts") if low else None,
     )
 
 
@@ -220,7 +219,7 @@ POWER, CLOCK = Signal("gpu_power_throttle_ratio"), Signal("gpu_sm_clock_ratio")
 
 def _at_limit(facts: Facts) -> str:
     watts, limit = facts.get("gpu_power_watts"), facts.get("gpu_power_limit_watts")
-    usual = facts.get(POWER_USUAL)
+    usual = facts.get("gpu_power_usual_watts")
     lowered = f", default {usual:.0f} W" if usual > limit > 0 else ""
     at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
     share = facts.get("gpu_power_throttle_ratio")
@@ -293,7 +292,7 @@ def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
         BRAKE.key: worst.brake,
         POWER.key: worst.power,
         CLOCK.key: worst.ratio,
-        POWER_USUAL: worst.usual_watts,
+        "gpu_power_usual_watts": worst.usual_watts,
     }
     return replace(facts, values={**facts.values, **own})
 

@@ -104,9 +104,6 @@ GPU_BUSY_FROM = 0.5
 CLOCK_SEEN = "gpu_sm_clock_seen_hz"
 """Key of the highest SM clock that a busy GPU has had since it is watched."""
 
-POWER_USUAL = "gpu_power_usual_watts"
-"""Key of the usual power limit: the board's default, or else that of the catalogue."""
-
 
 class XidSeen(Struct, frozen=True):
     """An XID that a GPU reported.

@@ -14,13 +14,13 @@ from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
 from kneewatch.diagnose.engine.restarts import ServerFacts
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
+from kneewatch.diagnose.ranking import ENGINE_DIED
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Values
 from kneewatch.diagnose.verdict import LogFailure, Verdict
 from kneewatch.rules.formatting import duration

@@ -16,10 +16,10 @@ from kneewatch.diagnose.causes.availability import (
     RESTARTS_SHOWN,
     how_ended,
 )
-from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.intervals import TARGET_DOWN
+from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Evidence
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity

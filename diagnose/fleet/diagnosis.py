@@ -10,7 +10,6 @@ from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.causes.tensor_parallel import split_case, weigh_live
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -47,6 +46,7 @@ from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
 from kneewatch.diagnose.ranking import (
     BY_ID,
     CAUSES,
+    ENGINE_RESTARTED,
     WAITS_FOR,
     explained_by,
     is_under,

@@ -16,11 +16,12 @@ from kneewatch.collector.engines.engine_kind import (
     TENSOR_SPLIT,
 )
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
-from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED, failed
+from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
+from kneewatch.diagnose.ranking import ENGINE_DIED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
 from kneewatch.diagnose.recommend.prediction import computed_memory
@@ -29,6 +30,7 @@ from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
+from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
 
 CONTEXT_STEP_TOKENS = 256
@@ -338,8 +340,57 @@ def _with(setup: Setup, flag: str, value: float) -> Setup:
 # --- The diagnosis of a server by its log alone: started, not started or died ---------------------
 
 
+CONFIDENCE = 0.95
+"""Below 1, because the log may be from an earlier start than the one in question."""
+
 GPU_SIZE_TOLERANCE_RATIO = 0.1
 """The driver and ECC use a few percent of a GPU's memory."""
+
+
+def _out_of_gpu_memory(failure: Failure) -> tuple[str, str]:
+    """What happened and what to do, by who holds the memory and by the phase of the start."""
+    reason = log.reasons()[log.GPU_MEMORY]
+    others_gib = log.others_gpu_gib(failure)
+    phase = log.phases().get(str(failure.details.get("phase")), {})
+    what = f"{reason['what']} {phase.get('what', '')}".strip()
+    lever: str = phase.get("lever", reason["lever"])
+    first: list[str] = []
+    if log.is_fragmented(failure):
+        asked, cached = failure.details["asked"], failure.details["cached"]
+        first.append(
+            f"Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: PyTorch held {cached} "
+            f"in pieces and could not allocate {asked}."
+        )
+    if others_gib:
+        first.append(
+            f"Other processes hold {others_gib:.1f} GiB of this GPU: find them with nvidia-smi, a "
+            "previous vLLM may still run."
+        )
+    elif others_gib is None and "max_num_seqs" not in failure.details:
+        first.append("Check with nvidia-smi that no other process uses the GPU.")
+    if first:
+        lever = f"{' '.join(reversed(first))} Else {lever[0].lower()}{lever[1:]}"
+    return what, lever
+
+
+def failed(failure: Failure, t_s: float) -> Cause:
+    """The cause of a failure that a log proves, with the log line as evidence; it starts at
+    `t_s`."""
+    reason = log.reasons()[failure.kind]
+    what, lever = reason["what"], reason["lever"]
+    if failure.kind == log.GPU_MEMORY:
+        what, lever = _out_of_gpu_memory(failure)
+    who = "The engine died" if failure.served else "vLLM did not start"
+    return Cause(
+        id=ENGINE_DIED if failure.served else STARTUP_FAILED,
+        confidence=CONFIDENCE,
+        severity=Severity.CRITICAL,
+        summary=f"{who}: {what}.",
+        evidence=(Evidence("server_log", None, None, f"log: {failure.line}"),),
+        lever=lever,
+        since_s=t_s,
+        seen_s=t_s,
+    )
 
 
 def log_failure(read: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:

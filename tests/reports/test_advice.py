@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.changed import Changed, Restarted
-from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,

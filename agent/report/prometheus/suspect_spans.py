@@ -28,12 +28,12 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.availability import CRASH_LOOP_S
-from kneewatch.diagnose.causes.startup import ENGINE_RESTARTED
 from kneewatch.diagnose.fleet.absence import HELD_S, vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, TAKES_ALL
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
