@@ -317,8 +317,10 @@ class Deployment(Struct, frozen=True, kw_only=True):
         row = VLLM.get(flag)
         if flag in own or row is None or row.sets is False:
             return own.get(flag)
-        is_unknown_unset = UNSET.get(row.setup, row) is None
-        known = getattr(self.launch, row.setup) if is_unknown_unset else None
+        if UNSET.get(row.setup, row) is None:
+            known = getattr(self.launch, row.setup)
+        else:
+            known = page_values(self.config).get(row.parameter)
         return row.read(self.stated.command) if known is None else known
 
 

@@ -60,6 +60,15 @@ def test_every_flag_of_the_command_line_is_in_force(flags: str, flag: str, value
     assert (deployment({}, Stated(launch=launch)).in_force(flag) or None) == (value or None)
 
 
+def test_a_label_of_the_page_is_in_force() -> None:
+    page = {"kv_offloading_size": "8.0", "gpu_memory_utilization": "0.8"}
+    stated = Stated(launch=parse_launch("vllm serve m --gpu-memory-utilization 0.9", origin="f"))
+    server = deployment(page, stated)
+    assert server.in_force("--kv-offloading-size") == 8
+    assert server.in_force("--gpu-memory-utilization") == 0.8
+    assert deployment({}, stated).in_force("--gpu-memory-utilization") == 0.9
+
+
 def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
     launch = parse_launch("vllm serve m", origin="f")
     stated = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
