@@ -193,6 +193,12 @@ class Stated(StatedServer, frozen=True, kw_only=True):
         return self.gpus
 
     @property
+    def lacking(self) -> list[str]:
+        """The settings that a size needs, as far as they are unknown."""
+        needed = {"model": self.model, "gpu": self.gpu, "tensor_parallel": self.degree}
+        return [name for name, value in needed.items() if value is None]
+
+    @property
     def price_usd_per_gpu_hour(self) -> float | None:
         """The stated price, else the catalogue's; None if the GPU is unknown."""
         catalogued = None if self.gpu is None else self.gpu.usd_per_hour

@@ -442,15 +442,13 @@ def version_text(version: Version) -> str:
 
 
 def _unknown(stated: Stated) -> tuple[tuple[str, str], ...]:
-    lacks = {
-        MODEL: stated.model,
-        GPU: stated.gpu,
-        TENSOR_PARALLEL: stated.degree,
+    others = {
         VERSION: stated.version,
         "launch": stated.launch,
         "replicas": stated.replicas,
     }
-    return tuple((name, SUPPLY[name]) for name, value in lacks.items() if value is None)
+    unknown = [*stated.lacking, *(name for name, value in others.items() if value is None)]
+    return tuple((name, SUPPLY[name]) for name in unknown)
 
 
 def _shown(value: Value) -> str:

@@ -241,14 +241,11 @@ def _unknown(
             "are used"
         )
     if cost_usd_per_hour is None:
-        lacks = [
-            *(
-                []
-                if server.stated.price_usd_per_gpu_hour is not None
-                else ["gpu or usd_per_gpu_hour"]
-            ),
-            *([] if server.stated.engine_gpus is not None else ["tensor_parallel"]),
-        ]
+        needed = {
+            "gpu or usd_per_gpu_hour": server.stated.price_usd_per_gpu_hour,
+            "tensor_parallel": server.stated.engine_gpus,
+        }
+        lacks = [name for name, value in needed.items() if value is None]
         if lacks:
             yield f"the cost of the change (set kneewatch's {', and '.join(lacks)})"
     if server.misfit:
@@ -274,13 +271,7 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
         if not reaches(running, least, most):
             side, edge = ("beyond", most) if running > most else ("below", least)
             return f"not measured {side} {plural(round(edge), 'request')} at once"
-    stated, server = context.server.stated, context.server
-    missing = [
-        *([] if stated.model else ["model"]),
-        *([] if stated.gpu else ["gpu"]),
-        *([] if server.stated.degree else ["tensor_parallel"]),
-    ]
-    if missing:
+    if missing := context.server.stated.lacking:
         keys = " and ".join(", ".join(part) for part in (missing[:-1], missing[-1:]) if part)
         return f"set kneewatch's {keys}"
     if not context.get("itl_mean_s"):

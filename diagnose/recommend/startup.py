@@ -79,8 +79,7 @@ class Remedies:
             or self._failure.served
         ):
             return []
-        facts = ("model", "gpu", "tensor_parallel")
-        lacks = [name for name in facts if getattr(self._stated, name) is None]
+        lacks = self._stated.lacking
         named = ", ".join(f"--{name.replace('_', '-')}" for name in lacks)
         return [f"what fits on these GPUs: state {named}"] if lacks else []
 

@@ -344,13 +344,7 @@ def _missing(launched: Deployment, need: Need) -> str:
     if need.usable_per_s is None:
         lacking.append("the loads so far are too alike to learn the capacity of one engine")
     if launched.setup is None and not launched.misfit:
-        stated = launched.stated
-        facts = {
-            "model": stated.model,
-            "gpu": stated.gpu,
-            "tensor_parallel": launched.stated.degree,
-        }
-        names = [name for name, value in facts.items() if value is None] or list(facts)
+        names = launched.stated.lacking or ["model", "gpu", "tensor_parallel"]
         lacking.append(f"set {', '.join(names)} (or launch_file) for memory and cheaper launches")
     return "; ".join(lacking)
 
