@@ -26,8 +26,8 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Parallel,
     Weights,
     adapter_bytes,
-    draft_bytes,
     draft_layers,
+    draft_weights,
     splits,
     weights_per_gpu,
 )
@@ -216,7 +216,7 @@ def memory(setup: Setup) -> Memory:
     if setup.adapters is not None:
         adapters = adapter_bytes(setup.model, setup.adapters, parallel)
     if setup.draft is not None:
-        draft = draft_bytes(setup.draft, parallel)
+        draft = draft_weights(setup.draft, parallel).total_bytes
     if setup.available_kv_bytes is not None:
         available = Range(*[setup.available_kv_bytes] * 3)
     else:

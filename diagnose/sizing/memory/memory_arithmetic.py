@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     state_arithmetic,
     token_bytes,
 )
-from kneewatch.diagnose.sizing.memory.weights import Weights
+from kneewatch.diagnose.sizing.memory.weights import draft_weights
 from kneewatch.rules.formatting import figure
 
 _LOADED_SOURCE = 'vLLM\'s line "Model loading took"'
@@ -82,7 +82,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
         parts["weights"] = own
     else:
         offloaded = {"in host memory": setup.cpu_offload_bytes} if setup.cpu_offload_bytes else {}
-        kept = _parts(weights)
+        kept = weights.parts
         total = " + ".join(f"{{{name}:GiB}}" for name in kept)
         parts["weights"] = sheet.line(
             f"Weights on each GPU ({setup.scheme.id})",
@@ -105,17 +105,13 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             source="guide 2.5; vllm/lora/layers (0.32)",
         )
     if setup.draft is not None:
-        draft = setup.draft.model
-        parameters = draft.parameters.total if draft.parameters is not None else 0.0
-        parts["draft"] = answer.draft_bytes
-        sheet.text(
-            Step(
-                f"Draft on each GPU ({scheme(draft.quantization).id})",
-                f"parameters of {draft.id} / TP",
-                f"{figure(parameters / 1e9)} billion parameters / {setup.parallel.tensor}",
-                gibibytes(answer.draft_bytes),
-                "guide 6.6; vllm/config/speculative.py (0.32)",
-            )
+        draft, kept = setup.draft.model, draft_weights(setup.draft, setup.parallel).parts
+        parts["draft"] = sheet.line(
+            f"Draft on each GPU ({draft.id} in {scheme(draft.quantization).id})",
+            " + ".join(f"{{{name}:GiB}}" for name in kept),
+            (*kept.values(),),
+            result="{:GiB}",
+            source="guide 6.6; vllm/config/speculative.py (0.32)",
         )
     if setup.added_bytes:
         parts["draft"] = setup.added_bytes
@@ -129,13 +125,6 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
         result="{:GiB}",
         source=_LOADED_SOURCE,
     )
-
-
-def _parts(weights: Weights) -> dict[str, float]:
-    """Bytes of each part that the model has."""
-    names = "attention", "MLP", "experts", "embeddings", "norms, routers and positions", "vision"
-    parts = zip(names, astuple(weights), strict=True)
-    return {name: part_bytes for name, part_bytes in parts if part_bytes}
 
 
 def _available(sheet: Sheet, answer: Memory) -> float:

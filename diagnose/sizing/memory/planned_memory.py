@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
-from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes
+from kneewatch.diagnose.sizing.arithmetic import Sheet, Step
 from kneewatch.diagnose.sizing.memory.budget import (
     HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,
@@ -24,10 +24,10 @@ from kneewatch.diagnose.sizing.memory.overhead import (
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
     adapter_bytes,
-    draft_bytes,
+    draft_weights,
     weights_per_gpu,
 )
-from kneewatch.rules.formatting import figure, percent
+from kneewatch.rules.formatting import percent
 
 _SUM = "({weights:GB} + {KV:GB} + {activations:GB} + {adapters:GB})"
 _FREE = "({memory:GB} x (1 - {framework}))"
@@ -93,21 +93,19 @@ def planned_memory(setup: Setup, gpu: Gpu, *, concurrency: float) -> PlannedMemo
     """
     alone = replace(setup, parallel=ONE_GPU, decode_context_parallel=1)
     request_bytes = kv_layout_of(alone).request_bytes(setup.context)
-    model_bytes = weights_per_gpu(setup.model, setup.scheme, ONE_GPU).total_bytes
-    activation_bytes = guide_overhead(alone, model_bytes, gpu).activation_bytes
-    weights_bytes = model_bytes + setup.added_bytes * setup.parallel.gpus
-    weights_bytes += 0.0 if setup.draft is None else draft_bytes(setup.draft, ONE_GPU)
+    weights, sheet = weights_per_gpu(setup.model, setup.scheme, ONE_GPU), Sheet()
     adapters = setup.adapters
-    counted, sheet = setup.model.parameters, Sheet()
-    sheet.text(
-        Step(
-            title="Weights",
-            formula="parameters x bytes each, some of them in 16 bit",
-            values=f"{figure(counted.total / 1e9 if counted else 0.0)} billion in "
-            f"{setup.scheme.id}",
-            result=gigabytes(weights_bytes),
-            source="guide 2.1; census of the model",
-        )
+    activation_bytes = guide_overhead(alone, weights.total_bytes, gpu).activation_bytes
+    drafted_bytes = setup.added_bytes * setup.parallel.gpus
+    if setup.draft is not None:
+        drafted_bytes += draft_weights(setup.draft, ONE_GPU).total_bytes
+    parts = weights.parts | ({"draft": drafted_bytes} if drafted_bytes else {})
+    weights_bytes = sheet.line(
+        f"Weights ({setup.scheme.id})",
+        " + ".join(f"{{{name}:GB}}" for name in parts),
+        (*parts.values(),),
+        result="{:GB}",
+        source="guide 2.1; census of the model",
     )
     kv_bytes = sheet.line(
         "KV cache",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
@@ -78,6 +78,15 @@ class Weights(Struct, frozen=True):
     def total_bytes(self) -> float:
         """The sum of all kinds."""
         return float(sum(astuple(self)))
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The bytes of each kind that the model has, by its name in the arithmetic."""
+        parts = zip(_PARTS, astuple(self), strict=True)
+        return {name: part_bytes for name, part_bytes in parts if part_bytes}
+
+
+_PARTS = "attention", "MLP", "experts", "embeddings", "norms, routers and positions", "vision"
 
 
 def parameters_of(model: Model) -> Parameters:
@@ -305,14 +314,15 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
         )
 
 
-def draft_bytes(draft: Draft, parallel: Parallel) -> float:
-    """Bytes of the draft's weights on the fullest GPU, in the checkpoint's precision.
+def draft_weights(draft: Draft, parallel: Parallel) -> Weights:
+    """The draft's weights on the fullest GPU, in the checkpoint's precision.
 
     Without tables of positions: a draft has those of its target.
     """
     spread = Parallel(parallel.tensor, 1, parallel.data, parallel.experts)
     weights = weights_per_gpu(draft.model, scheme(draft.model.quantization), spread)
-    return weights.total_bytes - parameters_of(draft.model).rotary * FULL_BITS / _BITS
+    tables_bytes = parameters_of(draft.model).rotary * FULL_BITS / _BITS
+    return replace(weights, small_bytes=weights.small_bytes - tables_bytes)
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:
