@@ -26,11 +26,11 @@ from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_facts import GPU, POD, VERSION, SourceReading, printable
 from kneewatch.diagnose.deployment.vllm_flags import (
-    Launch,
-    image_launch,
+    CommandLine,
+    image_command,
     image_version,
-    parse_launch,
-    process_launch,
+    parse_command,
+    process_command,
 )
 from kneewatch.diagnose.verdict import Value
 
@@ -237,10 +237,10 @@ def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
     values |= shown_variables(_variables(container))
     unread = "--config: the file is in the server's container; set launch_file"
     notes = (unread,) if "--config" in launch.flags else ()
-    return SourceReading(POD, now_s, values, launch=launch, notes=notes)
+    return SourceReading(POD, now_s, values, command_line=launch, notes=notes)
 
 
-def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
+def _server(spec: Json, port: int) -> tuple[Json, CommandLine | None]:
     """The container that serves vLLM on a port, and its launch. ({}, None) if no container or
     several serve it."""
     served = [
@@ -252,22 +252,22 @@ def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
     return there[0] if len(there) == 1 else ({}, None)
 
 
-def _launch(container: Json) -> Launch | None:
+def _launch(container: Json) -> CommandLine | None:
     """The launch of vLLM in a container's command and arguments. None if the container does not
     serve vLLM."""
     variables = _variables(container)
     command = [expanded(word, variables) for word in _words(container.get("command"))]
     arguments = [expanded(word, variables) for word in _words(container.get("args"))]
     words = [*command, *arguments]
-    launch = process_launch(words)
+    launch = process_command(words)
     if launch is not None or not words:
         return launch
     if len(words) >= 3 and words[1].startswith("-") and words[1].endswith("c"):
         try:
-            return parse_launch(words[2], origin="args")
+            return parse_command(words[2], origin="args")
         except SettingsError:
             return None
-    return None if command else image_launch(str(container.get("image") or ""), arguments)
+    return None if command else image_command(str(container.get("image") or ""), arguments)
 
 
 def expanded(word: str, variables: Mapping[str, str]) -> str:

@@ -38,12 +38,12 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     VLLM,
     WITHOUT_EFFECT,
-    Launch,
+    CommandLine,
     command_values,
     commands,
     image_version,
     parameter_of,
-    parse_launch,
+    parse_command,
 )
 from kneewatch.diagnose.sizing.benchmark.achieved import Achieved, achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
@@ -55,9 +55,9 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
-from kneewatch.diagnose.sizing.memory.launch_setup import (
+from kneewatch.diagnose.sizing.memory.launch import (
     LATEST,
-    Setup,
+    Launch,
     bytes_of,
     fields_of,
     launch_of,
@@ -121,7 +121,7 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
     return question if users is None else for_users(question, users, sizes)
 
 
-def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Setup:
+def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Launch:
     version = given["vllm_version"]
     if given["model"] is None:
         raise SizingError("required: a catalogue id or the path of a config.json", name="model")
@@ -571,7 +571,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         text = _as_vllms(kind, text)
         given = given | {"engine": given["engine"] or kind.title}
     try:
-        launch = parse_launch(text, origin="the command line")
+        launch = parse_command(text, origin="the command line")
     except SettingsError as error:
         raise SizingError(f"{error}, or `MODEL 8xh200`", name="launch") from error
     stated = command_values(launch)
@@ -609,7 +609,7 @@ def _as_vllms(kind: EngineKind, text: str) -> str:
     return shlex.join(["vllm", "serve", *([model] if model else []), *words])
 
 
-def ignored_flags(launch: Launch) -> tuple[str, ...]:
+def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
     """The flags of a command line that are not counted and may matter, and what they may change."""
     listed = list[str]()
     for flag, value in _others(launch).items():
@@ -630,7 +630,7 @@ def ignored_flags(launch: Launch) -> tuple[str, ...]:
     )
 
 
-def _others(launch: Launch) -> Mapping[str, str]:
+def _others(launch: CommandLine) -> Mapping[str, str]:
     """The flags of a command line that do not count, with their values."""
     counted = {flag.launch for flag in FLAGS} | {ADAPTERS}
     if _speculation(launch.document(SPECULATION)):

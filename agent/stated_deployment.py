@@ -20,11 +20,11 @@ from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import COUNTS, VLLM, Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import COUNTS, VLLM, CommandLine, parse_command
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.lengths import StatedWorkload
@@ -280,7 +280,7 @@ def stated(settings: Settings) -> Stated:
         gpu=gpu,
         tensor_parallel=settings["tensor_parallel"],
         version=version,
-        launch=launch,
+        command_line=launch,
         flags=flags,
         replicas=settings["replicas"],
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
@@ -297,19 +297,19 @@ def _check_layout(settings: Settings, deployment: Stated) -> None:
     if deployment.model is None or deployment.degree is None:
         return
     key = "tensor_parallel" if deployment.tensor_parallel else "launch_file"
-    setup = Setup(model=deployment.model, gpu=deployment.gpu, parallel=deployment.parallel)
+    setup = Launch(model=deployment.model, gpu=deployment.gpu, parallel=deployment.parallel)
     with named_by(settings, key):
         kv_layout_of(setup)
 
 
-def _launch(settings: Settings) -> Launch | None:
+def _launch(settings: Settings) -> CommandLine | None:
     path = settings["launch_file"]
     if path is None:
         return None
     origin = f"{settings.origin('launch_file')}: launch_file {path}"
     with named_by(settings, "launch_file", "launch_file "):
         text = text_of(path, "launch_file")
-    launch = parse_launch(text, origin=origin)
+    launch = parse_command(text, origin=origin)
     _check_counts(launch, origin)
     return launch
 
@@ -321,7 +321,7 @@ def _flags(stated: Mapping[str, str]) -> Mapping[str, str]:
         SettingsError: vLLM has no such flag, or it requires another value.
     """
     words = [f"--{name.removeprefix('--')}={value}" for name, value in stated.items()]
-    launch = parse_launch(shlex.join(words), origin="launch_flags") if words else Launch()
+    launch = parse_command(shlex.join(words), origin="launch_flags") if words else CommandLine()
     for flag in launch.flags:
         if flag.partition(".")[0] not in VLLM:
             raise SettingsError(f"{flag} is no flag of vLLM that kneewatch knows")
@@ -329,13 +329,13 @@ def _flags(stated: Mapping[str, str]) -> Mapping[str, str]:
     return launch.flags
 
 
-def _check_counts(launch: Launch, origin: str) -> None:
+def _check_counts(launch: CommandLine, origin: str) -> None:
     for flag in COUNTS:
         if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
             raise SettingsError(f"{origin}: {flag} is 0; vLLM requires 1 or more")
 
 
-def _model(settings: Settings, launch: Launch | None) -> Model | None:
+def _model(settings: Settings, launch: CommandLine | None) -> Model | None:
     name = settings["model"]
     if name is not None:
         with named_by(settings, "model"):

@@ -19,7 +19,7 @@ from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
@@ -521,7 +521,7 @@ def _setup(answer: Size) -> str:
     )
 
 
-def _beside(setup: Setup) -> str:
+def _beside(setup: Launch) -> str:
     """A text on the adapters and the draft model that are loaded in addition to the model."""
     words = ""
     if setup.adapters is not None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch import LATEST, Launch, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 
 _FOLDER = Path(__file__).parent / "fixtures" / "kvtruth"
@@ -32,14 +32,14 @@ def cases(name: str = "cases.jsonl") -> tuple[Case, ...]:
     return tuple(json.loads(line) for line in (_FOLDER / name).read_text().splitlines())
 
 
-def setup_of(case: Case) -> Setup:
+def setup_of(case: Case) -> Launch:
     """The launch that the case describes, nothing of its outcome."""
     card = gpu(case["gpu_id"]) if case["gpu_id"] else None
     if card is not None and case["gpu_mem_gib"]:
         card = replace(card, memory_bytes=int(case["gpu_mem_gib"] * GIB))
     named_model = model(case["model"])
     hybrid = len(named_model.layers) > 1
-    return Setup(
+    return Launch(
         model=named_model,
         gpu=card,
         parallel=Parallel(

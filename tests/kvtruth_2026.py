@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, launch_of, parse_version
+from kneewatch.diagnose.sizing.memory.launch import Launch, launch_of, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from tests.kvtruth import Case, cases
 
@@ -31,7 +31,7 @@ def recorded(*names: str) -> tuple[Case, ...]:
     )
 
 
-def setup_of(case: Case) -> Setup:
+def setup_of(case: Case) -> Launch:
     """The launch that the case describes, nothing of its outcome.
 
     Raises:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import Launch as Stating
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
@@ -127,8 +127,8 @@ def scrapes(
     setting = kind.setting()
     server = Server(setting, Random(f"{seed} {kind.name}"))
     server.source.rate = rate(setting)
-    seats = Stating(flags={"--max-num-seqs": str(setting.launch.max_num_seqs)}, complete=False)
-    profile = Profile(targets=Targets(ttft_p99_s=kind.target_s), stated=Stated(launch=seats))
+    seats = CommandLine(flags={"--max-num-seqs": str(setting.launch.max_num_seqs)}, complete=False)
+    profile = Profile(targets=Targets(ttft_p99_s=kind.target_s), stated=Stated(command_line=seats))
     stream = TargetStream("ramp", profile, Limits(), Catalogue.of(profile))
     for turn in range(1, round(for_s / SCRAPE_S) + 1):
         for diagnosis in stream.replay(server.scrape(turn * SCRAPE_S)):

@@ -17,7 +17,7 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
@@ -46,7 +46,7 @@ R1 = model("deepseek-ai/DeepSeek-R1")
 R1_KV = kv_layout(R1.layers, KvSettings(kv_format=kv_format("fp8"))).token_bytes
 NDR = LINK_BYTES_PER_S["infiniband-ndr"]
 RIDGE = gpu("h100-sxm").bf16_flop_per_s / gpu("h100-sxm").memory_bandwidth_bytes_per_s
-KIMI = Setup(
+KIMI = Launch(
     model=model("moonshotai/Kimi-K2.6"),
     gpu=gpu("b200"),
     parallel=Parallel(tensor=8),
@@ -76,7 +76,7 @@ def kimi_prefill_flop() -> float:
 
 def guide_gpus(quantization: str, kv_cache_dtype: str) -> float:
     """H100s for 50 requests of 8,000 tokens by the guide's allowances, as `size` finds them."""
-    setup = Setup(
+    setup = Launch(
         model=LLAMA,
         gpu=gpu("h100-sxm"),
         quantization=quantization,
@@ -207,7 +207,7 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     ],
     "guide 2, figure 2.1 against 9.1: activations stay 28 GB in FP8; are 20% ": lambda: [
         planned_memory(
-            Setup(LLAMA, gpu("h100-sxm"), quantization="fp8", max_model_len=8192),
+            Launch(LLAMA, gpu("h100-sxm"), quantization="fp8", max_model_len=8192),
             gpu("h100-sxm"),
             concurrency=50,
         ).activation_bytes

@@ -29,7 +29,7 @@ from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
@@ -127,7 +127,7 @@ def catalogue_model(name: str) -> Model:
 def point_costs(point: Point) -> Costs:
     """What a step costs on the point's GPUs."""
     split = Parallel(point.tensor_parallel, point.pipeline_parallel)
-    return costs(Setup(catalogue_model(point.model), gpu(point.gpu), split))
+    return costs(Launch(catalogue_model(point.model), gpu(point.gpu), split))
 
 
 @cache

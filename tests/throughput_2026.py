@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
@@ -36,7 +36,7 @@ AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, T
 def question_of(case: Case) -> Question:
     """The launch and the load of a point, nothing of its outcome."""
     return Question(
-        setup=Setup(
+        setup=Launch(
             model=model(case["model"]),
             gpu=gpu(case["gpu"]),
             parallel=Parallel(

@@ -158,7 +158,7 @@ def reading_of(log: StartupLog, now_s: float) -> SourceReading:
     values: dict[str, Value] = {
         name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
     }
-    return SourceReading(LOG, now_s, values, launch=log.launch, model=_logged_model(log))
+    return SourceReading(LOG, now_s, values, command_line=log.launch, model=_logged_model(log))
 
 
 def _logged_model(log: StartupLog) -> Model | None:

@@ -25,7 +25,7 @@ from kneewatch.collector import files
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading, printable
-from kneewatch.diagnose.deployment.vllm_flags import Launch, process_launch, with_config_file
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine, process_command, with_config_file
 from kneewatch.diagnose.verdict import Value
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class ServerProcess(Struct, frozen=True):
     kneewatch."""
 
     pid: int
-    launch: Launch
+    launch: CommandLine
     user_id: int
     folder: Path | None
     environ: Mapping[str, str] | None
@@ -203,7 +203,7 @@ def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
     started: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            launch = process_launch(process.cmdline())
+            launch = process_command(process.cmdline())
             if launch is not None and (launch.count("--port") or DEFAULT_PORT) == port:
                 started.append(process)
     return max(started, key=lambda process: process.create_time(), default=None), False
@@ -242,7 +242,7 @@ def _is_bound_to(bound: IPv4Address | IPv6Address, host: str) -> bool:
         return bound.is_loopback if host == "localhost" else not bound.is_unspecified
 
 
-def _server_process(process: psutil.Process) -> tuple[psutil.Process, Launch] | None:
+def _server_process(process: psutil.Process) -> tuple[psutil.Process, CommandLine] | None:
     """The process with vLLM's command line: this process or one of its ancestors. None if there is
     none."""
     at: psutil.Process | None = process
@@ -250,7 +250,7 @@ def _server_process(process: psutil.Process) -> tuple[psutil.Process, Launch] | 
         if at is None:
             return None
         words = at.cmdline()
-        launch = process_launch(words)
+        launch = process_command(words)
         if launch is not None:
             return at, launch
         if not _is_worker(words):
@@ -268,7 +268,7 @@ def _is_worker(words: list[str]) -> bool:
 
 
 def _facts(
-    process: psutil.Process, launch: Launch, now_s: float
+    process: psutil.Process, launch: CommandLine, now_s: float
 ) -> tuple[SourceReading, ServerProcess]:
     values: dict[str, Value] = {"pid": process.pid, "process_started_s": process.create_time()}
     values |= place(text_of(Path(f"/proc/{process.pid}/cgroup")))
@@ -291,11 +291,11 @@ def _facts(
             launch = _with_config(launch, server)
         except FileError as exc:
             notes.append(printable(f"--config: {exc}"))
-    reading = SourceReading(PROCESS, now_s, values, launch=launch, notes=tuple(notes))
+    reading = SourceReading(PROCESS, now_s, values, command_line=launch, notes=tuple(notes))
     return reading, replace(server, launch=launch)
 
 
-def _with_config(launch: Launch, server: ServerProcess) -> Launch:
+def _with_config(launch: CommandLine, server: ServerProcess) -> CommandLine:
     path = Path(launch.flags["--config"])
     if not server.shares_files or (not path.is_absolute() and server.folder is None):
         raise FileError(f"{path} is in the server's container; set launch_file")

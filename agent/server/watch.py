@@ -110,7 +110,7 @@ def read_server(
         return [*readings, shown, pod, read_model(server, now_s), gpus]
     pod = pod or read_pod(address, now_s)
     # Where the pod has the command line, it does not matter why its process could not be read.
-    return [*readings, pod] if pod.launch is not None else [*readings, shown, pod]
+    return [*readings, pod] if pod.command_line is not None else [*readings, shown, pod]
 
 
 class ServerWatch:

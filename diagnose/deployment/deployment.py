@@ -25,7 +25,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     FLAGS,
     LARGEST,
     VLLM,
-    Launch,
+    CommandLine,
     Version,
     command_values,
     oldest_version,
@@ -35,10 +35,10 @@ from kneewatch.diagnose.lengths import Point
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
-from kneewatch.diagnose.sizing.memory.launch_setup import (
+from kneewatch.diagnose.sizing.memory.launch import (
     LATEST,
     UNSET,
-    Setup,
+    Launch,
     defaults,
     fields_of,
     launch_of,
@@ -135,33 +135,33 @@ class Reported(Struct, frozen=True):
 
 
 NOT_REPORTED = Reported()
-UNKNOWN_LAUNCH = Launch(complete=False)
+UNKNOWN_LAUNCH = CommandLine(complete=False)
 _SPLIT = {
-    row.setup.removeprefix("parallel."): row for row in FLAGS if row.setup.startswith("parallel.")
+    row.field.removeprefix("parallel."): row for row in FLAGS if row.field.startswith("parallel.")
 }
 
 
 class Stated(StatedServer, frozen=True, kw_only=True):
     """What the user set, or kneewatch found out, about the server; None if unknown.
 
-    `flags` go before those of the command line, `launch`. `sweeps` are benchmarks of this model on
+    `flags` go before those of `command_line`. `sweeps` are benchmarks of this model on
     this GPU, one per tensor-parallel degree.
     """
 
     model: Model | None = None
     gpu: Gpu | None = None
     version: Version | None = None
-    launch: Launch | None = None
+    command_line: CommandLine | None = None
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     usd_per_gpu_hour: float | None = None
     sweeps: tuple[Sweep, ...] = ()
     reported: Reported = NOT_REPORTED
 
     @property
-    def command(self) -> Launch:
+    def command(self) -> CommandLine:
         """The command line with the stated flags; if unknown, one of which only these are known."""
-        launch = self.launch or UNKNOWN_LAUNCH
-        return replace(launch, flags={**launch.flags, **self.flags}) if self.flags else launch
+        line = self.command_line or UNKNOWN_LAUNCH
+        return replace(line, flags={**line.flags, **self.flags}) if self.flags else line
 
     @property
     def degree(self) -> int | None:
@@ -250,7 +250,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     stated: Stated
     config: Mapping[str, str] = field(default_factory=dict[str, str])
-    launch: Setup = Setup()
+    launch: Launch = Launch()
     blocks: int | None = None
     capacity_tokens: float | None = None
     kv_memory_bytes: float | None = None
@@ -259,7 +259,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     layout: KvLayout | None = None
 
     @property
-    def setup(self) -> Setup | None:
+    def sized_launch(self) -> Launch | None:
         """The launch, if it can be sized."""
         return None if self.layout is None else self.launch
 
@@ -323,8 +323,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
         row = VLLM.get(flag)
         if flag in own or row is None or row.sets is False:
             return own.get(flag)
-        if UNSET.get(row.setup, row) is None:
-            known = getattr(self.launch, row.setup)
+        if UNSET.get(row.field, row) is None:
+            known = getattr(self.launch, row.field)
         else:
             known = page_values(self.config).get(row.parameter)
         return row.read(self.stated.command) if known is None else known
@@ -359,7 +359,7 @@ def _launched(
     *,
     block_tokens: int | None,
     size_tokens: float | None,
-) -> Setup:
+) -> Launch:
     """The server's launch; the page has a KV cache of this size, in blocks of so many tokens."""
     # What the page says goes before the command line.
     fields = fields_of(command_values(stated.command) | page_values(config), strict=False)
@@ -376,7 +376,7 @@ def _launched(
         taken = defaults(stated.version, stated.gpu)
         for flag in (SEATS, STEP_TOKENS):
             if stated.command.absent(flag):
-                name = VLLM[flag].setup
+                name = VLLM[flag].field
                 fields.setdefault(name, getattr(taken, name))
     fields["version"] = stated.version or oldest_version(config) or LATEST
     return launch_of(stated.model or UNKNOWN_MODEL, stated.gpu, fields)
@@ -397,7 +397,7 @@ def _sized(running: Deployment) -> Deployment:
     return replace(running, launch=setup, layout=layout, misfit=misfit)
 
 
-def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setup:
+def _as_reported(setup: Launch, reported: Reported, *, kv_is_fixed: bool) -> Launch:
     """The launch with the server's reported figures in place of predicted ones.
 
     `kv_is_fixed`: the user set the size of the KV cache, so the size does not show the overhead.

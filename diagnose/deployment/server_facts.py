@@ -15,13 +15,13 @@ from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, St
 from kneewatch.diagnose.deployment.vllm_flags import (
     SHOWN,
     VLLM,
-    Launch,
+    CommandLine,
     Version,
     oldest_version,
     parameter_of,
 )
 from kneewatch.diagnose.sizing.launch_notes import hardware_notes
-from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
+from kneewatch.diagnose.sizing.memory.launch import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
 from kneewatch.rules.wire import to_ms
 
@@ -99,14 +99,14 @@ class Fact(Struct, frozen=True):
 class SourceReading(Struct, frozen=True):
     """What one source reports about a server at `read_s`.
 
-    `launch` is the server's command line; `model` is the model of a configuration file. `notes` say
+    `model` is the model of a configuration file. `notes` say
     what could not be read, and how to allow it.
     """
 
     source: str
     read_s: float
     values: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    launch: Launch | None = None
+    command_line: CommandLine | None = None
     model: Model | None = None
     notes: tuple[str, ...] = ()
 
@@ -167,7 +167,9 @@ def merge(
     for reading, problem in of_another_start:
         ordered.remove(reading)
         notes.append(f"the log is from another start of the server and is ignored: {problem}")
-    launch = next((reading.launch for reading in ordered if reading.launch is not None), None)
+    launch = next(
+        (reading.command_line for reading in ordered if reading.command_line is not None), None
+    )
     chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
     for fact in _facts_of(ordered, model_names):
         seen = page.get(fact.name)
@@ -192,7 +194,7 @@ def merge(
     completed = _completed(stated, chosen, launch, ordered)
     notes += _uncounted(completed, chosen.get(SERVER_GPUS))
     try:
-        setup = deployment(config, completed).setup
+        setup = deployment(config, completed).sized_launch
         notes += () if setup is None else hardware_notes(setup)
     except SizingError as exc:
         notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
@@ -286,8 +288,8 @@ def _page_facts(
 def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -> Iterable[Fact]:
     for reading in readings:
         values = dict(reading.values)
-        if reading.launch is not None:
-            values |= launch_values(reading.launch)
+        if reading.command_line is not None:
+            values |= launch_values(reading.command_line)
         values.pop("served_model_name", None)
         served = reading.model or _catalogued(values.get(MODEL_PATH), model_names)
         if served is not None:
@@ -296,7 +298,7 @@ def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -
             yield Fact(name, value, reading.source, reading.read_s)
 
 
-def launch_values(launch: Launch) -> dict[str, Value]:
+def launch_values(launch: CommandLine) -> dict[str, Value]:
     """The facts of a command line, by name. Flags that could contain a secret are left out.
 
     If the whole command line is known and has no tensor-parallel size, the size is 1.
@@ -359,7 +361,7 @@ def _same(first: Value, second: Value) -> bool:
     return "auto" in texts or texts == {"fp8", "fp8_e4m3"}
 
 
-def _without(launch: Launch, name: str) -> Launch:
+def _without(launch: CommandLine, name: str) -> CommandLine:
     flag = name.replace("_", "-")
     gone = {f"--{flag}", f"--no-{flag}"} & launch.flags.keys()
     flags = {key: value for key, value in launch.flags.items() if key not in gone}
@@ -369,7 +371,7 @@ def _without(launch: Launch, name: str) -> Launch:
 def _completed(
     stated: Stated,
     chosen: Mapping[str, Fact],
-    launch: Launch | None,
+    launch: CommandLine | None,
     readings: Sequence[SourceReading],
 ) -> Stated:
     """The settings, with those that the user left unset filled in from the facts."""
@@ -383,7 +385,7 @@ def _completed(
         gpu=stated.gpu or (gpus().get(str(gpu_fact.value)) if gpu_fact else None),
         tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
         version=stated.version or (version_of(version.value) if version else None),
-        launch=stated.launch or launch,
+        command_line=stated.command_line or launch,
         reported=Reported(
             max_model_len=_count(length.value) if length else None,
             weights_bytes=_bytes(chosen.get(WEIGHTS_GIB)),
@@ -444,7 +446,7 @@ def version_text(version: Version) -> str:
 def _unknown(stated: Stated) -> tuple[tuple[str, str], ...]:
     others = {
         VERSION: stated.version,
-        "launch": stated.launch,
+        "launch": stated.command_line,
         "replicas": stated.replicas,
     }
     unknown = [*stated.lacking, *(name for name, value in others.items() if value is None)]

@@ -28,11 +28,11 @@ from kneewatch.diagnose.deployment.log_failure import (
 from kneewatch.diagnose.deployment.vllm_flags import (
     LARGEST,
     PRINTED,
-    Launch,
+    CommandLine,
     Version,
     variable,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import parse_version
+from kneewatch.diagnose.sizing.memory.launch import parse_version
 from kneewatch.diagnose.verdict import LogFact, Value
 
 Phase = Literal["empty", "starting", "serving", "stopped"]
@@ -244,7 +244,7 @@ class StartupLog:
         self.feed(b"\n")
 
     @property
-    def launch(self) -> Launch | None:
+    def launch(self) -> CommandLine | None:
         """The logged arguments as a command line; None if the log has none."""
         flags = {
             _flags()[fact]: str(logged.value)
@@ -258,7 +258,7 @@ class StartupLog:
             if value in ("True", "False"):
                 del flags[flag]
                 flags["--no-" + flag[2:] if value == "False" else flag] = ""
-        return Launch(
+        return CommandLine(
             str(model.value), {**self._given, **flags}, self._complete, tuple(self._listed)
         )
 

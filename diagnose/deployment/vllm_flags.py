@@ -148,7 +148,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
-class Launch(Struct, frozen=True):
+class CommandLine(Struct, frozen=True):
     """A command line: `flags` by their full name with dashes; "" for a flag without a value.
 
     `model` is the served model; "" if the command line does not name one. `complete` is false if
@@ -205,7 +205,7 @@ class Launch(Struct, frozen=True):
         return None if given is None else given.lower() != "false"
 
 
-def parse_launch(text: str, *, origin: str) -> Launch:
+def parse_command(text: str, *, origin: str) -> CommandLine:
     """The first vLLM command line in a text such as a shell script.
 
     Comments, line continuations, environment variables and wrappers before it are skipped. Flags
@@ -231,7 +231,7 @@ def parse_launch(text: str, *, origin: str) -> Launch:
     )
 
 
-def process_launch(words: Sequence[str]) -> Launch | None:
+def process_command(words: Sequence[str]) -> CommandLine | None:
     """The launch from a process's own arguments; None if the process does not serve vLLM.
 
     The program must be vLLM itself, or a Python that runs it. `vllm serve` among later arguments is
@@ -253,7 +253,7 @@ def process_launch(words: Sequence[str]) -> Launch | None:
     return _parsed(rest[1:]) if program.endswith(_SCRIPTS) else None
 
 
-def image_launch(image: str, arguments: Sequence[str]) -> Launch | None:
+def image_command(image: str, arguments: Sequence[str]) -> CommandLine | None:
     """The launch of a container that sets only arguments.
 
     None if the image is not vLLM's: its command is unknown.
@@ -268,7 +268,7 @@ def image_version(image: str) -> str | None:
     return None if release is None else release[1]
 
 
-def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
+def with_config_file(launch: CommandLine, document: Mapping[str, object]) -> CommandLine:
     """The launch with the flags of its `--config` file; the command line's flags override them.
 
     The launch is not `complete` if a value in the file is false, or of a kind that vLLM does not
@@ -289,7 +289,7 @@ def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
         else:
             complete = False
     model = flags.pop("--model", "") or flags.pop("--model-tag", "")
-    return Launch(launch.model or model, {**flags, **launch.flags}, complete, launch.cut)
+    return CommandLine(launch.model or model, {**flags, **launch.flags}, complete, launch.cut)
 
 
 def _arguments(words: list[str]) -> list[str] | None:
@@ -315,7 +315,7 @@ def _contained(words: list[str]) -> list[str]:
     return []
 
 
-def _parsed(words: list[str]) -> Launch:
+def _parsed(words: list[str]) -> CommandLine:
     flags: dict[str, str] = {}
     cut: list[str] = []
     model, at, complete = "", 0, True
@@ -344,7 +344,7 @@ def _parsed(words: list[str]) -> Launch:
         flags[name.replace("_", "-")] = value
     complete = complete and "--config" not in flags and model not in ("$@", "$*")
     served = flags.pop("--model", "") or model
-    return Launch(served, flags, complete, tuple(dict.fromkeys(cut)))
+    return CommandLine(served, flags, complete, tuple(dict.fromkeys(cut)))
 
 
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------
@@ -369,7 +369,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     since: Version | None = None
     until: Version | None = None
     label: str = ""
-    setup: str = ""
+    field: str = ""
     sets: Any = None
     shown: bool = False
     printed: bool = False
@@ -394,7 +394,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         A flag of the launch has a key of its own name, but adapters have a table of theirs.
         """
-        in_launch = self.launch and self.help and not self.setup.startswith("adapters.")
+        in_launch = self.launch and self.help and not self.field.startswith("adapters.")
         return self.profile or (f"deployment.{self.parameter}" if in_launch else "")
 
     @property
@@ -412,7 +412,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             else f"{value}"
         )
 
-    def read(self, launch: Launch) -> bool | float | str | None:
+    def read(self, launch: CommandLine) -> bool | float | str | None:
         """The value in a command line; None if it says nothing."""
         if self.kind == "switch":
             return launch.flags.get(self.launch, "false").lower() != "false" or None
@@ -479,7 +479,7 @@ WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
 
 
-def command_values(launch: Launch) -> dict[str, Any]:
+def command_values(launch: CommandLine) -> dict[str, Any]:
     """The values of a command line, by the parameters of `size`; a flag that is not given is
     absent."""
     read = {flag.parameter: flag.read(launch) for flag in VLLM.values() if flag.help}

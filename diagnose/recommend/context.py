@@ -250,7 +250,7 @@ def _unknown(
             yield f"the cost of the change (set kneewatch's {', and '.join(lacks)})"
     if server.misfit:
         yield f"sizes: the stated model and GPU cannot run as stated ({server.misfit})"
-    launch = server.stated.launch
+    launch = server.stated.command_line
     for flag in COUNTS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
             yield f"{flag}: {launch.flags[flag][:40]!r} in the launch file is not a number"

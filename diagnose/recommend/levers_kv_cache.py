@@ -23,7 +23,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import PREFIX_ROUTING, Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
+from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.rules.formatting import duration, percent
 
@@ -143,7 +143,7 @@ def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
 
 def _available_bytes(context: LeverContext) -> float | None:
     """The memory that the launch leaves for the KV cache on each GPU, at least; None if unknown."""
-    setup = context.server.setup
+    setup = context.server.sized_launch
     sized = None if setup is None or setup.gpu is None else computed_memory(setup)
     return None if sized is None else sized.available_bytes.low
 
@@ -331,7 +331,11 @@ def host_cache(context: LeverContext) -> Recommendation | None:
 
     None where a block is computed again in less time than it is reloaded.
     """
-    server, setup, held_tokens = context.server, context.server.setup, context.demand.held_tokens
+    server, setup, held_tokens = (
+        context.server,
+        context.server.sized_launch,
+        context.demand.held_tokens,
+    )
     evicts = context.get("preemption_per_s") or context.cause == "prefix_churn"
     if not evicts or context.facts.targets.are_set or (held_tokens or 0.0) < LONG_CONTEXT_TOKENS:
         return None
@@ -450,7 +454,7 @@ def _freed(context: LeverContext, left: float) -> dict[str, float]:
 
     FLOP of the recomputed tokens divided by FLOP/s at the default MFU (guide 3.2, 8.4).
     """
-    hourly, costs = context.server.usd_per_hour, computed_costs(context.server.setup)
+    hourly, costs = context.server.usd_per_hour, computed_costs(context.server.sized_launch)
     again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
     if costs is None or again_per_s <= 0:
         return {}

@@ -308,7 +308,7 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
     if to <= slots:
         return None
     short = to - slots < slots_wanted
-    launch = context.server.stated.launch
+    launch = context.server.stated.command_line
     on_cpu = None if launch is None else launch.count("--max-cpu-loras")
     changes = [(ADAPTER_SLOTS, int(slots), to)]
     if on_cpu is not None and on_cpu < to:
@@ -365,7 +365,7 @@ def _slots_that_fit(context: LeverContext, now: int, most: int) -> int:
 
 def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
     """KV cache numbers for this many adapter slots; {} if model, GPU or rank are unknown."""
-    setup = context.server.setup
+    setup = context.server.sized_launch
     if setup is None or setup.gpu is None or setup.adapters is None:
         return {}
     wider = changed_setup(context, adapters=Adapters(slots, setup.adapters.rank))

@@ -23,7 +23,7 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import BUDGET_UP, Recommendation
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.rules.formatting import duration
 
 LONGEST_STEP_S = 0.2
@@ -112,7 +112,7 @@ def end_ratio(context: LeverContext, tokens: float) -> float:
     model = context.server.stated.model
     if model is None:
         return 1.0
-    read = computed_costs(Setup(model, context.server.stated.gpu or gpu(ANY_GPU)))
+    read = computed_costs(Launch(model, context.server.stated.gpu or gpu(ANY_GPU)))
     if read is None:
         return 1.0
     last = mean = read.body_flop_per_token
@@ -145,7 +145,7 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
         return None
     # Where caching is the default, remove the flag that disables it. If that flag is not given,
     # vLLM itself disabled caching for this model.
-    launch, off = server.stated.launch, NO_PREFIX_CACHE
+    launch, off = server.stated.command_line, NO_PREFIX_CACHE
     absent = launch is not None and launch.absent(off)
     change = (
         (off, True, None)
@@ -188,7 +188,7 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
     off = server.chunked_prefill is False
     if not off and (server.chunked_prefill or server.caching_by_default):
         return None
-    if server.stated.launch is None:
+    if server.stated.command_line is None:
         return None
     budget = budget_tokens(context)
     if budget is not None:
@@ -300,7 +300,7 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
     if server.chunked_prefill is False or budget is None or not splits_prompts(context, budget):
         return None
     budget = context.steady("long-prefill-threshold", budget, lowers=True)
-    launch = server.stated.launch
+    launch = server.stated.command_line
     now = None if launch is None else launch.count("--long-prefill-token-threshold")
     if now is not None and 0 < now <= budget:
         return None
@@ -343,9 +343,9 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
 
     None if the GPU is unknown: it may be a CPU, which supports none of these formats.
     """
-    setup, server = context.server.setup, context.server
+    setup, server = context.server.sized_launch, context.server
     gpu = server.stated.gpu
-    launch = server.stated.launch
+    launch = server.stated.command_line
     given = None if launch is None else launch.text(WEIGHTS_FORMAT)
     if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None

@@ -281,7 +281,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
     """Twice the tensor-parallel degree, if model and GPU are known."""
     server = context.server
-    now, setup = server.stated.degree, server.setup
+    now, setup = server.stated.degree, server.sized_launch
     if setup is None or setup.gpu is None or now is None or not server.capacity_tokens:
         return None
     to = 2 * now
@@ -479,7 +479,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
 def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[str, float]:
     """The highest throughput per GPU at this degree, and its price per token."""
     numbers = {f"{split.unit}_per_s_per_gpu": degree.per_s_per_gpu}
-    setup, hourly = context.server.setup, context.server.stated.price_usd_per_gpu_hour
+    setup, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
     if setup is not None and hourly is not None and split.unit == "tokens":
         stages = setup.parallel.pipeline
         numbers["usd_per_million_tokens_at_limit"] = (
@@ -490,7 +490,7 @@ def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[st
 
 def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> float | None:
     """Extra USD/h; negative if the smaller degree leaves GPUs unused. None without a price."""
-    setup, hourly = context.server.setup, context.server.stated.price_usd_per_gpu_hour
+    setup, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
     stages = 1 if setup is None else setup.parallel.pipeline
     now = context.server.replicas * wide.tensor_parallel * stages
     more = (after.replicas or 0) * (after.gpus or 0) - now
@@ -510,7 +510,7 @@ def _verify(split: Comparison, narrow: Degree) -> str:
 def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> After | None:
     """The server with the smaller degree; None unless it certainly fits."""
     server, to = context.server, narrow.tensor_parallel
-    setup = server.setup
+    setup = server.sized_launch
     if setup is None or setup.gpu is None or setup.parallel.tensor != wide.tensor_parallel:
         return None
     narrower = changed_setup(context, parallel=replace(setup.parallel, tensor=to))

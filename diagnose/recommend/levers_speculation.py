@@ -25,7 +25,7 @@ from kneewatch.rules.formatting import percent
 
 
 def _config(context: LeverContext) -> tuple[str | None, dict[str, object]]:
-    launch = context.server.stated.launch
+    launch = context.server.stated.command_line
     text = None if launch is None else launch.text(SPECULATION)
     try:
         parsed: object = json.loads(text) if text else {}
@@ -52,7 +52,7 @@ def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
 
     Shape: (tokens + 1,). Computed with the roofline at the measured batch; empty if unknown.
     """
-    costs, demand = computed_costs(context.server.setup), context.demand
+    costs, demand = computed_costs(context.server.sized_launch), context.demand
     batch = context.get("running_avg")
     if costs is None or not demand.input_tokens or batch < 1:
         return ()

@@ -16,7 +16,7 @@ from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.tails import Speed, tails
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
@@ -39,7 +39,7 @@ _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
 
 
-def computed_costs(setup: Setup | None) -> Costs | None:
+def computed_costs(setup: Launch | None) -> Costs | None:
     """What a step of the launch costs; None if its GPU is unknown, or vLLM would refuse it."""
     if setup is None or setup.gpu is None:
         return None
@@ -49,7 +49,7 @@ def computed_costs(setup: Setup | None) -> Costs | None:
         return None
 
 
-def computed_memory(setup: Setup | None) -> Memory | None:
+def computed_memory(setup: Launch | None) -> Memory | None:
     """The memory of the launch; None if it is unknown, or vLLM would refuse it."""
     try:
         return None if setup is None else memory_of(setup)
@@ -59,7 +59,7 @@ def computed_memory(setup: Setup | None) -> Memory | None:
 
 def roofline(
     context: LeverContext,
-    setup: Setup,
+    setup: Launch,
     *,
     requests: float,
     most: float = inf,
@@ -76,7 +76,7 @@ def roofline(
 
 
 def load_of(
-    context: LeverContext, setup: Setup, *, requests: float, most: float, saved_ratio: float
+    context: LeverContext, setup: Launch, *, requests: float, most: float, saved_ratio: float
 ) -> Load:
     """The context's load on a launch.
 
@@ -96,7 +96,7 @@ def load_of(
     )
 
 
-def measured_efficiency(context: LeverContext, setup: Setup, load: Load) -> Efficiency:
+def measured_efficiency(context: LeverContext, setup: Launch, load: Load) -> Efficiency:
     """MFU and MBU of the server, measured at its present load; defaults if they cannot be measured.
 
     A rate shows only the share that is the limit: MBU if decode is memory-bound, MFU if prefill
@@ -110,7 +110,7 @@ def measured_efficiency(context: LeverContext, setup: Setup, load: Load) -> Effi
     )
 
 
-def _measured_shares(context: LeverContext, setup: Setup, load: Load) -> dict[str, float]:
+def _measured_shares(context: LeverContext, setup: Launch, load: Load) -> dict[str, float]:
     if setup.parallel.pipeline > 1 or context.get("running_min") < 1:
         return {}
     costs = costs_of(setup)
@@ -197,7 +197,7 @@ class After(Struct, frozen=True, kw_only=True):
     capacity_tokens: float | None = None
     seats: int | None = None
     share_ratio: float = 1.0
-    setup: Setup | None = None
+    setup: Launch | None = None
     replicas: int | None = None
     gpus: int | None = None
     saved_ratio: float | None = None
@@ -350,14 +350,14 @@ def latencies(context: LeverContext, change: After) -> Speed | None:
 def _by_roofline(context: LeverContext, change: After) -> Performance | None:
     server, demand = context.server, context.demand
     itl_s = token_gap_s(context.facts.values)
-    if server.setup is None or server.setup.gpu is None or not itl_s:
+    if server.sized_launch is None or server.sized_launch.gpu is None or not itl_s:
         return None
     try:
-        load = _present_load(context, server.setup)
+        load = _present_load(context, server.sized_launch)
         own = calibrated(
-            costs_of(server.setup),
+            costs_of(server.sized_launch),
             load,
-            measured_efficiency(context, server.setup, load),
+            measured_efficiency(context, server.sized_launch, load),
             itl_s=itl_s,
             prefill_s=context.get("prefill_mean_s"),
         )
@@ -370,7 +370,7 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
         sizes = _sizes(context, change)
         return roofline(
             context,
-            change.setup or server.setup,
+            change.setup or server.sized_launch,
             requests=max(demand.requests * change.share_ratio, 1.0),
             most=max(1.0, sizes.get("max_concurrency", inf)),
             saved_ratio=demand.saved_ratio if change.saved_ratio is None else change.saved_ratio,
@@ -460,7 +460,7 @@ def _accepted(factor: float) -> float:
     return min(max(factor, SCALE_LOW), SCALE_HIGH)
 
 
-def _present_load(context: LeverContext, setup: Setup) -> Load:
+def _present_load(context: LeverContext, setup: Launch) -> Load:
     demand = context.demand
     running = max(demand.running, 1.0)
     return load_of(
@@ -472,18 +472,18 @@ def _present_load(context: LeverContext, setup: Setup) -> Load:
     )
 
 
-def changed_setup(context: LeverContext, **values: object) -> Setup | None:
+def changed_setup(context: LeverContext, **values: object) -> Launch | None:
     """The server's launch with some values changed; None if the launch is unknown.
 
     If the layout of the weights changes, the bytes that the server reported are dropped.
     """
-    setup = context.server.setup
+    setup = context.server.sized_launch
     if setup is not None and not values.keys().isdisjoint(LAYOUT):
         setup = replace(setup, weights_bytes=None, available_kv_bytes=None)
     return None if setup is None else replace(setup, **values)
 
 
-def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None:
+def resized_tokens(context: LeverContext, changed: Launch | None) -> float | None:
     """KV cache tokens of this server with another launch.
 
     The measured capacity times the computed ratio of new to present capacity. None if the ratio is
@@ -492,14 +492,14 @@ def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None
     server = context.server
     if (
         changed is None
-        or server.setup is None
+        or server.sized_launch is None
         or server.layout is None
         or not server.capacity_tokens
     ):
         return None
     if server.blocks_override is not None:
         return None
-    now, then = computed_memory(server.setup), computed_memory(changed)
+    now, then = computed_memory(server.sized_launch), computed_memory(changed)
     if now is None or then is None:
         return None
     if server.kv_memory_bytes is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import Launch, is_hidden, printed_words, variable
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine, is_hidden, printed_words, variable
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
@@ -19,7 +19,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 
 
 def serve_command(
-    launch: Launch, model: str, changes: Iterable[Change] = ()
+    launch: CommandLine, model: str, changes: Iterable[Change] = ()
 ) -> ServeCommand | None:
     """The command after the changes of flags; None if no flag changes, or the model is unknown.
 
@@ -48,7 +48,9 @@ def with_command(
     `values` are the signals now: a restart ends the requests, and empties the prefix cache.
     """
     model = "" if stated.model is None else stated.model.id
-    command = stated.launch and serve_command(stated.launch, model, recommendation.changes)
+    command = stated.command_line and serve_command(
+        stated.command_line, model, recommendation.changes
+    )
     if not command:
         return recommendation
     hit_ratio, start_s = values.get("prefix_hit_ratio"), stated.reported.start_s
@@ -96,7 +98,7 @@ def _with_key(text: str, key: str, value: Value) -> str:
     return json.dumps({**document, key: value}) if isinstance(document, dict) else text
 
 
-def _unknown(launch: Launch, after: Mapping[str, str], new: set[str]) -> Iterator[str]:
+def _unknown(launch: CommandLine, after: Mapping[str, str], new: set[str]) -> Iterator[str]:
     if not launch.complete:
         yield "flags that are set elsewhere, such as in a --config file or a shell variable"
     for flag, value in after.items():

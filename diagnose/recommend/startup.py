@@ -28,7 +28,7 @@ from kneewatch.diagnose.recommend.prediction import computed_memory
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.verdict import LOG_BASIS, LogFailure, Verdict
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
@@ -56,7 +56,7 @@ class Remedies:
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated
         self._cause = ENGINE_DIED if failure.served else STARTUP_FAILED
-        self._setup = deployment({}, stated).setup
+        self._setup = deployment({}, stated).sized_launch
 
     def all(self) -> Iterator[Recommendation]:
         """All changes that can be computed, best first."""
@@ -245,7 +245,7 @@ class Remedies:
         cost_usd_per_hour: float | None = 0.0,
     ) -> Recommendation:
         """A recommendation; without numbers that it `predicted`, with those of its flag."""
-        launch, model = self._stated.launch, self._stated.model
+        launch, model = self._stated.command_line, self._stated.model
         before, after = _figure(change.flag, change.before), _figure(change.flag, change.after)
         model_id = "" if model is None else model.id
         return Recommendation(
@@ -326,7 +326,7 @@ def _taken_gib(sized: Memory | None) -> float | None:
     return (sized.overhead.expected_bytes + sized.adapter_bytes) / GIB
 
 
-def _with(setup: Setup, flag: str, value: float) -> Setup:
+def _with(setup: Launch, flag: str, value: float) -> Launch:
     """The launch with another value of a flag that takes memory."""
     if flag != ADAPTER_SLOTS:
         return replace(setup, **{flag[2:].replace("-", "_"): value})

@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
+from kneewatch.diagnose.sizing.memory.launch import V1, Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel, splits
 from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
@@ -158,14 +158,14 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     )
 
 
-def _quantizations(setup: Setup) -> tuple[str, ...]:
+def _quantizations(setup: Launch) -> tuple[str, ...]:
     if setup.quantization is not None:
         return (scheme(setup.quantization).id,)
     own = scheme(setup.model.quantization)
     return (own.id, *_QUANTIZATIONS) if own.linear_bits == own.expert_bits == 16 else (own.id,)
 
 
-def _max_model_lens(setup: Setup, request_tokens: float) -> tuple[int, ...]:
+def _max_model_lens(setup: Launch, request_tokens: float) -> tuple[int, ...]:
     lengths, needed = [setup.longest_tokens], max(request_tokens, setup.context_tokens or 0)
     # The stated lengths are means: leave room for requests of twice that.
     while setup.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
@@ -191,7 +191,7 @@ Started = tuple[Memory, int]
 this one that start; they differ in nothing else."""
 
 
-def launches(base: Setup, space: Space) -> Iterator[Started | Rejection]:
+def launches(base: Launch, space: Space) -> Iterator[Started | Rejection]:
     """Every launch of the space that starts, and why the others do not.
 
     Raises:
@@ -218,7 +218,7 @@ def launches(base: Setup, space: Space) -> Iterator[Started | Rejection]:
                     yield replace(misfit, configurations=configurations)
 
 
-def _misfit(setup: Setup, gpu: Gpu) -> Rejection | None:
+def _misfit(setup: Launch, gpu: Gpu) -> Rejection | None:
     """Why neither checkpoint nor GPU has the formats of a launch; None if they do."""
     own, launched = scheme(setup.model.quantization), setup.scheme
     if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
@@ -237,7 +237,7 @@ def _misfit(setup: Setup, gpu: Gpu) -> Rejection | None:
     return Rejection(Reason.FORMAT, setup, lambda: f"{gpu.name} has no {missing}")
 
 
-def _spread(setup: Setup, space: Space) -> Iterator[Started | Rejection]:
+def _spread(setup: Launch, space: Space) -> Iterator[Started | Rejection]:
     started = False
     for spread in space.spreads:
         for launch in _lengths(replace(setup, parallel=spread), space.max_model_lens):
@@ -255,7 +255,7 @@ def _spread(setup: Setup, space: Space) -> Iterator[Started | Rejection]:
         yield from _lengths(replace(setup, parallel=spread), space.max_model_lens)
 
 
-def _lengths(setup: Setup, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
+def _lengths(setup: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
     gpu, spread, depth = setup.gpu, setup.parallel, setup.model.depth
     unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
     if gpu is not None and spread.gpus > 1 and unlinked:
@@ -270,7 +270,7 @@ def _lengths(setup: Setup, lengths: Sequence[int]) -> Iterator[Started | Rejecti
         yield from _starts(replace(setup, max_model_len=part[0]), part)
 
 
-def _starts(setup: Setup, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
+def _starts(setup: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
     try:
         answer = memory(setup)
     except SizingError as error:

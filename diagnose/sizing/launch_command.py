@@ -11,13 +11,13 @@ from kneewatch.collector.engines.engine_kind import ADAPTERS, SPECULATION, Engin
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.deployment.vllm_flags import is_hidden, printed_words
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, set_values
+from kneewatch.diagnose.sizing.memory.launch import Launch, set_values
 
 # No method of 0.32 (vllm/model_executor/layers/quantization/__init__.py).
 _BITSANDBYTES_UNTIL = (0, 32, 0)
 
 
-def sized_command(setup: Setup) -> str:
+def sized_command(setup: Launch) -> str:
     """The command of a sized launch; a shell comment says where it needs another checkpoint."""
     others = dict(setup.other_flags)
     values = {flag: value for flag, value in flag_values(setup).items() if flag not in others}
@@ -42,7 +42,7 @@ def _own_command(kind: EngineKind, model: str, values: Mapping[str, str | float 
     return " ".join([f"python -m {kind.launchers[0]} --model-path", shlex.quote(model), *flags])
 
 
-def _quantized_at_load(setup: Setup) -> str | None:
+def _quantized_at_load(setup: Launch) -> str | None:
     """The method with which vLLM quantizes the model while it loads it.
 
     None for quantized checkpoints, which state theirs, and for schemes that need one.
@@ -52,18 +52,18 @@ def _quantized_at_load(setup: Setup) -> str | None:
     return chosen if is_full and loads else None
 
 
-def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
+def flag_values(setup: Launch) -> Mapping[str, str | float | bool]:
     """The values of the flags that the launch sets; True for a switch."""
     values: dict[str, str | float | bool] = {}
     for flag, value in set_values(setup):
-        if flag.setup == "adapters.slots":
+        if flag.field == "adapters.slots":
             values[ADAPTERS] = True
-        if flag.setup == "quantization":
+        if flag.field == "quantization":
             if method := _quantized_at_load(setup):
                 values[flag.launch] = method
         elif flag.kind == "sizes":
             # Versions that lack the flag of its own have this one.
-            values["--compilation-config"] = json.dumps({flag.setup: value})
+            values["--compilation-config"] = json.dumps({flag.field: value})
         elif flag.launch:
             written = _WRITTEN.get(flag.kind)
             values[flag.launch] = value if written is None else written(value)
@@ -77,7 +77,7 @@ def flag_values(setup: Setup) -> Mapping[str, str | float | bool]:
     return values
 
 
-def shown_flags(setup: Setup) -> dict[str, str | float | bool]:
+def shown_flags(setup: Launch) -> dict[str, str | float | bool]:
     """The flags of the launch, without values that may be secrets."""
     others = {flag: text for flag, text in setup.other_flags if not is_hidden(flag, text)}
     return {**flag_values(setup), **others}

@@ -8,7 +8,7 @@ from math import ceil
 from kneewatch.collector.engines.engine_kind import MEMORY_SHARE
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, is_format, scheme
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
 from kneewatch.diagnose.sizing.speed.roofline_inputs import busiest_ratio
 from kneewatch.rules.formatting import figure, percent
@@ -21,7 +21,7 @@ _PCIE_TENSOR_PARALLEL = 2
 _SHARED_UTILIZATION = 0.85
 
 
-def hardware_notes(setup: Setup) -> Iterator[str]:
+def hardware_notes(setup: Launch) -> Iterator[str]:
     """Warnings about how a launch uses its GPUs: utilization, PCIe, nodes, FP8."""
     gpu, stated = setup.gpu, setup.quantization
     if stated and is_format(stated) and scheme(setup.model.quantization).expert_bits == FULL_BITS:
@@ -48,7 +48,7 @@ def hardware_notes(setup: Setup) -> Iterator[str]:
             )
 
 
-def launch_notes(setup: Setup) -> Iterator[str]:
+def launch_notes(setup: Launch) -> Iterator[str]:
     """Warnings about the launch, and what its prediction assumes of experts and stages."""
     yield from hardware_notes(setup)
     parallel = setup.parallel
@@ -68,7 +68,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
         )
 
 
-def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
+def over_nodes(setup: Launch, gpu: Gpu) -> Iterator[str]:
     """The warning about a launch that one node does not hold; empty if one does."""
     tensor, node, nodes = setup.parallel.tensor, gpu.node_gpus, _nodes(setup, gpu)
     if nodes == 1:
@@ -82,7 +82,7 @@ def over_nodes(setup: Setup, gpu: Gpu) -> Iterator[str]:
     )
 
 
-def _nodes(setup: Setup, gpu: Gpu) -> int:
+def _nodes(setup: Launch, gpu: Gpu) -> int:
     return ceil(setup.parallel.tensor * setup.parallel.pipeline / gpu.node_gpus)
 
 

@@ -20,7 +20,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import LatentAttention
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
+from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import Size, load_of
@@ -190,7 +190,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         yield f"--gpu {larger.id}", own
 
 
-def _flags(answer: Size) -> Iterator[tuple[str, Setup]]:
+def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
     """Changes of vLLM's flags that need no other GPUs or weights."""
     question, setup = answer.question, answer.question.setup
     if not answer.memory.holds_one and answer.memory.longest_that_fits:
@@ -205,7 +205,7 @@ def _flags(answer: Size) -> Iterator[tuple[str, Setup]]:
         yield flags, replace(setup, decode_context_parallel=ranks)
 
 
-def _roomier(setup: Setup, seats: int) -> Iterator[tuple[str, Setup]]:
+def _roomier(setup: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
     if setup.kv_cache_dtype == "auto":
         yield f"{KV_DTYPE} fp8", replace(setup, kv_cache_dtype="fp8")
     if setup.utilization < _HIGH_UTILIZATION:
@@ -215,7 +215,7 @@ def _roomier(setup: Setup, seats: int) -> Iterator[tuple[str, Setup]]:
         yield f"{SEATS} {seats}", replace(setup, max_num_seqs=seats)
 
 
-def _together(answer: Size) -> Iterator[tuple[str, Setup]]:
+def _together(answer: Size) -> Iterator[tuple[str, Launch]]:
     """KV dtype, utilization and seats in one change."""
     setup, words = answer.question.setup, list[str]()
     seats = max(ceil(answer.question.concurrency_per_engine), _FEWEST_SEATS)
@@ -226,7 +226,7 @@ def _together(answer: Size) -> Iterator[tuple[str, Setup]]:
         yield " ".join(words), setup
 
 
-def _fewer_bits(setup: Setup) -> Iterator[str]:
+def _fewer_bits(setup: Launch) -> Iterator[str]:
     """Schemes with fewer bits per weight that the GPU computes in; none for quantized weights."""
     gpu, own = setup.gpu, setup.scheme
     if gpu is None or min(own.linear_bits, own.expert_bits) < 16:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares
 from kneewatch.rules.facts import NO_TARGETS, Targets
@@ -31,7 +31,7 @@ class Question(Struct, frozen=True, kw_only=True):
     - `acceptance_ratio`: the chance that one drafted token is accepted.
     """
 
-    setup: Setup
+    setup: Launch
     replicas: int = 1
     concurrency: float | None = None
     users: int | None = None
@@ -127,7 +127,7 @@ def _check_shares(question: Question) -> None:
             raise SizingError("an acceptance ratio needs a draft model: set it", name="acceptance")
 
 
-def at_lengths(question: Question) -> Setup:
+def at_lengths(question: Question) -> Launch:
     """The launch. If it states no context, its context is the question's request length."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.context_tokens is not None or inputs is None or outputs is None:

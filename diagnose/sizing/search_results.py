@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.launch_notes import over_pcie
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     GPUS = "needs more GPUs than allowed"
 
 
-def name_of(setup: Setup) -> str:
+def name_of(setup: Launch) -> str:
     """A short name of a launch: GPU, parallelism, weights, KV dtype and longest context."""
     gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
     stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
@@ -60,7 +60,7 @@ class Rejection(Struct, frozen=True):
     """
 
     reason: Reason
-    setup: Setup
+    setup: Launch
     detail: Callable[[], str]
     configurations: int = 1
     needed_ratio: float = 1.0
@@ -100,7 +100,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     - `usd_per_million_output_tokens`: at this load times the question's utilization.
     """
 
-    setup: Setup
+    setup: Launch
     replicas: int
     gpus: int
     usd_per_hour: float
@@ -154,7 +154,7 @@ class SearchResult(Struct, frozen=True, kw_only=True):
         return self.best[0] if self.best else None
 
 
-def gpu_of(setup: Setup) -> Gpu:
+def gpu_of(setup: Launch) -> Gpu:
     """The GPU of a launch; a search always sets it."""
     if setup.gpu is None:
         raise TypeError("a launch of a search has a GPU")

@@ -21,7 +21,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
     memory,
     second_copy_ratio,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
+from kneewatch.diagnose.sizing.memory.launch import LATEST, V1, Launch, check
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import Draft
@@ -200,7 +200,7 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield (f"the checkpoint is in {own_scheme}: {setup.scheme.id} needs another checkpoint")
 
 
-def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
+def _draft_doubts(draft: Draft, setup: Launch) -> Iterator[str]:
     drafted = draft.model
     yield from drafted.notes
     own = drafted.target_hidden_size or drafted is setup.model.own_draft

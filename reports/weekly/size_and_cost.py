@@ -184,7 +184,7 @@ def sized(
     return TierSize(
         tier=tier.id,
         verdict=verdict,
-        relative=launched.setup is None or stated.server.gpu is None,
+        relative=launched.sized_launch is None or stated.server.gpu is None,
         replicas_present=replicas,
         replicas_needed=needed,
         gpus_present=replicas * gpus_each if gpus_each else None,
@@ -254,11 +254,11 @@ def _answer(
     """The sizing result for the present launch. If there is none: None, and the reason."""
     if tier.program:
         return None, (f"sizes are not computed for {tier.program}",)
-    if launched.setup is None:
+    if launched.sized_launch is None:
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.profile.targets
     question = Question(
-        setup=launched.setup,
+        setup=launched.sized_launch,
         replicas=max(replicas, 1),
         input_tokens=work.prompt.mean.value or None,
         output_tokens=work.output.mean.value or None,
@@ -343,7 +343,7 @@ def _missing(launched: Deployment, need: Need) -> str:
     lacking: list[str] = []
     if need.usable_per_s is None:
         lacking.append("the loads so far are too alike to learn the capacity of one engine")
-    if launched.setup is None and not launched.misfit:
+    if launched.sized_launch is None and not launched.misfit:
         names = launched.stated.lacking or ["model", "gpu", "tensor_parallel"]
         lacking.append(f"set {', '.join(names)} (or launch_file) for memory and cheaper launches")
     return "; ".join(lacking)

@@ -23,12 +23,12 @@ from kneewatch.diagnose.deployment.server_facts import launch_values, merge
 from kneewatch.diagnose.deployment.vllm_flags import (
     FLAGS,
     VLLM,
+    CommandLine,
     Flag,
-    Launch,
     command_values,
-    parse_launch,
+    parse_command,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
@@ -41,9 +41,9 @@ READ = {"count": 3, "number": 0.5, "gib": 2, "switch": True, **TEXTS}
 UNSET = {flag.parameter: flag.default for flag in OF_SIZE}
 
 
-def launched(name: str, flag: Flag) -> Launch:
+def launched(name: str, flag: Flag) -> CommandLine:
     """A command line with a flag, by one of its spellings."""
-    return parse_launch(f"vllm serve m {name} {VALUES[flag.kind]}".strip(), origin="test")
+    return parse_command(f"vllm serve m {name} {VALUES[flag.kind]}".strip(), origin="test")
 
 
 @pytest.mark.parametrize("flag", VLLM.values(), ids=lambda flag: flag.launch)
@@ -73,10 +73,10 @@ def test_a_row_of_size_is_in_help_http_and_the_launch(flag: Flag) -> None:
     if flag.launch and flag.parameter not in ("max_loras", "max_lora_rank"):
         given = with_launch(UNSET | {"launch": f"vllm serve m {flag.launch} {VALUES[flag.kind]}"})
         assert given[flag.parameter] == READ[flag.kind]
-    if flag.setup:
-        place, _, name = flag.setup.rpartition(".")
+    if flag.field:
+        place, _, name = flag.field.rpartition(".")
         records: dict[str, type[Struct]] = {
-            "": Setup,
+            "": Launch,
             "parallel": Parallel,
             "adapters": Adapters,
         }
@@ -108,7 +108,7 @@ ON_THE_PLAN = {
 def test_a_plan_takes_every_flag_of_the_launch(key: str) -> None:
     text, value = ON_THE_PLAN[key]
     fleet = plan(read_profile(f"{SMALLEST}{key} = {text}\n"))
-    launch = parse_launch(str(fleet.step(13).output["launch"]), origin="test")
+    launch = parse_command(str(fleet.step(13).output["launch"]), origin="test")
     assert command_values(launch)[key] in (value, f"{value}")
 
 
@@ -139,21 +139,21 @@ SIZED = (
 def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
     text = f"vllm serve {MODEL} {flags}"
     asked = stated_question(with_launch(UNSET | {"launch": text, "gpu": "h100-sxm"}), model).setup
-    launch = parse_launch(text, origin="test")
-    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), launch=launch)
-    live = deployment({}, replace(stated, tensor_parallel=asked.parallel.tensor)).setup
+    launch = parse_command(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=launch)
+    live = deployment({}, replace(stated, tensor_parallel=asked.parallel.tensor)).sized_launch
     assert live is not None
     assert replace(live, model=asked.model) == replace(asked, other_flags=())
-    assert asked != Setup(asked.model, asked.gpu)
+    assert asked != Launch(asked.model, asked.gpu)
 
 
 def test_a_live_server_is_sized_with_what_its_page_says() -> None:
     text = f"vllm serve {MODEL} -tp 1 --enable-prefix-caching --gpu-memory-utilization 0.7"
-    launch = parse_launch(text, origin="test")
-    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), launch=launch)
+    launch = parse_command(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=launch)
     page = {"enable_prefix_caching": "False", "gpu_memory_utilization": "0.8", "cache_dtype": "fp8"}
     page |= {"kv_offloading_size": "8.0", "block_size": "32"}
-    setup = deployment(page, stated).setup
+    setup = deployment(page, stated).sized_launch
     assert setup is not None
     assert (setup.prefix_caching, setup.utilization, setup.kv_cache_dtype) == (False, 0.8, "fp8")
     assert (setup.kv_offloading_bytes, setup.block_tokens) == (8 * 2**30, 32)
@@ -169,7 +169,7 @@ def test_the_document_has_the_flags_and_no_secrets() -> None:
 
 def test_facts_are_those_of_rows_that_are_shown() -> None:
     words = " ".join(f"{name} {VALUES[flag.kind]}" for name, flag in VLLM.items())
-    facts = launch_values(parse_launch(f"vllm serve m {words} --api-key x", origin="test"))
+    facts = launch_values(parse_command(f"vllm serve m {words} --api-key x", origin="test"))
     shown = {flag.launch for flag in FLAGS if flag.launch and (flag.shown or flag.help)}
     assert "kv_transfer_config" not in facts
     assert "api_key" not in facts

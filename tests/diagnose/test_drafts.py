@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.optional_features import drafts_of
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised, changes
@@ -146,7 +146,7 @@ def test_the_measured_batch_decides_with_a_stated_gpu(running: float, lever: str
     assert f"at the present batch of {running:.0f}" in levers[lever].summary
 
 
-NGRAMS = parse_launch(
+NGRAMS = parse_command(
     """vllm serve m -sc '{"method": "ngram", "num_speculative_tokens": 4}'""", origin="f"
 )
 
@@ -161,7 +161,9 @@ NGRAMS = parse_launch(
 )
 def test_a_best_case_of_a_few_per_cent_is_no_gain(stated: Stated, first: float, lever: str) -> None:
     poor = drafting((first, 0.01, 0.0, 0.0), running=2.0)
-    levers = advised("spec_decode_poor", situation=poor, stated=replace(stated, launch=NGRAMS))
+    levers = advised(
+        "spec_decode_poor", situation=poor, stated=replace(stated, command_line=NGRAMS)
+    )
     assert list(levers) == [lever]
 
 

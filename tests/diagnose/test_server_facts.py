@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOT_REPORTED, NOTHING, Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts, SourceReading, merge
-from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine, parse_command
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.verdict import Value
 
@@ -39,7 +39,7 @@ def server(**values: Value) -> SourceReading:
 
 
 def process(line: str) -> SourceReading:
-    return SourceReading("process", 6.0, launch=parse_launch(line, origin="test"))
+    return SourceReading("process", 6.0, command_line=parse_command(line, origin="test"))
 
 
 def test_a_server_and_its_process_complete_what_is_not_set() -> None:
@@ -101,15 +101,15 @@ def test_a_flag_that_contradicts_the_page_is_dropped(flags: str, name: str) -> N
     assert facts.value(name) == next(
         f.value for f in facts.facts if f.source == "page" if f.name == name
     )
-    assert stated.launch is not None
-    assert not stated.launch.complete, "the rest of that line is doubtful"
-    assert not any(flag in stated.launch.flags for flag in flags.split()[:1])
+    assert stated.command_line is not None
+    assert not stated.command_line.complete, "the rest of that line is doubtful"
+    assert not any(flag in stated.command_line.flags for flag in flags.split()[:1])
 
 
 def test_a_block_size_that_vllm_adjusts_leaves_the_launch_whole() -> None:
     facts, stated = merged(NOTHING, process(f"vllm serve {LLAMA} --block-size 32"))
     assert facts.value("block_size") == 16
-    assert stated.launch == Launch(LLAMA)
+    assert stated.command_line == CommandLine(LLAMA)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
@@ -180,20 +180,20 @@ LOGGED = {"weights_gib": 15.5, "available_kv_gib": 50.0}
 
 def of_log(**values: Value) -> SourceReading:
     return SourceReading(
-        "log", 7.0, values, launch=parse_launch(f"vllm serve {LLAMA}", origin="log")
+        "log", 7.0, values, command_line=parse_command(f"vllm serve {LLAMA}", origin="log")
     )
 
 
 def test_the_sizing_uses_the_servers_own_weights_and_kv_memory() -> None:
     _, stated = merged(Stated(gpu=GPU), of_log(**LOGGED))
-    sized = deployment(CONFIG, stated).setup
+    sized = deployment(CONFIG, stated).sized_launch
     assert sized is not None
     available = memory(sized).available_bytes
     assert (available.low, available.high) == pytest.approx((50 * GIB, 50 * GIB))
     # The same overhead at another utilization: 0.05 of the memory more.
     wider = memory(replace(sized, gpu_memory_utilization=0.95)).available_bytes.expected
     assert wider == pytest.approx(50 * GIB + 0.05 * GPU.memory_bytes)
-    predicted = deployment(CONFIG, replace(stated, reported=NOT_REPORTED)).setup
+    predicted = deployment(CONFIG, replace(stated, reported=NOT_REPORTED)).sized_launch
     assert predicted is not None
     assert memory(predicted).available_bytes.expected != pytest.approx(50 * GIB, rel=0.01)
 
@@ -203,7 +203,7 @@ def test_kv_bytes_that_the_user_set_say_nothing_about_the_overhead() -> None:
     _, stated = merged(
         Stated(gpu=GPU), of_log(weights_gib=15.5, available_kv_gib=10.0), config=config
     )
-    sized = deployment(config, stated).setup
+    sized = deployment(config, stated).sized_launch
     assert sized is not None
     assert sized.overhead_excess_bytes is None
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import symptoms
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
@@ -108,8 +108,8 @@ def test_a_profile_says_why_its_sweeps_say_nothing() -> None:
 
 
 def test_the_degree_may_be_the_launch_files() -> None:
-    launch = parse_launch("vllm serve m --tensor-parallel-size 4", origin="f")
-    split = Profile(stated=Stated(sweeps=SWEEPS, launch=launch)).split()
+    launch = parse_command("vllm serve m --tensor-parallel-size 4", origin="f")
+    split = Profile(stated=Stated(sweeps=SWEEPS, command_line=launch)).split()
     assert split is not None
     assert split.far_below
 

@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.lengths import ANSWERS, PROMPTS, RATE, SHIFTS, Departure, Point
@@ -143,8 +143,8 @@ def test_a_rate_held_above_its_share_of_the_peak_is_told() -> None:
 
 
 def test_a_share_is_by_data_parallel_engines_too() -> None:
-    launch = parse_launch("vllm serve m --data-parallel-size 2", origin="")
-    statement = Stated(workload=stated(), replicas=2, launch=launch)
+    launch = parse_command("vllm serve m --data-parallel-size 2", origin="")
+    statement = Stated(workload=stated(), replicas=2, command_line=launch)
     diagnoses = watch(Requests(), minutes=8, each=150, statement=statement)
     assert diagnoses[-1].values[RATE] == pytest.approx(1.0)
 

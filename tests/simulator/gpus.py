@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import StepModel, step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, costs
@@ -88,7 +88,7 @@ def hardware(model_id: str, gpu_id: str, tensor_parallel: int = 1) -> Hardware:
         served_model,
         card,
         tensor_parallel,
-        costs(Setup(served_model, card, Parallel(tensor_parallel))),
+        costs(Launch(served_model, card, Parallel(tensor_parallel))),
     )
 
 

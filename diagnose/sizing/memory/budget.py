@@ -20,7 +20,7 @@ from kneewatch.diagnose.catalogue.layers import (
 from kneewatch.diagnose.sizing.arithmetic import compiled
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout, KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
+from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.memory.overhead import Overhead, overhead_of
 from kneewatch.diagnose.sizing.memory.weights import (
     Parallel,
@@ -51,7 +51,7 @@ class Memory(Struct, frozen=True):
     - `concurrency`: the number of such requests.
     """
 
-    setup: Setup
+    setup: Launch
     layout: KvLayout
     weights: Weights | None
     weights_bytes: float | None
@@ -99,7 +99,7 @@ AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"
 _layout_of = lru_cache(maxsize=1024)(kv_layout)
 
 
-def kv_layout_of(setup: Setup) -> KvLayout:
+def kv_layout_of(setup: Launch) -> KvLayout:
     """The block layout of the launch's KV cache.
 
     Raises:
@@ -125,7 +125,7 @@ def kv_layout_of(setup: Setup) -> KvLayout:
         raise
 
 
-def _laid_out(setup: Setup) -> KvLayout:
+def _laid_out(setup: Launch) -> KvLayout:
     taken = setup.defaults
     layers, drafted = setup.model.layers, 0
     if setup.draft is not None:
@@ -166,7 +166,7 @@ def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, .
     )
 
 
-def indexed_format(setup: Setup) -> KvFormat | None:
+def indexed_format(setup: Launch) -> KvFormat | None:
     """The packed format of latent vectors in an FP8 cache, for models with an indexer.
 
     Kernels of Hopper and of workstation Blackwell (capability 12) store this format; the latter
@@ -191,7 +191,7 @@ _SECOND_COPY_VERSIONS = ((0, 13, 0), (0, 19, 0))
 _SECOND_COPY_RATIO = 0.27
 
 
-def second_copy_ratio(setup: Setup) -> float:
+def second_copy_ratio(setup: Launch) -> float:
     """Extra memory for loading weights on this GPU and version, divided by the weights.
 
     The largest measured ratio; 0 for GPUs and versions without a measurement.
@@ -203,7 +203,7 @@ def second_copy_ratio(setup: Setup) -> float:
     return _SECOND_COPY_RATIO if setup.parallel.tensor == 1 else 0.0
 
 
-def memory(setup: Setup) -> Memory:
+def memory(setup: Launch) -> Memory:
     """The memory of the launch's fullest GPU.
 
     Raises:
@@ -297,7 +297,7 @@ class FewestGpus(Struct, frozen=True):
     spread: Parallel | None
 
 
-def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
+def fewest_gpus(setup: Launch, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
     Stated or measured bytes apply to a single layout, so here they are computed for every layout.

@@ -22,7 +22,7 @@ from kneewatch.diagnose.catalogue.layers import (
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.deployment.vllm_flags import Version
-from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup
+from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN, V1, Launch
 from kneewatch.diagnose.sizing.memory.weights import weights_per_gpu
 
 _LOGIT_BYTES = 4
@@ -76,7 +76,7 @@ class Overhead(Struct, frozen=True):
         return self.activation_bytes + self.framework_bytes + self.graphs_bytes
 
 
-def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+def overhead_of(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     """GPU memory used beside weights and KV cache, by the launch's overhead model.
 
     If it was measured on the running server, the measured value, which is then also both bounds.
@@ -100,7 +100,7 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     )
 
 
-def guide_overhead(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+def guide_overhead(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     """Overhead to plan with: 20% of the weights as published, and 5 to 10% of the memory.
 
     Activations keep the checkpoint's own precision whatever the weights are quantized to.
@@ -125,7 +125,7 @@ def guide_overhead(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     )
 
 
-def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
+def _fitted_overhead(setup: Launch, gpu: Gpu) -> Overhead:
     """The overhead, by vLLM's own terms and the figures of logged start-ups.
 
     The lower bound is at least half of the expected value. The upper bound includes the largest
@@ -154,7 +154,7 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     )
 
 
-def _band(setup: Setup, gpu: Gpu) -> Mapping[str, float]:
+def _band(setup: Launch, gpu: Gpu) -> Mapping[str, float]:
     """The row of the GPU's class in the table of bands."""
     bands, name = _tables()["bands"], gpu.architecture
     if gpu.shares_host_memory:
@@ -165,7 +165,7 @@ def _band(setup: Setup, gpu: Gpu) -> Mapping[str, float]:
     return row
 
 
-def start_ups(setup: Setup, gpu: Gpu) -> tuple[int, int]:
+def start_ups(setup: Launch, gpu: Gpu) -> tuple[int, int]:
     """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
     families: Mapping[str, int] = _tables()["family_start_ups"]
     return int(_band(setup, gpu)["start_ups"]), families[_family(setup.model)]
@@ -183,7 +183,7 @@ def _family(model: Model) -> str:
     return "mixture" if model.experts.count else "dense"
 
 
-def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
+def _activation_bytes(setup: Launch, gpu: Gpu) -> float:
     """The peak of the profiling run: of the encoder, or of the decoder beside the encoder's output.
 
     Source: `profile_run` of vllm/v1/worker/gpu_model_runner.py (0.32).
@@ -197,7 +197,7 @@ def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
     return peak
 
 
-def _decoder_bytes(setup: Setup, gpu: Gpu) -> float:
+def _decoder_bytes(setup: Launch, gpu: Gpu) -> float:
     """The sampler's peak or the widest layer's activations, whichever is larger."""
     model, tokens, figures = setup.model, setup.batched_tokens, _figures()
     copies = figures["sampler_copies"]
@@ -222,7 +222,7 @@ def _decoder_bytes(setup: Setup, gpu: Gpu) -> float:
     return max(sampler, tokens * row_bytes)
 
 
-def _expert_elements(setup: Setup, gpu: Gpu) -> float:
+def _expert_elements(setup: Launch, gpu: Gpu) -> float:
     """Elements per token of the buffers between the two matrices of a layer's routed experts.
 
     CUTLASS kernels of NVFP4, which experts with GELU had before FlashInfer's, copy the rows in
@@ -240,7 +240,7 @@ def _expert_elements(setup: Setup, gpu: Gpu) -> float:
     return model.experts.per_token * row_elements
 
 
-def _encoder_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
+def _encoder_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
     """Peak bytes of encoding the largest items that fit into a step, and those of their output.
 
     vLLM encodes as many items of the modality with the most tokens as the encoder's budget holds,
@@ -270,7 +270,7 @@ def _encoder_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
     return _tower_bytes(tower, count * patches, setup, gpu) + output, output
 
 
-def _tower_bytes(tower: Tower, patches: int, setup: Setup, gpu: Gpu) -> float:
+def _tower_bytes(tower: Tower, patches: int, setup: Launch, gpu: Gpu) -> float:
     """Peak bytes of a vision tower that encodes these patches: of its attention or its MLP."""
     if tower.positions:
         # A one-hot row of int64 a coordinate and its cast to 16 bit; batches of frames are chosen
@@ -307,7 +307,7 @@ def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
     return taken * GIB
 
 
-def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
+def _graphs_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
     """Bytes that CUDA graphs take from the KV budget: expected, and at most."""
     if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
         return 0.0, 0.0
@@ -340,7 +340,7 @@ def _flashinfer(model: Model) -> bool:
     return len(heads) == 1
 
 
-def _graphs(setup: Setup) -> int:
+def _graphs(setup: Launch) -> int:
     """How many CUDA graphs vLLM captures: of whole decode steps, and of mixed steps in pieces.
 
     Mixed steps up to twice the tokens of a decode step with all seats taken, of 1, 2, 4, every 8 to

@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
     HEADROOM_LOW_RATIO,
     kv_layout_of,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.overhead import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
@@ -85,7 +85,7 @@ class PlannedMemory(Struct, frozen=True):
         return sheet.steps
 
 
-def planned_memory(setup: Setup, gpu: Gpu, *, concurrency: float) -> PlannedMemory:
+def planned_memory(setup: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMemory:
     """The parts for so many requests of the context's length.
 
     Raises:

@@ -22,9 +22,9 @@ from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.lengths import Part as DriftPart
 from kneewatch.diagnose.lengths import Point as DriftPoint
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, fields_of, launch_of
+from kneewatch.diagnose.sizing.memory.launch import Launch, fields_of, launch_of
 from kneewatch.diagnose.sizing.plan.workload_profile import (
-    Deployment,
+    DeploymentTable,
     Lengths,
     SessionShape,
     WorkloadProfile,
@@ -124,7 +124,7 @@ class Pool(Struct, frozen=True, kw_only=True):
 
     name: str
     profile: WorkloadProfile
-    deployment: Deployment
+    deployment: DeploymentTable
     lengths: Lengths
     model: Model
     gpu: Gpu
@@ -134,7 +134,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     peer_tensor: int = 1
 
     @property
-    def launch(self) -> Setup:
+    def launch(self) -> Launch:
         """One replica's launch with what the profile states of it, for requests of P95 length.
 
         Raises:
@@ -461,7 +461,7 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
 
     In a session, input lengths range from the first call's (stated) to the last call's.
     """
-    launches: Sequence[tuple[str, Deployment, Lengths]] = [
+    launches: Sequence[tuple[str, DeploymentTable, Lengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers
     ] or [("", profile.deployment, profile.lengths)]
     # A batch has no peak to exceed, and a tier's share of the peak is a result of the plan.

@@ -17,7 +17,7 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, Adapters, Parallel
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.replica_count import FleetSize
@@ -40,7 +40,7 @@ _BATCH_GAIN_RATIO = 0.99
 
 def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
-) -> Setup:
+) -> Launch:
     """The launch of one replica, with its adapters and the draft's weights."""
     lora, drafted = pool.profile.lora, pool.profile.speculation
     return replace(
@@ -73,7 +73,7 @@ class Serving(Struct, frozen=True, kw_only=True):
     drafting: Drafting | None = None
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> Launch:
         """The launch."""
         return self.memory.setup
 
@@ -91,7 +91,7 @@ class Serving(Struct, frozen=True, kw_only=True):
         return max(min(int(held), self.setup.seqs), 0) * engines
 
 
-def serving(pool: Pool, setup: Setup) -> Serving:
+def serving(pool: Pool, setup: Launch) -> Serving:
     """A replica of this launch, without prefix caching or speculation.
 
     A decode server computes no prompt.
@@ -233,7 +233,7 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
     return chosen, tried
 
 
-def refusal(pool: Pool, setup: Setup) -> str:
+def refusal(pool: Pool, setup: Launch) -> str:
     """Why the launch is no replica: vLLM refuses its split, or the KV cache holds fewer requests of
     P95 length than planned; empty if it is.
 

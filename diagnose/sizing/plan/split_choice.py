@@ -12,8 +12,8 @@ from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
-from kneewatch.diagnose.sizing.memory.launch_setup import (
-    Setup,
+from kneewatch.diagnose.sizing.memory.launch import (
+    Launch,
     tensor_parallel_choices,
 )
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
@@ -190,7 +190,7 @@ def _reason(name: str, trial: Sized, taken: str, chosen: Sized) -> str:
     return f"{name} rejected: {needed} for the peak, {chosen.fleet.gpus} with {taken}"
 
 
-def _trial(pool: Pool, setup: Setup) -> Sized:
+def _trial(pool: Pool, setup: Launch) -> Sized:
     replica, parts = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
     best = best_point(replica)
     return Sized(
@@ -225,7 +225,7 @@ def named(parallel: Parallel) -> str:
 
 def parallel_step(
     pool: Pool,
-    setup: Setup,
+    setup: Launch,
     before: PlannedMemory,
     after: PlannedMemory,
     notes: Sequence[str],

@@ -16,7 +16,7 @@ from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.launch_command import sized_command
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     floor_step,
@@ -187,7 +187,7 @@ def _slot_s(sized: Sized) -> float | None:
     return tokens * (best.itl_p99_s if is_measured else at(sized.replica, best.concurrency).itl_s)
 
 
-def _launch(sized: Sized) -> Setup:
+def _launch(sized: Sized) -> Launch:
     """The launch of a replica as it was planned. C_max bounds what runs at once."""
     setup, best = sized.replica.setup, None if sized.pool.phase == "prefill" else sized.point
     return replace(

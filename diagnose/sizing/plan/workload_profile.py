@@ -133,7 +133,7 @@ LAUNCH_KEYS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class DeploymentTable:
     """What is stated of a launch, and of its load; None for what the plan decides or does not need.
 
     `flags` are the stated flags of vLLM, by their parameters; the table has them as its own keys.
@@ -231,7 +231,7 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierProfile(Deployment):
+class TierProfile(DeploymentTable):
     """A tier: its launch, its request lengths, and its share of requests.
 
     In a cascade, `escalation_ratio` is stated instead: the share of its requests that it passes on.
@@ -252,7 +252,7 @@ class WorkloadProfile:
     name: Text = "workload"
     lengths: Lengths
     traffic: Traffic
-    deployment: Deployment
+    deployment: DeploymentTable
     slo: Slo = Slo()
     hosting: Hosting = Hosting()
     routing: Routing = Routing()

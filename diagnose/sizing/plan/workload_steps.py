@@ -22,7 +22,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     LOG_NORMAL_MEAN,
     TARGETS,
     Z95,
-    Deployment,
+    DeploymentTable,
     Lengths,
     WorkloadProfile,
 )
@@ -232,7 +232,7 @@ def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: 
 # Step 3 of a plan: one fleet, or a tier for each kind of request or hardware. Pure. Guide 1.5.
 
 
-def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
+def candidates(deployment: DeploymentTable) -> tuple[Gpu, ...]:
     """The GPUs available to a deployment.
 
     Raises:
@@ -243,7 +243,7 @@ def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
 
 def pool_of(
     profile: WorkloadProfile,
-    deployment: Deployment,
+    deployment: DeploymentTable,
     lengths: Lengths,
     *,
     name: str,

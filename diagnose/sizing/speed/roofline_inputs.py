@@ -24,7 +24,7 @@ from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
@@ -139,7 +139,7 @@ MEASURED_GPUS: Final = frozenset(
 """The GPUs with several of those benchmarks."""
 
 
-def unlike_measured(setup: Setup) -> str:
+def unlike_measured(setup: Launch) -> str:
     """What few published benchmarks share with this launch; empty if many are like it."""
     gpu = setup.gpu
     if setup.parallel.experts and setup.model.experts.count:
@@ -149,7 +149,7 @@ def unlike_measured(setup: Setup) -> str:
     return "" if gpu is None or gpu.id in MEASURED_GPUS else f"on {gpu.id}"
 
 
-def measured_ratios(setup: Setup) -> Mapping[str, tuple[float, float]]:
+def measured_ratios(setup: Launch) -> Mapping[str, tuple[float, float]]:
     """Range of measured over predicted speed for launches like this, by figure."""
     return _UNLIKE_RATIOS if unlike_measured(setup) else MEASURED_RATIOS
 
@@ -160,7 +160,7 @@ _RATIO_OF: Final = {"ttft_p99_s": "TTFT", "itl_p99_s": "ITL", "e2e_p99_s": "ITL"
 SomeTargets = TypeVar("SomeTargets", bound=Targets)
 
 
-def safe_targets(targets: SomeTargets, setup: Setup) -> SomeTargets:
+def safe_targets(targets: SomeTargets, setup: Launch) -> SomeTargets:
     """The latencies that may be predicted so that the targets are met in 19 of 20 benchmarks."""
     ratios = measured_ratios(setup)
     safe_s = {
@@ -171,7 +171,7 @@ def safe_targets(targets: SomeTargets, setup: Setup) -> SomeTargets:
     return dataclasses.replace(targets, **safe_s)
 
 
-def margins(targets: Targets, setup: Setup) -> str:
+def margins(targets: Targets, setup: Launch) -> str:
     """Up to which prediction each target counts as met, in words."""
     pairs = zip(safe_targets(targets, setup).beside(0, 0, 0), targets.beside(0, 0, 0), strict=True)
     return ", ".join(
@@ -293,7 +293,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self.tensor_parallel * self.pipeline_parallel
 
 
-def costs(setup: Setup) -> Costs:
+def costs(setup: Launch) -> Costs:
     """What a step of this launch reads and computes on one GPU.
 
     Weights in a format that the GPU cannot compute in are unpacked and computed in 16 bit. Decode

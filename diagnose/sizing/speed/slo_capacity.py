@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Sheet
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
@@ -34,7 +34,7 @@ from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
 
-def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:
+def drafting_of(question: Question, setup: Launch, target: Costs) -> Drafting | None:
     """Speculative decoding with the draft of `setup`: draft tokens, acceptance and relative cost.
 
     None if the draft, its acceptance ratio, the GPU or the request lengths are not given.
@@ -44,7 +44,7 @@ def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | N
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
         return None
     split = Parallel(tensor=setup.parallel.tensor)
-    own = costs(Setup(draft.model, gpu, split, kv_cache_dtype=setup.kv_cache_dtype))
+    own = costs(Launch(draft.model, gpu, split, kv_cache_dtype=setup.kv_cache_dtype))
     ratio = cost_ratio(
         own,
         target,

@@ -16,7 +16,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.values import GpuReading
 from tests.agent.server.test_facts_in_use import PAGES, TYPE
@@ -105,8 +105,8 @@ def test_the_gpu_completes_what_is_not_set() -> None:
 @pytest.mark.parametrize(("flags", "notes"), [("-tp 2", 0), ("-tp 4", 1), ("-dp 2", 0)])
 def test_a_command_line_for_another_number_of_gpus_is_a_note(flags: str, notes: int) -> None:
     reading = read(*[FakeGpu(name, processes={SERVER: WHOLE}) for name in ("GPU-a", "GPU-b")])
-    launch = parse_launch(f"vllm serve org/model {flags}", origin="test")
-    facts, _ = merged(NOTHING, SourceReading("process", 5.0, launch=launch), reading)
+    launch = parse_command(f"vllm serve org/model {flags}", origin="test")
+    facts, _ = merged(NOTHING, SourceReading("process", 5.0, command_line=launch), reading)
     assert sum("the server uses 2 GPUs" in note for note in facts.notes) == notes
 
 

@@ -12,7 +12,7 @@ import pytest
 from kneewatch.agent.server.process import ServerProcess
 from kneewatch.agent.server.watch import CONFIG_MAX_BYTES, read_model
 from kneewatch.diagnose.deployment.server_facts import SourceReading
-from kneewatch.diagnose.deployment.vllm_flags import Launch
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ def read(
     shares_files: bool = True,
     **flags: str,
 ) -> SourceReading:
-    launch = Launch(name, {f"--{flag}": value for flag, value in flags.items()})
+    launch = CommandLine(name, {f"--{flag}": value for flag, value in flags.items()})
     user = os.getuid() if user_id is None else user_id
     return read_model(ServerProcess(1, launch, user, folder, environ, shares_files), 5.0)
 

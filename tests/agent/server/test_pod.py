@@ -85,7 +85,7 @@ def test_the_container_says_model_flags_version_and_gpu() -> None:
     ],
 )
 def test_each_way_to_start_vllm_is_read(container: dict[str, object]) -> None:
-    launch = pod_reading(pod(vllm(**container)), 8000, 5.0).launch
+    launch = pod_reading(pod(vllm(**container)), 8000, 5.0).command_line
     assert launch is not None
     assert launch.model == "m"
 
@@ -193,7 +193,7 @@ def test_only_its_own_pod_is_asked_for_with_its_token(api: Api, account: Path) -
     # The downward API's names count: a pod with the node's network has the node's host name.
     named = {"POD_NAME": "chat-1", "HOSTNAME": "the-node"}
     reading = read_pod(TARGET, 5.0, environ=environ | named, account=account)
-    assert reading.launch is not None
+    assert reading.command_line is not None
     assert reading.values["pod"] == "llm/chat-0"
     (request,) = server.requests
     assert request.startswith(b"GET /api/v1/namespaces/llm/pods/chat-1 ")

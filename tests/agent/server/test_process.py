@@ -53,9 +53,9 @@ def test_a_server_shows_its_command_line_and_variables(listening: Listen) -> Non
     pid, port = listening("vllm", "serve", "org/model", "-tp", "2", "--api-key=hunter2", **env)
     reading = read(port)
     assert (reading.source, reading.read_s, reading.notes) == ("process", 5.0, ())
-    assert reading.launch is not None
-    assert (reading.launch.model, reading.launch.complete) == ("org/model", True)
-    assert reading.launch.flags["--tensor-parallel-size"] == "2"
+    assert reading.command_line is not None
+    assert (reading.command_line.model, reading.command_line.complete) == ("org/model", True)
+    assert reading.command_line.flags["--tensor-parallel-size"] == "2"
     values = dict(reading.values)
     assert (values["pid"], values["VLLM_USE_V1"]) == (pid, "1")
     assert values["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -65,7 +65,7 @@ def test_a_server_shows_its_command_line_and_variables(listening: Listen) -> Non
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_server_is_found_by_each_name_of_this_node(listening: Listen, host: str) -> None:
     _, port = listening("vllm", "serve", "org/model")
-    assert read(port, host).launch is not None
+    assert read(port, host).command_line is not None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_another_program_on_the_port_is_a_note(
 ) -> None:
     pid, port = listening(name, *arguments)
     reading = read(port)
-    assert (reading.launch, dict(reading.values)) == (None, {})
+    assert (reading.command_line, dict(reading.values)) == (None, {})
     (note,) = reading.notes
     assert f"pid {pid}" in note
     assert "not vLLM" in note
@@ -105,7 +105,7 @@ def test_a_configuration_file_of_the_command_line(listening: Listen, tmp_path: P
     (tmp_path / "serve.yaml").write_text("tensor-parallel-size: 4\nmax-num-seqs: 64\n")
     arguments = ("serve", "org/model", "--config", "serve.yaml", "--max-num-seqs", "8")
     _, port = listening("vllm", *arguments)
-    launch = read(port).launch
+    launch = read(port).command_line
     assert launch is not None
     assert launch.complete
     assert launch.count("--tensor-parallel-size") == 4
@@ -136,8 +136,8 @@ def test_a_file_that_is_no_configuration_is_a_note(
         (tmp_path / name).write_text(text)
     _, port = listening("vllm", "serve", "org/model", "--config", name)
     reading = read(port)
-    assert reading.launch is not None
-    assert not reading.launch.complete
+    assert reading.command_line is not None
+    assert not reading.command_line.complete
     (note,) = reading.notes
     assert note.startswith("--config: ")
     assert "hunter2" not in note

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, SHOWN_CHARACTERS, StartupLog
-from kneewatch.diagnose.deployment.vllm_flags import Launch
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine
 from kneewatch.diagnose.recommend.recommendation import Change
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from tests.diagnose.deployment import logs
@@ -185,7 +185,7 @@ def test_every_logged_flag_is_in_the_command_and_a_secret_is_a_variable() -> Non
         "the value of --speculative-config: set SPECULATIVE_CONFIG to it",
         "further values of --served-model-name",
     )
-    assert "--port" in (read(logs.V0_32_CPU).launch or Launch()).flags
+    assert "--port" in (read(logs.V0_32_CPU).launch or CommandLine()).flags
 
 
 def test_what_a_version_logs_and_this_log_lacks_is_named() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.recommend.demand import Demand, ahead, demand
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
 
-SERVER = Deployment(stated=LLAMA, launch=Setup(block_tokens=32), capacity_tokens=5088.0)
+SERVER = Deployment(stated=LLAMA, launch=Launch(block_tokens=32), capacity_tokens=5088.0)
 
 
 def of(held_tokens: float, spread_tokens: float) -> Demand:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.demand import demand
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE
 from tests.diagnose.streams import bodies, pages_config
@@ -38,8 +38,8 @@ def test_labels_that_are_no_numbers(text: str) -> None:
 
 
 def test_the_command_line_fills_what_the_page_lacks() -> None:
-    launch = parse_launch("vllm serve m --max-num-seqs 64 -tp 4", origin="f")
-    server = deployment(PAGE, Stated(launch=launch, usd_per_gpu_hour=2.0))
+    launch = parse_command("vllm serve m --max-num-seqs 64 -tp 4", origin="f")
+    server = deployment(PAGE, Stated(command_line=launch, usd_per_gpu_hour=2.0))
     assert (server.launch.max_num_seqs, server.stated.degree, server.usd_per_hour) == (64, 4, 8.0)
 
 
@@ -56,13 +56,15 @@ def test_the_command_line_fills_what_the_page_lacks() -> None:
     ],
 )
 def test_every_flag_of_the_command_line_is_in_force(flags: str, flag: str, value: object) -> None:
-    launch = parse_launch(f"vllm serve m {flags}", origin="f")
-    assert (deployment({}, Stated(launch=launch)).in_force(flag) or None) == (value or None)
+    launch = parse_command(f"vllm serve m {flags}", origin="f")
+    assert (deployment({}, Stated(command_line=launch)).in_force(flag) or None) == (value or None)
 
 
 def test_a_label_of_the_page_is_in_force() -> None:
     page = {"kv_offloading_size": "8.0", "gpu_memory_utilization": "0.8"}
-    stated = Stated(launch=parse_launch("vllm serve m --gpu-memory-utilization 0.9", origin="f"))
+    stated = Stated(
+        command_line=parse_command("vllm serve m --gpu-memory-utilization 0.9", origin="f")
+    )
     server = deployment(page, stated)
     assert server.in_force("--kv-offloading-size") == 8
     assert server.in_force("--gpu-memory-utilization") == 0.8
@@ -70,8 +72,8 @@ def test_a_label_of_the_page_is_in_force() -> None:
 
 
 def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
-    launch = parse_launch("vllm serve m", origin="f")
-    stated = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
+    launch = parse_command("vllm serve m", origin="f")
+    stated = Stated(command_line=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
     assert deployment(PAGE, stated).launch.max_num_seqs == 1024
     assert deployment(PAGE, Stated(gpu=LLAMA.gpu, version=(0, 32, 0))).launch.max_num_seqs is None
 
@@ -88,9 +90,9 @@ def test_a_server_without_its_tower_is_sized_without_it(flags: str, has_tower: b
     seeing = replace(
         LLAMA,
         model=model("Qwen/Qwen3-VL-30B-A3B-Instruct"),
-        launch=parse_launch(f"vllm serve m {flags}", origin="f"),
+        command_line=parse_command(f"vllm serve m {flags}", origin="f"),
     )
-    setup = deployment(PAGE, seeing).setup
+    setup = deployment(PAGE, seeing).sized_launch
     assert setup is not None
     assert setup.model.multimodal == has_tower
 

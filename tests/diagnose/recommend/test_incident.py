@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.facts import Targets
@@ -88,7 +88,9 @@ def test_a_restart_forgets_the_peak() -> None:
 
 
 def test_a_budget_does_not_swing_back() -> None:
-    adviser = Adviser(Stated(launch=parse_launch("vllm serve m --max-num-seqs 64", origin="f")))
+    adviser = Adviser(
+        Stated(command_line=parse_command("vllm serve m --max-num-seqs 64", origin="f"))
+    )
     slow = CALM.but(prefill_p99_s=4.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
     quick = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
     advised_sizes = [
@@ -134,8 +136,8 @@ def test_hostile_pages_and_launches(
     line = "vllm serve m --enable-lora " + " ".join(
         f"{flag} {value}" for flag, value in flags.items()
     )
-    launch = parse_launch(f"{line} {more}", origin="f")
-    stated = replace(LLAMA if is_stated else Stated(version=(0, 32, 0)), launch=launch)
+    launch = parse_command(f"{line} {more}", origin="f")
+    stated = replace(LLAMA if is_stated else Stated(version=(0, 32, 0)), command_line=launch)
     situation = FULL.but(
         running=running, running_max=running, lora_max=adapters, waiting_deferred_avg=3.0,
         spec_acceptance_ratio=0.1, spec_accepted_per_draft_tokens=0.4, prefill_p99_s=2.0,
@@ -189,7 +191,7 @@ def test_seats_stay_within_the_budget() -> None:
         prompt_tokens_mean=800.0, output_tokens_mean=384.0,
     )  # fmt: skip
     line = "vllm serve m --max-num-seqs 8 --max-num-batched-tokens 16"
-    stated = Stated(launch=parse_launch(line, origin="f"))
+    stated = Stated(command_line=parse_command(line, origin="f"))
     advice = advised("admission_limit", situation=pinned, stated=stated)["max-num-seqs-up"]
     assert changes(advice) == {"--max-num-seqs": (8, 16)}
 
@@ -213,7 +215,7 @@ def test_nothing_to_split_no_budget() -> None:
 def test_speculation_that_pays_is_kept() -> None:
     pays = CALM.but(spec_acceptance_ratio=0.44, spec_accepted_per_draft_tokens=2.2)
     launch = """vllm serve m -sc '{"method": "ngram", "num_speculative_tokens": 5}'"""
-    stated = Stated(launch=parse_launch(launch, origin="f"))
+    stated = Stated(command_line=parse_command(launch, origin="f"))
     assert "spec-off" not in advised("spec_decode_poor", situation=pays, stated=stated)
 
 

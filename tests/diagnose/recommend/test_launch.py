@@ -6,9 +6,9 @@ import pytest
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.deployment.vllm_flags import (
-    Launch,
-    parse_launch,
-    process_launch,
+    CommandLine,
+    parse_command,
+    process_command,
     with_config_file,
 )
 
@@ -22,8 +22,8 @@ exec numactl -N 0 /opt/venv/bin/vllm serve meta-llama/Llama-3.1-8B-Instruct \\
 """
 
 
-def read(text: str) -> Launch:
-    return parse_launch(text, origin="run.sh")
+def read(text: str) -> CommandLine:
+    return parse_command(text, origin="run.sh")
 
 
 def test_a_shell_script() -> None:
@@ -120,7 +120,7 @@ def test_short_names() -> None:
     ],
 )
 def test_arguments_of_a_process_that_serves_vllm(line: str) -> None:
-    launch = process_launch(line.split())
+    launch = process_command(line.split())
     assert launch is not None
     assert (launch.model, launch.count("--tensor-parallel-size")) == ("org/m", 2)
 
@@ -143,11 +143,11 @@ def test_arguments_of_a_process_that_serves_vllm(line: str) -> None:
     ],
 )
 def test_arguments_of_another_program(line: str) -> None:
-    assert process_launch(line.split()) is None
+    assert process_command(line.split()) is None
 
 
 def test_a_configuration_file_adds_flags_under_the_line() -> None:
-    launch = process_launch(["vllm", "serve", "--config", "f.yaml", "--max-num-seqs", "8"])
+    launch = process_command(["vllm", "serve", "--config", "f.yaml", "--max-num-seqs", "8"])
     assert launch is not None
     document = {"model": "org/m", "max-num-seqs": 64, "enable_lora": True, "kv-transfer": {"a": 1}}
     whole = with_config_file(launch, document)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.recommend.adviser import LEVERS
 from kneewatch.rules.facts import Targets
@@ -16,7 +16,7 @@ from tests.diagnose.situations import CALM
 
 
 def launched(line: str) -> Stated:
-    return Stated(launch=parse_launch(f"vllm serve m {line}", origin="f"))
+    return Stated(command_line=parse_command(f"vllm serve m {line}", origin="f"))
 
 
 def test_kv_pressure_in_the_guides_order() -> None:
@@ -248,7 +248,7 @@ def test_a_queue_limit_only_where_the_version_knows_it() -> None:
     assert "queue-limit" not in advised("queue_saturation", situation=slow)
     new = Stated(version=(0, 29, 0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow, stated=new)
-    stated = replace(new, launch=launched("--max-num-seqs 8").launch)
+    stated = replace(new, command_line=launched("--max-num-seqs 8").command_line)
     old = replace(stated, version=(0, 28, 0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow, stated=old)
     levers = advised("queue_saturation", situation=slow, stated=stated)
@@ -256,7 +256,7 @@ def test_a_queue_limit_only_where_the_version_knows_it() -> None:
     assert changes(levers["queue-limit"]) == {"--max-num-queued-reqs": (None, 8 + 13)}
     assert "HTTP 503" in levers["queue-limit"].checks[0]
     assert list(levers)[-1] == "queue-limit"
-    ranks = replace(new, launch=launched("--max-num-seqs 8 -dp 2").launch)
+    ranks = replace(new, command_line=launched("--max-num-seqs 8 -dp 2").command_line)
     levers = advised("queue_saturation", situation=slow, stated=ranks)
     assert changes(levers["queue-limit"]) == {"--max-num-queued-reqs": (None, 2 * 8 + 26)}
 
@@ -308,7 +308,7 @@ def test_the_last_chunk_of_a_long_prompt_is_the_longest() -> None:
     ratio = (body + pairs) / (body + pairs / 2)
     assert ratio == pytest.approx(1.53, abs=0.01)
     long = LONG.but(prompt_tokens_p99=60_000.0, prefill_p99_s=20.0)
-    stated = replace(LLAMA, launch=launched("--max-num-seqs 64").launch)
+    stated = replace(LLAMA, command_line=launched("--max-num-seqs 64").command_line)
     advice = advised("prefill_interference", situation=long, stated=stated)[
         "max-num-batched-tokens"
     ]

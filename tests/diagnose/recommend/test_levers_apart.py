@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
-from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.rules.facts import Targets
@@ -24,7 +24,7 @@ UNSHARED = replace(
 
 def launched(flags: str, stated: Stated = LLAMA) -> Stated:
     """The server with that command line."""
-    return replace(stated, launch=parse_launch(f"vllm serve m {flags}", origin="f"))
+    return replace(stated, command_line=parse_command(f"vllm serve m {flags}", origin="f"))
 
 
 def test_prompts_in_their_old_order_compute_as_little_as_before() -> None:

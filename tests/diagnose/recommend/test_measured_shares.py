@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.prediction import calibrated, costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, with_shares
 from tests import throughput
@@ -18,7 +18,7 @@ from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 
 assert LLAMA.model is not None
-SERVER = Setup(
+SERVER = Launch(
     model=LLAMA.model, gpu=LLAMA.gpu, version=(0, 32, 0), gpu_memory_utilization=0.9,
     block_tokens=16,
 )  # fmt: skip

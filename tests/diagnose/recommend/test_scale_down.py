@@ -75,7 +75,7 @@ def test_a_busy_week_keeps_them_all() -> None:
 
 
 def test_fewer_seats_than_kv_binds() -> None:
-    launch = replace(FLEET, launch=None)
+    launch = replace(FLEET, command_line=None)
     roomy, tight = scaled_down(20.0, stated=launch), scaled_down(20.0)
     assert changes(roomy) == changes(tight)
 

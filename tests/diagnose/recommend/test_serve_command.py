@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import NOTHING, Reported
-from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine, parse_command
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.reports.recommendation_text import command_rows
@@ -20,7 +20,7 @@ SEATS = Change("--max-num-seqs", 256, 96)
 
 
 def after(line: str, *changes: Change) -> ServeCommand:
-    command = serve_command(parse_launch(line, origin="run.sh"), "", changes)
+    command = serve_command(parse_command(line, origin="run.sh"), "", changes)
     assert command is not None
     return command
 
@@ -66,17 +66,17 @@ def test_what_the_present_command_does_not_say() -> None:
 
 
 def test_no_flag_no_command() -> None:
-    launch = Launch("m")
+    launch = CommandLine("m")
     assert serve_command(launch, "", [Change("replicas", 1, 2)]) is None
-    assert serve_command(Launch(), "", [SEATS]) is None
-    named = serve_command(Launch(), "org/m", [SEATS])
+    assert serve_command(CommandLine(), "", [SEATS]) is None
+    named = serve_command(CommandLine(), "org/m", [SEATS])
     assert named is not None
     assert named.line == "vllm serve org/m --max-num-seqs 96"
 
 
 @given(st.dictionaries(st.sampled_from(["--host", "--revision", "--dtype"]), st.text(min_size=1)))
 def test_a_shell_reads_the_values_that_vllm_got(flags: dict[str, str]) -> None:
-    command = serve_command(Launch("m", flags), "", [SEATS])
+    command = serve_command(CommandLine("m", flags), "", [SEATS])
     assert command is not None
     assert parse_words(shlex.split(command.line)) == {**flags, "--max-num-seqs": "96"}
 
@@ -93,7 +93,9 @@ def parse_words(words: list[str]) -> dict[str, str]:
 
 LAUNCHED = replace(
     LLAMA,
-    launch=Launch("meta-llama/Llama-3.1-8B-Instruct", {"--gpu-memory-utilization": "0.9"}),
+    command_line=CommandLine(
+        "meta-llama/Llama-3.1-8B-Instruct", {"--gpu-memory-utilization": "0.9"}
+    ),
     reported=Reported(start_s=240.0),
 )
 

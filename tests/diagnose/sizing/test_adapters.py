@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
@@ -35,7 +35,7 @@ CASES = [
 ]
 # Recurrent layers are counted by their parameters, not matrix by matrix.
 RECURRENT = {"ibm-granite/granite-4.0-h-tiny"}
-LLAMA = Setup(
+LLAMA = Launch(
     model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), max_model_len=8192
 )
 
@@ -153,7 +153,7 @@ def test_the_arithmetic_adds_up() -> None:
     ],
 )
 def test_what_vllm_refuses(name: str, asked: Adapters, flag: str, message: str) -> None:
-    setup = Setup(model=model(name), gpu=gpu("h200"), max_model_len=4096, adapters=asked)
+    setup = Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, adapters=asked)
 
     with pytest.raises(SizingError, match=message) as refused:
         memory(setup)

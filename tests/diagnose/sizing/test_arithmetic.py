@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, exact, gibibytes, seconds
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
@@ -36,10 +36,10 @@ LOADS = st.tuples(st.integers(1, 300), st.integers(10, 12_000), st.integers(2, 3
 
 
 @st.composite
-def launches(draw: st.DrawFn) -> Setup:
+def launches(draw: st.DrawFn) -> Launch:
     target = model(draw(st.sampled_from(MODELS)))
     tensor, pipeline = draw(st.sampled_from(((1, 1), (2, 1), (4, 1), (8, 1), (4, 2))))
-    return Setup(
+    return Launch(
         model=target,
         gpu=gpu(draw(st.sampled_from(GPUS))),
         parallel=Parallel(tensor, pipeline, experts=draw(st.booleans())),
@@ -81,7 +81,7 @@ def figures_of(sized: Size) -> dict[str, str]:
 @examples(60)
 @given(launches(), LOADS)
 def test_the_arithmetic_of_a_launch_gives_its_results(
-    setup: Setup, load: tuple[int, int, int]
+    setup: Launch, load: tuple[int, int, int]
 ) -> None:
     concurrency, prompt_tokens, answer_tokens = load
     question = Question(

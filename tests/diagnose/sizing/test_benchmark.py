@@ -17,7 +17,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.csv_tables import column
 from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
 
@@ -419,7 +419,7 @@ def test_a_benchmark_of_other_lengths_says_so(tool: str) -> None:
 def test_achieved_shares_are_those_of_the_bytes_and_products() -> None:
     """Text 001, 4.3 and 4.8: tokens/s x bytes per token / bandwidth, tokens/s x FLOP / peak."""
     card, rate = gpu("h200"), 2.0
-    read = costs(Setup(QWEN, card))
+    read = costs(Launch(QWEN, card))
     load = Load(input_tokens=1000, output_tokens=200, concurrency=1)
     point = BenchmarkPoint(1, rate, 1.0, 0.02, output_tokens_per_s=rate * 200, input_tokens=1000)
     reached = achieved(point, read, load, DEFAULT)

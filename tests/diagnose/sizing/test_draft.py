@@ -10,7 +10,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, kv_layout_of, memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
@@ -20,7 +20,7 @@ from kneewatch.diagnose.speculation import tokens_per_pass
 from kneewatch.rules.facts import Targets
 from tests.diagnose.catalogue.test_drafts import HEAD
 
-LARGE = Setup(
+LARGE = Launch(
     model=model("meta-llama/Llama-3.3-70B-Instruct"),
     gpu=gpu("h200"),
     parallel=Parallel(4),
@@ -69,7 +69,7 @@ def test_the_last_of_the_stages_holds_all_of_the_draft() -> None:
 def test_own_prediction_layers_share_the_latent_cache() -> None:
     base_model = model("deepseek-ai/DeepSeek-R1")
     assert base_model.own_draft is not None
-    plain = Setup(model=base_model, gpu=gpu("h200"), parallel=Parallel(8), max_model_len=8192)
+    plain = Launch(model=base_model, gpu=gpu("h200"), parallel=Parallel(8), max_model_len=8192)
     drafted = memory(replace(plain, draft=Draft(base_model.own_draft, 1)))
 
     assert drafted.layout.token_bytes == 62 * 576 * 2
@@ -77,7 +77,7 @@ def test_own_prediction_layers_share_the_latent_cache() -> None:
 
 
 def test_a_recurrent_layer_keeps_a_state_for_each_drafted_token() -> None:
-    plain = Setup(
+    plain = Launch(
         model=model("Qwen/Qwen3-Next-80B-A3B-Instruct"), gpu=gpu("h200"), parallel=Parallel(4),
         max_model_len=8192,
     )  # fmt: skip
@@ -106,12 +106,12 @@ def test_what_cannot_draft_is_refused(draft: Draft, flag: str, message: str) -> 
 
 def test_a_head_alone_is_no_model() -> None:
     with pytest.raises(SizingError, match="cannot run alone"):
-        memory(Setup(model=head(), gpu=gpu("h100-sxm"), max_model_len=2048))
+        memory(Launch(model=head(), gpu=gpu("h100-sxm"), max_model_len=2048))
 
 
 def test_a_head_fits_its_target() -> None:
     target = model("meta-llama/Llama-3.1-8B-Instruct")
-    setup = Setup(model=target, gpu=gpu("h100-sxm"), max_model_len=8192, draft=Draft(head(), 3))
+    setup = Launch(model=target, gpu=gpu("h100-sxm"), max_model_len=8192, draft=Draft(head(), 3))
 
     assert memory(setup).draft_bytes == 2 * (head().parameters or pytest.fail("none")).total
 

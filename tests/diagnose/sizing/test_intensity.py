@@ -6,7 +6,7 @@ import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Intensity, costs, intensity_of
 
 LLAMA_70B = model("meta-llama/Llama-3.3-70B-Instruct")
@@ -15,7 +15,7 @@ LLAMA_70B = model("meta-llama/Llama-3.3-70B-Instruct")
 def intensity(
     *, quantization: str = "bf16", context_tokens: float = 0.0, batch: float = 1.0
 ) -> Intensity:
-    read = costs(Setup(LLAMA_70B, gpu("h100-sxm"), quantization=quantization))
+    read = costs(Launch(LLAMA_70B, gpu("h100-sxm"), quantization=quantization))
     return intensity_of(read, context_tokens=context_tokens, sequences=batch)
 
 

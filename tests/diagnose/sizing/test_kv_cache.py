@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     kv_layout,
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
+from kneewatch.diagnose.sizing.memory.launch import Launch, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 LLAMA_70B = (Layers(FullAttention(8, 128, 128), 80),)
@@ -280,12 +280,12 @@ def test_nvfp4_is_refused_where_vllm_has_no_kernel() -> None:
         (model("deepseek-ai/DeepSeek-V3"), "b200", "nvfp4"),
     ):
         with pytest.raises(SizingError) as caught:
-            memory(Setup(name, gpu(card), Parallel(tensor=8), kv_cache_dtype=dtype))
+            memory(Launch(name, gpu(card), Parallel(tensor=8), kv_cache_dtype=dtype))
         assert caught.value.name == "kv_cache_dtype"
 
 
 def test_nvfp4_holds_3_6_times_the_requests_of_16_bit() -> None:
-    plain = Setup(model("meta-llama/Llama-3.3-70B-Instruct"), gpu("b200"))
+    plain = Launch(model("meta-llama/Llama-3.3-70B-Instruct"), gpu("b200"))
     packed = memory(replace(plain, kv_cache_dtype="nvfp4"))
     ratio = packed.concurrency.expected / memory(plain).concurrency.expected
     assert ratio == pytest.approx(256 * 2 / 144, rel=0.01)

@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     kv_layout,
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.launch_setup import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.launch import defaults, parse_version
 
 Facts = Mapping[str, Any]
 RECORDED: Facts = json.loads(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup, parse_version
+from kneewatch.diagnose.sizing.memory.launch import V1, Launch, parse_version
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
 from tests.kvtruth import (
     SIMPLE_RULES,
@@ -125,7 +125,7 @@ def test_the_band_of_an_unmeasured_class_holds_nine_of_ten_of_the_measured_ones(
 ) -> None:
     """Each class as if none of its start-ups were recorded."""
 
-    def unmeasured(_setup: Setup, _gpu: Gpu) -> dict[str, float]:
+    def unmeasured(_setup: Launch, _gpu: Gpu) -> dict[str, float]:
         tables = packaged_tables("diagnose.sizing.memory", "overhead.toml")
         return dict(tables["bands"]["unmeasured"])
 

@@ -19,7 +19,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import schemes
 from kneewatch.diagnose.sizing.launch_command import flag_values, sized_command
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import RANKS, Adapters, Draft, Parallel
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 from tests import plan_choices
@@ -27,7 +27,7 @@ from tests.agent.test_size import size
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "serve_flags.json"
 TAKEN: dict[str, Any] = json.loads(FIXTURE.read_text())["flags"]
-LLAMA = Setup(model("meta-llama/Llama-3.1-8B-Instruct"), gpu("h100-sxm"))
+LLAMA = Launch(model("meta-llama/Llama-3.1-8B-Instruct"), gpu("h100-sxm"))
 BY_CHECKPOINT = {
     "bf16": LLAMA.model,
     "fp8": model("deepseek-ai/DeepSeek-V3"),

@@ -12,13 +12,13 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
+from kneewatch.diagnose.sizing.memory.launch import Launch, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.size import memory_notes, start_failure
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V41
 
-LLAMA_8B = Setup(
+LLAMA_8B = Launch(
     model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), version=(0, 11, 0)
 )
 LLAMA_70B = replace(LLAMA_8B, model=model("meta-llama/Llama-3.3-70B-Instruct"))
@@ -128,7 +128,7 @@ def test_weights_of_deepseek_v41_are_those_of_its_checkpoint() -> None:
 
 
 def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
-    setup = Setup(
+    setup = Launch(
         model=model_from_config("m", DEEPSEEK_V41),
         gpu=gpu("h200"),
         version=(0, 32, 0),
@@ -190,7 +190,7 @@ def test_the_guides_overhead_is_a_fifth_of_the_weights_and_a_share_of_the_card()
 @pytest.mark.parametrize("eager", [True, False])
 def test_context_parallel_ranks_have_buffers_and_may_have_larger_graphs(eager: bool) -> None:
     """GLM-5.1 on eight RTX PRO 6000: 18.51 GiB without, 18.42 with 2 and 4 ranks."""
-    plain = Setup(
+    plain = Launch(
         model("zai-org/GLM-5-FP8"),
         gpu("rtx-pro-6000"),
         Parallel(tensor=8),
@@ -337,7 +337,7 @@ def test_the_budget_closes(utilization: float, tensor: int, context: int) -> Non
 
 
 def test_a_version_without_a_shared_pool_is_named() -> None:
-    hybrid = Setup(
+    hybrid = Launch(
         model=model("Qwen/Qwen3-Next-80B-A3B-Instruct"), gpu=gpu("h200"), parallel=Parallel(4),
         max_model_len=8192, version=(0, 9, 0),
     )  # fmt: skip
@@ -360,7 +360,7 @@ def test_a_version_without_a_shared_pool_is_named() -> None:
     ],
 )
 def test_context_ranks_multiply_what_is_held(name: str, tensor: int, ranks: int) -> None:
-    alone = Setup(model=model(name), gpu=gpu("b200"), parallel=Parallel(tensor=tensor))
+    alone = Launch(model=model(name), gpu=gpu("b200"), parallel=Parallel(tensor=tensor))
     shared = replace(alone, decode_context_parallel=ranks)
     ratio = memory(shared).concurrency.expected / memory(alone).concurrency.expected
     assert ratio == pytest.approx(ranks, rel=0.01)
@@ -379,7 +379,7 @@ def test_context_ranks_multiply_what_is_held(name: str, tensor: int, ranks: int)
 def test_context_ranks_that_vllm_refuses(
     name: str, tensor: int, ranks: int, choices: tuple[str, ...]
 ) -> None:
-    setup = Setup(
+    setup = Launch(
         model=model(name),
         gpu=gpu("b200"),
         parallel=Parallel(tensor=tensor),

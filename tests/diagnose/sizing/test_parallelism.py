@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.sizing.memory.launch_setup import tensor_parallel_choices
+from kneewatch.diagnose.sizing.memory.launch import tensor_parallel_choices
 
 
 @pytest.mark.parametrize(

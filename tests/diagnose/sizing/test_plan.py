@@ -18,7 +18,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.arithmetic import Sheet
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.split_choice import possible_splits
@@ -101,7 +101,7 @@ def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
     fleet_plan = planned(profile_text(deployment="concurrency = 50\ntensor_parallel = 4"))
     floor, setup = (
         fleet_plan.step(5),
-        Setup(
+        Launch(
             model=model(LLAMA),
             gpu=gpu("h100-sxm"),
             parallel=Parallel(tensor=4),

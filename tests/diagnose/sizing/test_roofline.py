@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.arithmetic import Sheet
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
@@ -81,7 +81,7 @@ def costs_of(
 ) -> Costs:
     split = Parallel(tensor_parallel, pipeline_parallel, data_parallel, expert_parallel)
     fields: dict[str, Any] = {**given_}
-    return costs(Setup(model(name), gpu(gpu_id), split, **fields))
+    return costs(Launch(model(name), gpu(gpu_id), split, **fields))
 
 
 CHAT = Load(input_tokens=1000, output_tokens=250, concurrency=32)
@@ -436,7 +436,7 @@ def test_an_absurd_load_names_its_input(field: str, value: float) -> None:
 def test_a_model_without_a_count_of_parameters_is_refused() -> None:
     unknown = replace(model(SMALL), parameters=None)
     with pytest.raises(SizingError, match=r"config\.json") as caught:
-        costs(Setup(unknown, H100))
+        costs(Launch(unknown, H100))
     assert caught.value.name == "model"
 
 

@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.configuration_search import Choices, search, space
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import (
@@ -48,10 +48,10 @@ def asked(
     ttft_s: float | None = 1.0,
     itl_s: float | None = 0.05,
     lengths: tuple[float, float] = (1000, 300),
-    setup: Setup | None = None,
+    setup: Launch | None = None,
 ) -> Question:
     return Question(
-        setup=setup or Setup(model=model(name)),
+        setup=setup or Launch(model=model(name)),
         input_tokens=lengths[0],
         output_tokens=lengths[1],
         peak_requests_per_s=peak,
@@ -59,8 +59,8 @@ def asked(
     )
 
 
-def on(gpu_id: str, name: str = LLAMA_8B) -> Setup:
-    return Setup(model=model(name), gpu=gpu(gpu_id))
+def on(gpu_id: str, name: str = LLAMA_8B) -> Launch:
+    return Launch(model=model(name), gpu=gpu(gpu_id))
 
 
 def rejected(result: SearchResult) -> dict[Reason, int]:
@@ -85,7 +85,7 @@ def test_one_request_more_would_miss(
     lengths: tuple[float, float],
     name: str,
 ) -> None:
-    server_costs = costs(Setup(model(name), gpu("h200"), Parallel(8)))
+    server_costs = costs(Launch(model(name), gpu("h200"), Parallel(8)))
     load = Load(
         input_tokens=lengths[0],
         output_tokens=lengths[1],
@@ -142,7 +142,7 @@ def test_nothing_that_size_accepts_is_cheaper(
     peak: float, itl_s: float, ttft_s: float, lengths: tuple[float, float]
 ) -> None:
     question = asked(peak=peak, itl_s=itl_s, ttft_s=ttft_s, lengths=lengths)
-    plain = Setup(model=model(LLAMA_8B), gpu=gpu("l4"), max_model_len=16384)
+    plain = Launch(model=model(LLAMA_8B), gpu=gpu("l4"), max_model_len=16384)
     winner = search(replace(question, setup=plain)).winner
     for tensor, quantization, kv_cache_dtype, concurrency in itertools.product(
         [1, 4], [None, "fp8"], ["auto", "fp8"], [1, 6, 24, 90, 256]
@@ -197,7 +197,7 @@ def test_every_configuration_is_counted_once() -> None:
 
 
 def test_what_is_stated_is_fixed() -> None:
-    setup = Setup(
+    setup = Launch(
         model=model(LLAMA_8B),
         gpu=gpu("l40s"),
         parallel=Parallel(tensor=2),
@@ -243,7 +243,7 @@ def test_a_length_that_takes_every_block_waits_for_ever() -> None:
 
 
 def test_context_ranks_leave_the_sizes_that_have_copies() -> None:
-    setup = Setup(
+    setup = Launch(
         model=model("moonshotai/Kimi-K2-Instruct"), gpu=gpu("b200"), decode_context_parallel=8
     )
     result = search(asked(setup=setup, peak=None))
@@ -282,7 +282,7 @@ def test_v0_has_a_memory_for_every_length() -> None:
             id="a GH200 has no neighbours",
         ),
         pytest.param(
-            asked(setup=Setup(model=model(DEEPSEEK), quantization="awq")),
+            asked(setup=Launch(model=model(DEEPSEEK), quantization="awq")),
             Choices(),
             Reason.REQUANTIZED,
             id="DeepSeek-V3 is published in FP8",
@@ -316,10 +316,10 @@ def test_nothing_found_is_an_answer() -> None:
         (replace(asked(), safety=0.5), "safety"),
         (asked(peak=-1), "peak_rps"),
         (asked(itl_s=0), "itl_slo"),
-        (asked(setup=Setup(model=model(LLAMA_8B), weights_bytes=1e9)), "weights_gib"),
-        (asked(setup=Setup(model=model(LLAMA_8B), quantization="fp7")), "quantization"),
-        (asked(setup=Setup(model=model(LLAMA_8B), kv_cache_dtype="fp7")), "kv_cache_dtype"),
-        (asked(setup=Setup(model=model(LLAMA_8B), max_model_len=1000)), "input_tokens"),
+        (asked(setup=Launch(model=model(LLAMA_8B), weights_bytes=1e9)), "weights_gib"),
+        (asked(setup=Launch(model=model(LLAMA_8B), quantization="fp7")), "quantization"),
+        (asked(setup=Launch(model=model(LLAMA_8B), kv_cache_dtype="fp7")), "kv_cache_dtype"),
+        (asked(setup=Launch(model=model(LLAMA_8B), max_model_len=1000)), "input_tokens"),
     ],
 )
 def test_bad_input_is_named(question: Question, name: str) -> None:

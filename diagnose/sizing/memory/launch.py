@@ -138,7 +138,7 @@ _LARGEST_COUNT = 1 << 40
 _MOST_OF = {"block_tokens": 1 << 16}
 
 
-class Setup(Struct, frozen=True):
+class Launch(Struct, frozen=True):
     """A launch. None is vLLM's default for that version and GPU in one to size, and in that of a
     running server also what is not known of it.
 
@@ -297,11 +297,11 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
         value = values.get(flag.parameter)
         if value is None or (not value and (flag.kind == "switch" or not strict)):
             continue
-        if not flag.setup:
+        if not flag.field:
             others += [(flag.launch, flag.text(value))] if flag.launch and flag.help else []
             continue
         try:
-            fields[flag.setup] = _field(flag, value, fields.get(flag.setup))
+            fields[flag.field] = _field(flag, value, fields.get(flag.field))
         except SizingError:
             if strict:
                 raise
@@ -315,7 +315,7 @@ def fields_of(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, An
     return fields | {"parallel": parallel, "other_flags": tuple(others)}
 
 
-def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Setup:
+def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Launch:
     """The launch of a model with these fields, with what some of them imply."""
     without_media = takes_no_media(model, fields.get("limit_mm_per_prompt", ()))
     if without_media or fields.get("language_model_only"):
@@ -323,24 +323,24 @@ def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Setup
     fixed_bytes = fields.get("kv_cache_memory_bytes")
     if fixed_bytes is not None:
         fields = {**fields, "available_kv_bytes": fixed_bytes}
-    return Setup(model, gpu, **fields)
+    return Launch(model, gpu, **fields)
 
 
 UNSET = {
     f"{place}{field.name}": field.default
-    for place, record in (("", Setup), ("parallel.", Parallel))
+    for place, record in (("", Launch), ("parallel.", Parallel))
     for field in struct_fields(record)
 }
 """The value of a field that no flag sets, by the flags' `setup`; None where vLLM chooses."""
 
 
-def set_values(setup: Setup) -> Iterator[tuple[Flag, Any]]:
+def set_values(setup: Launch) -> Iterator[tuple[Flag, Any]]:
     """The rows of flags.toml that the launch sets, each with the value of its field."""
     for flag in FLAGS:
-        place, _, name = flag.setup.rpartition(".")
+        place, _, name = flag.field.rpartition(".")
         record = getattr(setup, place) if place else setup
         value = getattr(record, name, None)
-        is_set = value is not None and value != UNSET.get(flag.setup)
+        is_set = value is not None and value != UNSET.get(flag.field)
         if is_set and (flag.kind != "switch" or value == flag.sets):
             yield flag, value
 
@@ -388,7 +388,7 @@ def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
     return value
 
 
-def check(setup: Setup) -> None:
+def check(setup: Launch) -> None:
     """Check that vLLM would accept the launch.
 
     Raises:
@@ -430,7 +430,7 @@ def check(setup: Setup) -> None:
         check_draft(setup.draft, setup.model, setup.parallel)
 
 
-def _check_engine(setup: Setup) -> None:
+def _check_engine(setup: Launch) -> None:
     titles = tuple(kind.title.lower() for kind in sized_kinds())
     if setup.engine.lower() not in titles:
         raise SizingError(f"unknown engine {setup.engine!r}", name="engine", choices=titles)
@@ -450,13 +450,13 @@ def _check_engine(setup: Setup) -> None:
 
 # The fields that are counts, each with its input's name; adapters are checked with their model.
 _COUNTS = {
-    flag.setup: (flag.input or parameter_of(flag.alias or flag.name), attrgetter(flag.setup))
+    flag.field: (flag.input or parameter_of(flag.alias or flag.name), attrgetter(flag.field))
     for flag in FLAGS
-    if flag.kind == "count" and flag.setup and not flag.setup.startswith("adapters.")
+    if flag.kind == "count" and flag.field and not flag.field.startswith("adapters.")
 }
 
 
-def _check_counts(setup: Setup) -> None:
+def _check_counts(setup: Launch) -> None:
     for field, (name, value_of) in _COUNTS.items():
         value = value_of(setup)
         if value is not None:
@@ -466,7 +466,7 @@ def _check_counts(setup: Setup) -> None:
         positive("weights_gib", setup.weights_bytes)
 
 
-def _check_parallel(setup: Setup) -> None:
+def _check_parallel(setup: Launch) -> None:
     parallel, model = setup.parallel, setup.model
     heads, tp = model.attention_heads, parallel.tensor
     if heads and heads % tp:
@@ -492,7 +492,7 @@ def _check_parallel(setup: Setup) -> None:
         )
 
 
-def _context_ranks(setup: Setup) -> list[int]:
+def _context_ranks(setup: Launch) -> list[int]:
     """The decode context parallel sizes that vLLM accepts at this tensor-parallel size.
 
     A latent vector is copied to every rank. If there are more ranks than KV heads, each KV head is
@@ -509,7 +509,7 @@ def _context_ranks(setup: Setup) -> list[int]:
     return [size for size in ranks if size <= max(tp // heads, 1) and not queries // heads % size]
 
 
-def _check_dtypes(setup: Setup) -> None:
+def _check_dtypes(setup: Launch) -> None:
     gpu, arithmetic = setup.gpu, setup.scheme.compute
     kept = kv_format(setup.kv_cache_dtype)
     indexed = any(
