@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
-from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
+from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
@@ -131,7 +130,11 @@ def _per_engine(replica: Serving, concurrency: float) -> float:
 def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
     """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk, and the
     latency of a P99 answer at the mean ITL."""
-    lengths, predicted = replica.pool.lengths, at(replica, concurrency)
+    return _tail(replica, concurrency, at(replica, concurrency))
+
+
+def _tail(replica: Serving, concurrency: float, predicted: Performance) -> BenchmarkPoint:
+    lengths = replica.pool.lengths
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     longer *= 1 - replica.tail_hit_ratio
     # Engines that share their experts step together: the prompt of one delays all.
@@ -149,8 +152,8 @@ def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
 
 
 def best_point(replica: Serving) -> BenchmarkPoint | None:
-    """The predicted point at C_max, the highest concurrency at which the targets are met with a
-    margin for the prediction's error.
+    """The predicted point at C_max, the highest concurrency at which P99s meet the targets, and
+    means with the margin for the prediction's error that a search leaves too.
 
     None if no concurrency meets the targets. Without targets: None, or for batch traffic (offline
     jobs) the lowest concurrency that reaches 99% of the highest throughput.
@@ -165,25 +168,34 @@ def best_point(replica: Serving) -> BenchmarkPoint | None:
 
     safe = safe_targets(profile.slo, replica.setup)
 
-    def exceeds(seen: BenchmarkPoint) -> tuple[float, str]:
-        return strain(safe, seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s)
+    def seen_at(count: int) -> tuple[BenchmarkPoint, Performance]:
+        predicted = at(replica, count)
+        return _tail(replica, count, predicted), predicted
 
-    count, best, _ = highest(partial(point, replica), exceeds, limit)
+    def exceeds(seen: tuple[BenchmarkPoint, Performance]) -> tuple[float, str]:
+        tail, mean = seen
+        return max(
+            strain(profile.slo, tail.ttft_p99_s, tail.itl_p99_s, tail.latency_p99_s),
+            strain(safe, mean.ttft_s, mean.itl_s),
+        )
+
+    count, (best, _), _ = highest(seen_at, exceeds, limit)
     return best if count else None
 
 
-def predicted_misses(replica: Serving, seen: BenchmarkPoint) -> tuple[str, ...]:
-    """The targets that a predicted point misses, with a margin for the prediction's error."""
-    slo = replica.pool.profile.slo
-    latencies = seen.ttft_p99_s, seen.itl_p99_s, seen.latency_p99_s
-    safe = safe_targets(slo, replica.setup).beside(*latencies)
-    return tuple(
-        f"{name} P99 {seconds(latency_s)} at {seen.concurrency:g} in flight, above the "
-        f"{seconds(safe_s)} that keep the target of {seconds(target_s)}"
-        for (name, latency_s, safe_s), (*_, target_s) in zip(
-            safe, slo.beside(*latencies), strict=True
-        )
-        if latency_s > safe_s
+def predicted_misses(replica: Serving, tail: BenchmarkPoint) -> tuple[str, ...]:
+    """The targets that a predicted point misses: by its P99s, or by its means with the margin for
+    the prediction's error."""
+    slo, mean = replica.pool.profile.slo, at(replica, tail.concurrency)
+    safe = safe_targets(slo, replica.setup)
+    return (
+        *missed_targets(tail, slo),
+        *(
+            f"mean {name} {seconds(mean_s)} at {tail.concurrency:g} in flight, above the "
+            f"{seconds(safe_s)} that the target leaves with a margin for the prediction's error"
+            for name, mean_s, safe_s in safe.beside(mean.ttft_s, mean.itl_s)
+            if mean_s > safe_s
+        ),
     )
 
 
@@ -432,7 +444,7 @@ def predicted_curve(replica: Serving) -> Curve:
     part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
     if profile.slo.are_set:
         part.notes.append(
-            "the targets have a margin as wide as the accuracy: "
+            "means have a margin to the targets as wide as the accuracy: "
             f"{margins(profile.slo, replica.setup)}"
         )
     if best is None and profile.slo.are_set:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from math import ceil, log, sqrt
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -154,29 +153,23 @@ def measured_ratios(setup: Launch) -> Mapping[str, tuple[float, float]]:
     return _UNLIKE_RATIOS if unlike_measured(setup) else MEASURED_RATIOS
 
 
-_RATIO_OF: Final = {"ttft_p99_s": "TTFT", "itl_p99_s": "ITL", "e2e_p99_s": "ITL"}
-"""The range that a target's margin is taken from; a whole request is mostly decoding."""
-
-SomeTargets = TypeVar("SomeTargets", bound=Targets)
-
-
-def safe_targets(targets: SomeTargets, setup: Launch) -> SomeTargets:
-    """The latencies that may be predicted so that the targets are met in 19 of 20 benchmarks."""
-    ratios = measured_ratios(setup)
-    safe_s = {
-        name: target_s / ratios[figure_name][1]
-        for name, figure_name in _RATIO_OF.items()
-        if (target_s := getattr(targets, name, None)) is not None
-    }
-    return dataclasses.replace(targets, **safe_s)
+def safe_targets(targets: Targets, setup: Launch) -> Targets:
+    """The mean latencies that may be predicted so that the targets are met in 19 of 20
+    benchmarks."""
+    ttft_s, itl_s, ratios = targets.ttft_p99_s, targets.itl_p99_s, measured_ratios(setup)
+    return Targets(
+        None if ttft_s is None else ttft_s / ratios["TTFT"][1],
+        None if itl_s is None else itl_s / ratios["ITL"][1],
+    )
 
 
 def margins(targets: Targets, setup: Launch) -> str:
     """Up to which prediction each target counts as met, in words."""
-    pairs = zip(safe_targets(targets, setup).beside(0, 0, 0), targets.beside(0, 0, 0), strict=True)
+    safe = safe_targets(targets, setup)
+    beside = targets.beside(safe.ttft_p99_s or 0.0, safe.itl_p99_s or 0.0)
     return ", ".join(
         f"{name} predicted up to {seconds(safe_s)} for a target of {seconds(target_s)}"
-        for (name, _, safe_s), (*_, target_s) in pairs
+        for name, safe_s, target_s in beside
     )
 
 

@@ -124,7 +124,7 @@ def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
 
 def test_the_guides_memory_example_before_and_after_quantization() -> None:
     """Guide 2.6: 50 requests of 8,000 tokens of a 70B: 4 H100 in 16 bit, 2-3 in FP8."""
-    text = profile_text(slo="ttft_p99_s = 5.0", deployment="concurrency = 50")
+    text = profile_text(deployment="concurrency = 50")
     text = re.sub(r"input_p95_tokens = \d+", "input_p95_tokens = 7500", text)
     text = re.sub(r"input_p99_tokens = \d+", "input_p99_tokens = 8000", text)
     text = re.sub(r"output_p95_tokens = \d+", "output_p95_tokens = 500", text)
@@ -462,7 +462,7 @@ def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None
 def long_prompts(more: str = "", times: float = 10, gpus: str = '["h200", "h100-sxm"]') -> Plan:
     text = profile_text(
         traffic='predictability = "typical"\naverage_requests_per_s = 60',
-        slo="ttft_p99_s = 7.5\nitl_p99_s = 0.09",
+        slo="ttft_p99_s = 3.0\nitl_p99_s = 0.05",
         deployment=f"gpus = {gpus}\n",
         more=more,
     )
@@ -544,7 +544,7 @@ def test_short_prompts_and_measured_replicas_are_not_parted() -> None:
     network = '[hosting]\nnetwork = "infiniband-ndr"\n'
     assert long_prompts(network, times=0.4).tiers == ()
     text = profile_text(
-        slo="ttft_p99_s = 7.5\nitl_p99_s = 0.09",
+        slo="ttft_p99_s = 3.0\nitl_p99_s = 0.05",
         deployment="usable_requests_per_s = 2.0",
         more=network,
     )
@@ -587,7 +587,7 @@ def test_no_stated_split_is_cheaper_than_the_chosen_one(model: str, gpu: str, pe
         pytest.param(
             "concurrency = 60", "itl_p99_s = 0.03", "60 are needed", id="requests in flight"
         ),
-        pytest.param("", "ttft_p99_s = 0.001", "keep the target of 1 ms", id="a target"),
+        pytest.param("", "ttft_p99_s = 0.001", "above the target of 1 ms", id="a target"),
         pytest.param(
             'tensor_parallel = 4\nfinal_benchmark = "curve.csv"',
             "ttft_p99_s = 0.1",
@@ -599,9 +599,9 @@ def test_no_stated_split_is_cheaper_than_the_chosen_one(model: str, gpu: str, pe
 def test_what_is_not_met_is_said_first(deployment: str, slo: str, said: str) -> None:
     fleet_plan = planned(profile_text(slo=slo, deployment=deployment), {"curve.csv": CURVE})
     assert not fleet_plan.fits
-    said_first = " ".join(" ".join(plan_lines(fleet_plan)[:4]).split())
-    assert said_first.startswith("Plan for workload: NOT MET: ")
-    assert said in said_first
+    first = plan_lines(fleet_plan)[0]
+    assert "NOT MET: " in first
+    assert said in first
     assert plan_document(fleet_plan)["unmet"] == list(fleet_plan.unmet)
 
 
@@ -667,7 +667,7 @@ def test_more_peak_never_takes_fewer_gpus(peaks: tuple[float, float]) -> None:
 
 
 @examples(25)
-@given(targets=st.tuples(st.floats(0.8, 20), st.floats(0.8, 20)))
+@given(targets=st.tuples(st.floats(0.3, 20), st.floats(0.3, 20)))
 def test_a_tighter_target_never_takes_fewer_gpus(targets: tuple[float, float]) -> None:
     tight, loose = sorted(targets)
     counts = [
@@ -749,8 +749,7 @@ def test_data_parallel_engines_are_compared_and_share_a_replica() -> None:
     given_ = 'model = "deepseek-ai/DeepSeek-V3"\ngpus = ["h200"]\n'
     open_ = planned(profile_text(deployment=given_)).step(6)
     assert any("TP 2 x DP 4 with expert parallelism" in note for note in open_.notes)
-    eight = f"{given_}tensor_parallel = 1\ndata_parallel = 8"
-    fleet_plan = planned(profile_text(slo="ttft_p99_s = 5.0", deployment=eight))
+    fleet_plan = planned(profile_text(deployment=f"{given_}tensor_parallel = 1\ndata_parallel = 8"))
     six, ten = fleet_plan.step(6), fleet_plan.step(10).output
     assert six.decision.startswith("TP 1 x DP 8 with expert parallelism: 8 GPUs per replica")
     launch = str(fleet_plan.step(13).output["launch"])
@@ -913,9 +912,10 @@ def test_a_tier_may_take_longer_to_provision() -> None:
     text = example_profile()
     slower = re.sub(r'(?m)^name = "small"$', 'name = "small"\nprovision_s = 340', text)
     before, after = planned(text).step(11).output, planned(slower).step(11).output
-    for key in (key for key in before if key.endswith("cold_start_s")):
-        later_s = 300 if key.startswith("small") else 0
-        assert float(after[key] or 0) == pytest.approx(float(before[key] or 0) + later_s), key
+    assert float(after["small.cold_start_s"] or 0) == pytest.approx(
+        float(before["small.cold_start_s"] or 0) + 300
+    )
+    assert after["large.cold_start_s"] == before["large.cold_start_s"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -21,7 +20,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from kneewatch.diagnose.sizing.plan.workload_steps import pool_of
-from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_ratios, safe_targets
+from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_ratios
 from tests.diagnose.sizing.test_plan import profile_text
 
 TIGHT = "ttft_p99_s = 2.0\nitl_p99_s = 0.08"
@@ -58,25 +57,23 @@ def test_the_itl_p99_is_a_plain_step_until_chunks_are_common() -> None:
 
 def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
     served = tuned(instance(slo=TIGHT))[0]
-    best, slo = best_point(served), served.pool.profile.slo
+    best = best_point(served)
     assert best is not None
     assert 1 < best.concurrency < served.limit
-    assert not missed_targets(best, safe_targets(slo, served.setup))
-    assert missed_targets(point(served, best.concurrency + 1), safe_targets(slo, served.setup))
+    assert not predicted_misses(served, best)
+    assert predicted_misses(served, point(served, best.concurrency + 1))
 
 
-def test_a_prediction_as_wrong_as_the_worst_of_20_benchmarks_keeps_the_targets() -> None:
-    served = tuned(instance(slo=f"{TIGHT}\ne2e_p99_s = 20.0"))[0]
-    best, slo = best_point(served), served.pool.profile.slo
-    ratios = measured_ratios(served.setup)
+@pytest.mark.parametrize("slo", ["ttft_p99_s = 2.0", TIGHT, "itl_p99_s = 0.03"])
+def test_a_plan_leaves_the_margin_of_a_search(slo: str) -> None:
+    served = tuned(instance(slo=slo))[0]
+    best, targets = best_point(served), served.pool.profile.slo
     assert best is not None
-    assert best.ttft_p99_s * ratios["TTFT"][1] <= (slo.ttft_p99_s or 0)
-    assert best.itl_p99_s * ratios["ITL"][1] <= (slo.itl_p99_s or 0)
-    assert (best.latency_p99_s or 0.0) * ratios["ITL"][1] <= (slo.e2e_p99_s or 0)
-    most = point(served, best.concurrency)
-    assert not predicted_misses(served, most)
-    (missed,) = predicted_misses(served, replace(most, ttft_p99_s=slo.ttft_p99_s))
-    assert missed.endswith("above the 0.8 s that keep the target of 2 s") or "800 ms" in missed
+    assert not missed_targets(best, targets)
+    # Were every step as slow as in the worst of 20 benchmarks, the means would keep the targets.
+    mean, ratios = at(served, best.concurrency), measured_ratios(served.setup)
+    slowest = mean.ttft_s * ratios["TTFT"][1], mean.itl_s * ratios["ITL"][1]
+    assert all(slowest_s <= target_s for _, slowest_s, target_s in targets.beside(*slowest))
 
 
 def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:
@@ -107,7 +104,7 @@ def test_the_sweep_ends_at_the_limit(limit: int, expected: tuple[int, ...]) -> N
 
 
 def test_a_stated_concurrency_has_to_keep_the_targets() -> None:
-    text = profile_text(slo="itl_p99_s = 0.108", deployment="concurrency = 48")
+    text = profile_text(slo="itl_p99_s = 0.1", deployment="concurrency = 48")
     step = plan(read_profile(text)).step(6)
     assert step.output["tensor_parallel"] == 4
     assert any("TP 2 rejected: " in note and "48 are needed" in note for note in step.notes)
