@@ -26,6 +26,7 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, size, start_failure
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
+from kneewatch.diagnose.sizing.speed.wave import Wave
 from kneewatch.rules.formatting import (
     WIDTH,
     duration,
@@ -152,17 +153,21 @@ def _whole(amount: Range) -> dict[str, int]:
     return asdict(amount.map(floor))
 
 
+_MANY_ROUNDS = 10
+"""Requests one after another of each client in a long benchmark."""
+
+
 def _performance(answer: Size) -> dict[str, Any]:
     """The performance of one replica: the sum over its data-parallel engines."""
     performance, engines = answer.performance, answer.question.setup.parallel.data
     if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
-             "ttft_peak_s", "itl_peak_s", "running_peak", "ttft_wave_s", "itl_wave_s",
-             "output_tokens_wave_per_s", "running", "binding",
+             "ttft_peak_s", "itl_peak_s", "running_peak", *_wave("wave", None, engines),
+             *_wave("rounds", None, engines), "running", "binding",
              "ridge_flop_per_byte", "decode_flop_per_byte", "batch_at_ridge")
         )  # fmt: skip
-    bound, waves, at_peak = answer.intensity, answer.in_waves(), answer.at_peak()
+    bound, at_peak = answer.intensity, answer.at_peak()
     batch = None if bound is None else bound.batch_at_ridge
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
@@ -173,16 +178,23 @@ def _performance(answer: Size) -> dict[str, Any]:
         "ttft_peak_s": None if at_peak is None else round(at_peak[1].ttft_s, 5),
         "itl_peak_s": None if at_peak is None else round(at_peak[1].itl_s, 6),
         "running_peak": None if at_peak is None else round(at_peak[0] * engines, 2),
-        "ttft_wave_s": None if waves is None else round(waves.ttft_s, 5),
-        "itl_wave_s": None if waves is None else round(waves.itl_s, 6),
-        "output_tokens_wave_per_s": (
-            None if waves is None else round(waves.output_tokens_per_s * engines, 1)
-        ),
+        **_wave("wave", answer.in_waves(), engines),
+        **_wave("rounds", answer.in_waves(_MANY_ROUNDS), engines),
         "running": round(performance.running * engines, 2),
         "binding": performance.binding,
         "ridge_flop_per_byte": None if bound is None else round(bound.ridge_flop_per_byte, 2),
         "decode_flop_per_byte": None if bound is None else round(bound.decode_flop_per_byte, 3),
         "batch_at_ridge": None if batch is None else round(batch, 1),
+    }
+
+
+def _wave(name: str, waves: Wave | None, engines: int) -> dict[str, float | None]:
+    return {
+        f"ttft_{name}_s": None if waves is None else round(waves.ttft_s, 5),
+        f"itl_{name}_s": None if waves is None else round(waves.itl_s, 6),
+        f"output_tokens_{name}_per_s": (
+            None if waves is None else round(waves.output_tokens_per_s * engines, 1)
+        ),
     }
 
 
@@ -650,14 +662,15 @@ def _at_peak(answer: Size) -> list[str]:
 
 def _waves(answer: Size, concurrency: float) -> list[str]:
     """What a benchmark that starts all requests at once measures. Empty for one request."""
-    waves = answer.in_waves() if concurrency > 1 else None
-    if waves is None:
-        return []
-    return [
-        f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): "
+    figures = [
         f"TTFT {duration(waves.ttft_s)}, TPOT {duration(waves.itl_s)}, "
         f"{number(waves.output_tokens_per_s)} output tokens/s"
+        for rounds in (1, _MANY_ROUNDS)
+        if concurrency > 1 and (waves := answer.in_waves(rounds)) is not None
     ]
+    what = f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): "
+    many = f"; with {_MANY_ROUNDS} times as many prompts (--num-prompts): "
+    return [what + many.join(figures)] if figures else []
 
 
 def _usable(answer: Size) -> list[str]:

@@ -216,7 +216,7 @@ def played(point: Point, efficiency: Efficiency) -> Estimate:
         places=max_running(point),
         lengths=asked,
         in_flight=point.max_concurrency or math.inf,
-        request_s=efficiency.request_s,
+        request_s=efficiency.request_s + efficiency.prompt_token_s * point.input_tokens,
     )
     burst.play()
     return Estimate(

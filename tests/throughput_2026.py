@@ -1,8 +1,8 @@
 """Published benchmarks of 2026 held against the sizing: output tokens/s, TPOT and TTFT.
 
 Each point is judged against what it is (`load`): a wave, where a benchmark starts `concurrency`
-prompts at once; steady arrivals, where lengths vary or requests come at a rate; or the decode step
-alone. `doubt` says why a point is shown, not counted.
+prompts at once (and `prompts` in all, if more); steady arrivals, where lengths vary or requests
+come at a rate; or the decode step alone. `doubt` says why a point is shown, not counted.
 
 Usage: python -m tests.throughput_2026
 """
@@ -78,7 +78,8 @@ def row_of(case: Case) -> Row:
     """The point beside what the sizing says of its launch."""
     question = question_of(case)
     answer = size(question)
-    speed, waves = answer.performance, answer.in_waves()
+    rounds = round(case.get("prompts", case["concurrency"]) / case["concurrency"])
+    speed, waves = answer.performance, answer.in_waves(rounds)
     assert speed is not None
     assert waves is not None
     predicted = {

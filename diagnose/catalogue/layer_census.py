@@ -81,7 +81,7 @@ def layer_words(config: Config) -> list[str]:
     if config.model_type == "falcon_h1":
         return [FULL, MAMBA] * layers
     if in_group(config, "own_blocks"):
-        return [FULL if block.kv_heads else NONE for block in own_blocks(config)]
+        return [FULL if kv_heads else NONE for kv_heads, _ in own_blocks(config)]
     for key in ("layer_types", "layers_block_type"):
         if config.has(key):
             return _listed(config, key, layers)
@@ -236,16 +236,9 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     return tuple(Layers(kind, count) for kind, count in kinds.items())
 
 
-class OwnBlock(Struct, frozen=True):
-    """A layer whose size differs from other layers'. A field is 0 without attention or without an
-    MLP."""
-
-    kv_heads: int
-    mlp_width: int
-
-
-def own_blocks(config: Config) -> list[OwnBlock]:
-    """KV heads and MLP width of each layer that `block_configs` lists, in order.
+def own_blocks(config: Config) -> list[tuple[int, int]]:
+    """KV heads and MLP width of each layer that `block_configs` lists, in order; 0 without
+    attention or without an MLP.
 
     Source: vllm/model_executor/models/nemotron_nas.py (0.32).
 
@@ -257,7 +250,7 @@ def own_blocks(config: Config) -> list[OwnBlock]:
     listed = config.sections("block_configs")
     if len(listed) < layers:
         raise config.wrong("block_configs", f"{len(listed)} entries", f"one for each of {layers}")
-    blocks: list[OwnBlock] = []
+    blocks: list[tuple[int, int]] = []
     for entry in listed[:layers]:
         attention = entry.section("attention") or Config(config.name, {}, {})
         mlp = entry.section("ffn") or Config(config.name, {}, {})
@@ -276,7 +269,7 @@ def own_blocks(config: Config) -> list[OwnBlock]:
             width = mlp.count("intermediate_size", default=0)
             # A multiple of two thirds of the hidden size, rounded up to 256.
             width = width or -(-int(2 * _multiple(mlp) * hidden / 3) // 256) * 256
-        blocks.append(OwnBlock(kv, width))
+        blocks.append((kv, width))
     return blocks
 
 
@@ -292,9 +285,7 @@ def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
     if in_group(config, "own_blocks"):
         size = head_dim(config)
         return Counter(
-            FullAttention(block.kv_heads, size, size)
-            for block in own_blocks(config)
-            if block.kv_heads
+            FullAttention(kv_heads, size, size) for kv_heads, _ in own_blocks(config) if kv_heads
         )
     kind = _full(config)
     if in_group(config, "block_indexed"):

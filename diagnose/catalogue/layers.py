@@ -79,6 +79,7 @@ class CompressedAttention(Struct, frozen=True):
     - `vector_dim`: elements of the vector that a query is multiplied with; 0 for an indexer.
     - `chosen_vectors`: number of vectors that a query attends to; 0 for all.
     - `readers`: number of layers that attend to the vectors of one layer.
+    - `index_width`: an indexer's heads x elements of each, which are multiplied with a vector.
     - `page_bytes`: a page's size is a multiple of this.
     - `mxfp8_bytes`: size of a vector on GPUs of compute capability 10; 0 if it is the same there.
     """
@@ -88,6 +89,7 @@ class CompressedAttention(Struct, frozen=True):
     vector_dim: int = 0
     chosen_vectors: int = 0
     readers: int = 1
+    index_width: int = 0
     page_bytes: int = PAGE_BYTES
     mxfp8_bytes: int = 0
 
@@ -333,9 +335,14 @@ def compressed_layers(config: Config) -> tuple[Layers, ...]:
         kinds.append(Layers(_compressor(ratio, size), count))
         if ratio == _INDEXED_RATIO:
             key_bytes = index_dim + INDEX_SCALE_BYTES
-            kinds.append(Layers(CompressedAttention(key_bytes, ratio), count))
+            keys = CompressedAttention(key_bytes, ratio, index_width=_index_width(config))
+            kinds.append(Layers(keys, count))
             kinds.append(Layers(_compressor(ratio, index_dim), count))
     return tuple(kinds)
+
+
+def _index_width(config: Config) -> int:
+    return config.positive("index_n_heads") * config.positive("index_head_dim")
 
 
 def _compressor(ratio: int, size: int) -> SlidingStates:
@@ -389,7 +396,13 @@ def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
         )
         # An indexer after the one that picks candidates scores fewer keys; it counts as all.
         own = sum(owner <= layer < after for layer in indexers)
-        keys = CompressedAttention(key_bytes, ratio, readers=own, mxfp8_bytes=key_bytes)
+        keys = CompressedAttention(
+            key_bytes,
+            ratio,
+            readers=own,
+            index_width=_index_width(config),
+            mxfp8_bytes=key_bytes,
+        )
         kinds.update((vectors, keys))
         if ratio > 1:
             kinds[SlidingStates(2 * size * _STATE_BYTES, 0, _RING_TOKENS, page_bytes=1)] += 1

@@ -150,7 +150,7 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
     if not layers:
         return 0
     if in_group(config, "own_blocks"):
-        return sum(block.mlp_width for block in own_blocks(config))
+        return sum(width for _, width in own_blocks(config))
     if config.model_type == "granitemoehybrid":
         return layers * config.positive("shared_intermediate_size")
     if isinstance(config.fields.get("intermediate_size"), list):
@@ -368,7 +368,7 @@ def _routed_values(config: Config, hidden: int) -> float:
 
 
 def _own_mixers(config: Config, hidden: int) -> _Mixers:
-    heads = [block.kv_heads for block in own_blocks(config) if block.kv_heads]
+    heads = [kv_heads for kv_heads, _ in own_blocks(config) if kv_heads]
     kv = 2.0 * hidden * sum(heads) * head_dim(config)
     queries = config.positive("num_attention_heads") * head_dim(config)
     return _Mixers(2.0 * len(heads) * hidden * queries + kv, kv, 0.0)

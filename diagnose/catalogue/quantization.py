@@ -26,7 +26,8 @@ class Scheme(Struct, frozen=True):
 
     `attention_bits` None means `linear_bits` in a dense model and 16 in a mixture of experts.
     `compute` is the arithmetic: bf16, fp8 or fp4. `stated_as` is the id of the simpler scheme whose
-    name users give for this one.
+    name users give for this one. `unpacking_ratio` is the speed of the routed experts' kernels on
+    GPUs that must unpack them, divided by that of other formats' kernels.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Scheme(Struct, frozen=True):
     attention_bits: float | None = None
     stated_as: str = ""
     head_bits: float = FULL_BITS
+    unpacking_ratio: float = 1.0
 
     def attention_bits_of(self, *, mixture: bool) -> float:
         """Bits per attention parameter in a mixture of experts, or in a dense model."""

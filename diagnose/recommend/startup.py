@@ -63,6 +63,8 @@ class Remedies:
         kind = self._failure.kind
         if kind in (log.KV_SMALL, log.MODEL_LEN):
             yield from self._shorter_context()
+        if kind == log.FEW_STATES:
+            yield from self._fewer_seats()
         if kind == log.FREE_MEMORY:
             yield from self._lower_utilization()
         if kind in (log.KV_NONE, log.KV_SMALL) and not self._failure.served:
@@ -108,6 +110,20 @@ class Remedies:
             why,
             check=f"confirm that no user needs requests of more than {to:,} tokens",
             risk="vLLM rejects longer requests. A cache for one such request serves few at once.",
+        )
+
+    def _fewer_seats(self) -> Iterator[Recommendation]:
+        """Recommends the largest power of two that the blocks in the log allow."""
+        most, now = self._number("most_seqs"), self._number("max_num_seqs")
+        if most is None or now is None or most < 1:
+            return
+        yield self._advice(
+            Change(SEATS, int(now), 1 << int(most).bit_length() - 1),
+            f"The KV cache has blocks for the states of {most:,.0f} running requests.",
+            before={"max_num_seqs": now},
+            predicted={},
+            check="confirm that fewer requests at once are enough, or serve with more GPUs",
+            risk=_RISKS[SEATS],
         )
 
     def _lower_utilization(self) -> Iterator[Recommendation]:

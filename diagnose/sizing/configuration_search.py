@@ -28,7 +28,7 @@ from kneewatch.diagnose.sizing.search_results import (
     by_reason,
 )
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import fleet_of, load_of, peak_utilization, within_targets
+from kneewatch.diagnose.sizing.size import fleet_of, loop_of, peak_utilization, within_targets
 from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     RUNNING_LIMIT,
@@ -404,10 +404,10 @@ def _candidate(
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
     question = replace(question, setup=setup)
-    loaded = load_of(question, launch, limit)
-    if loaded is None:
+    loop = loop_of(question, launch, limit)
+    if loop is None:
         raise TypeError("a launch of a search has lengths, a GPU and a number of parameters")
-    limit_at_targets = within_targets(question, loaded, limit)
+    limit_at_targets = within_targets(question, loop, limit)
     if not limit_at_targets.concurrency:
         return _too_slow(question, limit_at_targets)
     speed = limit_at_targets.performance

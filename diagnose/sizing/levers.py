@@ -23,8 +23,8 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import Size, load_of
-from kneewatch.diagnose.sizing.speed.performance import Performance, performance
+from kneewatch.diagnose.sizing.size import Size, loop_of
+from kneewatch.diagnose.sizing.speed.performance import Performance
 from kneewatch.rules.formatting import duration, figure, plural
 
 _FEW_REQUESTS = 8
@@ -50,7 +50,7 @@ class Lever(Struct, frozen=True):
     @property
     def held(self) -> float:
         """Requests that all engines hold; 0 if vLLM would not start."""
-        if not self.memory.holds_one:
+        if not self.memory.starts:
             return 0.0
         return self.memory.concurrency.expected * self.question.engines
 
@@ -116,7 +116,7 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     question, before = answer.question, answer.memory
     if question.setup.gpu is None or question.setup.available_kv_bytes is not None:
         return ()
-    held = before.concurrency.expected * question.engines if before.holds_one else 0.0
+    held = before.concurrency.expected * question.engines if before.starts else 0.0
     better = [
         lever
         for change, changed in _changes(answer)
@@ -148,8 +148,8 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
             held = memory(setup)
     except SizingError:
         return None
-    loaded = load_of(changed, held) if held.holds_one else None
-    speed = None if loaded is None else performance(*loaded, changed.efficiency)
+    loop = loop_of(changed, held) if held.starts else None
+    speed = None if loop is None else loop.at(loop.load.concurrency)
     before = question.setup
     narrower = (setup.scheme, setup.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
     return Lever(change.strip(), changed, held, speed, narrower)
@@ -174,7 +174,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         wider = replace(parallel, tensor=fewest.tensor)
     split = replace(setup, parallel=wider)
     yield f"{TENSOR_SPLIT} {wider.tensor}", replace(question, setup=split)
-    if answer.memory.holds_one:
+    if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
         yield f"{more} replicas", replace(question, replicas=more)

@@ -9,7 +9,7 @@ from math import ceil, floor
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, STEP_TOKENS
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, SEATS, STEP_TOKENS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
@@ -29,15 +29,13 @@ from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.serving_cost import token_cost, yearly_cost
 from kneewatch.diagnose.sizing.speed.performance import (
-    Latency,
+    ClosedLoop,
     Load,
     Performance,
     closed_loop,
-    performance,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
-    Costs,
     Intensity,
     costs,
     intensity_of,
@@ -68,8 +66,14 @@ _MOST_RANKS = 8
 def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     """Why vLLM would not start, and which change would let it start; None if it starts."""
     setup, longest = answer.setup, answer.longest_that_fits
-    if answer.holds_one:
+    if answer.starts:
         return None
+    if answer.holds_one:
+        return (
+            f"vLLM would not start: max_num_seqs is {setup.seqs:,}, and the KV cache has "
+            f"{answer.most_seqs:,} blocks for the states of running requests; use {SEATS} "
+            f"{answer.most_seqs} or less"
+        )
     gpus = fewest.expected if fewest is not None else None
     if gpus is not None and gpus <= setup.parallel.tensor * setup.parallel.pipeline:
         gpus = None  # these GPUs are there already
@@ -113,6 +117,11 @@ def memory_notes(
         yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
     elif not failure and held.expected < concurrency <= held.high:
         yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
+    if answer.refused_seqs:
+        yield (
+            f"vLLM refuses its default max_num_seqs of {answer.refused_seqs:,}: the KV cache has "
+            f"fewer blocks for the states of running requests; sized with {setup.seqs}"
+        )
     if setup.draft is not None:
         undrafted = memory(replace(setup, draft=None)).concurrency.expected
         yield (
@@ -312,7 +321,6 @@ class Size(Struct, frozen=True):
     """The result of sizing one configuration.
 
     - `performance` (of one engine), `fleet`: None if inputs are missing.
-    - `loaded`: the inputs of the prediction.
     - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted; if
       predicted, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses.
@@ -323,9 +331,7 @@ class Size(Struct, frozen=True):
     question: Question
     memory: Memory
     fewest: FewestGpus | None
-    loaded: tuple[Costs, Load] | None
     performance: Performance | None
-    intensity: Intensity | None
     usable_requests_per_s: float | None
     usable_source: str
     usable_concurrency: float | None
@@ -342,27 +348,31 @@ class Size(Struct, frozen=True):
         """Whether vLLM starts and holds the concurrency at the context's length."""
         return self.memory.fits(self.question.concurrency_per_engine)
 
-    def at_peak(self) -> tuple[float, Latency] | None:
+    def at_peak(self) -> tuple[float, Performance] | None:
         """The requests in flight on one engine and its latencies, while the peak is spread evenly
         over the deployed replicas, or over the question's where no fleet is sized. None if unknown,
         or if they cannot serve it."""
         peak_per_s = self.question.peak_requests_per_s
-        if self.loaded is None or peak_per_s is None:
+        if self.performance is None or peak_per_s is None:
             return None
         replicas = self.question.replicas if self.fleet is None else self.fleet.deployed_instances
         per_engine_per_s = peak_per_s / (replicas * self.question.setup.parallel.data)
-        return closed_loop(*self.loaded, self.question.efficiency).serving(per_engine_per_s)
+        return self.performance.loop.serving(per_engine_per_s)
 
     def full_requests_per_s(self) -> float | None:
         """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
-        return _full_requests_per_s(self.question, self.loaded)
+        return _full_requests_per_s(self.question, self.performance)
 
-    def in_waves(self) -> Wave | None:
+    def in_waves(self, rounds: int = 1) -> Wave | None:
         """What a benchmark at the load's concurrency measures of one engine; None if unknown."""
-        if self.loaded is None:
+        if self.performance is None:
             return None
-        loop = closed_loop(*self.loaded, self.question.efficiency)
-        return wave(loop, self.question.concurrency_per_engine)
+        return wave(self.performance.loop, self.question.concurrency_per_engine, rounds)
+
+    @property
+    def intensity(self) -> Intensity | None:
+        """The arithmetic intensity of decode steps; None if no speed is predicted."""
+        return None if self.performance is None else _intensity(self.performance)
 
     @property
     def gpus(self) -> int:
@@ -382,6 +392,7 @@ def size(question: Question) -> Size:
     check_question(question)
     question = replace(question, setup=at_lengths(question))
     answer, fewest = memory(question.setup), _fewest(question)
+    question = replace(question, setup=answer.setup)
     notes = [
         *question.setup.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
@@ -392,39 +403,36 @@ def size(question: Question) -> Size:
         each = question.concurrency_per_engine
         sheet.text(*planned_memory(question.setup, gpu, concurrency=each).steps)
     # A launch that would not start has neither speed nor price.
-    loaded = load_of(question, answer) if answer.holds_one else None
-    speed = performance(*loaded, question.efficiency) if loaded is not None else None
-    intensity = _intensity(question, loaded, speed)
-    if loaded is not None and speed is not None and intensity is not None:
-        performance_lines(sheet, *loaded, speed, question.efficiency)
-        sheet.text(*intensity.steps)
-        _exchange(sheet, question, loaded[0], speed)
+    loop = loop_of(question, answer) if answer.starts else None
+    speed = None if loop is None else loop.at(loop.load.concurrency)
+    if speed is not None:
+        performance_lines(sheet, speed)
+        sheet.text(*_intensity(speed).steps)
+        _exchange(sheet, question, speed)
     predicted = Sheet("roofline prediction")
-    usable, source, in_flight = _predicted_usable(predicted, question, loaded, speed)
+    usable, source, in_flight = _predicted_usable(predicted, question, speed)
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
         if not question.is_benchmarked:
-            notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
+            notes += stated_notes(stated, usable, _full_requests_per_s(question, speed))
         usable, source, in_flight = stated, "stated", None
     else:
         sheet.add(predicted)
-    notes += load_notes(question, speed, source=source, starts=answer.holds_one)
+    notes += load_notes(question, speed, source=source, starts=answer.starts)
     fleet = fleet_of(question, usable, sheet)
     capacity_per_s = None
     if fleet is not None and usable is not None:
         capacity_per_s = fleet.deployed_instances * usable
     shared = peak_utilization(question, capacity_per_s)
     per_token, per_year = (
-        _cost(sheet, question, fleet, usable, shared) if answer.holds_one else (None, None)
+        _cost(sheet, question, fleet, usable, shared) if answer.starts else (None, None)
     )
     return Size(
         question=question,
         memory=answer,
         fewest=fewest,
-        loaded=loaded,
         performance=speed,
-        intensity=intensity,
         usable_requests_per_s=usable,
         usable_source=source,
         usable_concurrency=in_flight,
@@ -465,9 +473,9 @@ def _served(question: Question) -> int:
     setup = at_lengths(question)
     answer = memory(setup)
     served = floor(min(answer.concurrency.low, setup.seqs))
-    loaded = load_of(replace(question, setup=setup), answer) if served >= 1 else None
-    if loaded is not None and question.targets.are_set:
-        served = within_targets(question, loaded, served).concurrency
+    loop = loop_of(replace(question, setup=setup), answer) if served >= 1 else None
+    if loop is not None and question.targets.are_set:
+        served = within_targets(question, loop, served).concurrency
     return served * setup.parallel.data
 
 
@@ -485,10 +493,8 @@ def running_limit(answer: Memory, mean_tokens: float) -> float:
     return max(min(held, float(answer.setup.seqs)), 0.0)
 
 
-def load_of(
-    question: Question, answer: Memory, limit: float | None = None
-) -> tuple[Costs, Load] | None:
-    """One engine's step costs and load; None if too little is stated or no request can run.
+def loop_of(question: Question, answer: Memory, limit: float | None = None) -> ClosedLoop | None:
+    """One engine with the question's requests; None if too little is stated or none can run.
 
     `limit` are the most requests that may run; by default those of mean length that fit.
     """
@@ -507,16 +513,13 @@ def load_of(
         max_num_batched_tokens=setup.batched_tokens,
         drafting=drafting_of(question, setup, step_costs),
     )
-    return step_costs, load
+    return closed_loop(step_costs, load, question.efficiency)
 
 
-def within_targets(question: Question, loaded: tuple[Costs, Load], most: float) -> Capacity:
+def within_targets(question: Question, loop: ClosedLoop, most: float) -> Capacity:
     """The highest load of one engine, of at most `most` requests, within the targets with a margin
     for the prediction's error."""
-    step_costs, load = loaded
-    full = replace(load, concurrency=max(floor(most), 1))
-    targets = safe_targets(question.targets, question.setup)
-    return capacity(step_costs, full, targets, question.efficiency)
+    return capacity(loop, safe_targets(question.targets, question.setup), most)
 
 
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
@@ -529,23 +532,16 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     )
 
 
-def _intensity(
-    question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
-) -> Intensity | None:
+def _intensity(speed: Performance) -> Intensity:
     """The arithmetic intensity of decode steps at the predicted load and mean context."""
-    inputs, outputs = question.input_tokens, question.output_tokens
-    if loaded is None or speed is None or inputs is None or outputs is None:
-        return None
-    return intensity_of(
-        loaded[0], context_tokens=inputs + outputs / 2, sequences=max(speed.running, 1.0)
-    )
+    load = speed.loop.load
+    context = load.input_tokens + load.output_tokens / 2
+    sequences = max(speed.running, 1.0)
+    return intensity_of(speed.loop.costs, context_tokens=context, sequences=sequences)
 
 
 def _predicted_usable(
-    sheet: Sheet,
-    question: Question,
-    loaded: tuple[Costs, Load] | None,
-    speed: Performance | None,
+    sheet: Sheet, question: Question, speed: Performance | None
 ) -> tuple[float | None, str, float | None]:
     """Requests/s of one replica within the targets, the source of the figure, and the requests in
     flight on each engine.
@@ -553,14 +549,14 @@ def _predicted_usable(
     Without targets, requests/s at the stated load.
     """
     unknown = None, "unknown", None
-    if loaded is None or speed is None:
+    if speed is None:
         return unknown
-    (_, load), where = loaded, "at the stated concurrency"
+    load, where = speed.loop.load, "at the stated concurrency"
     # Without a target any concurrency would do: only a stated one says what is usable.
     concurrency = question.concurrency and load.concurrency
     if question.targets.are_set:
         best, where = (
-            within_targets(question, loaded, load.max_running),
+            within_targets(question, speed.loop, load.max_running),
             "the most within the targets",
         )
         speed, concurrency = best.performance, best.concurrency
@@ -575,14 +571,11 @@ def _predicted_usable(
     return usable_per_s, "predicted", concurrency
 
 
-def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:
+def _full_requests_per_s(question: Question, speed: Performance | None) -> float | None:
     """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
-    if loaded is None:
+    if speed is None:
         return None
-    step_costs, load = loaded
-    full = replace(load, concurrency=max(floor(load.max_running), 1))
-    speed = performance(step_costs, full, question.efficiency)
-    return speed.requests_per_s * question.setup.parallel.data
+    return speed.loop.most.requests_per_s * question.setup.parallel.data
 
 
 def fleet_of(
@@ -639,10 +632,10 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
     return Utilization(ratio, "at the peak; set --utilization to the average")
 
 
-def _exchange(sheet: Sheet, question: Question, step: Costs, speed: Performance) -> None:
+def _exchange(sheet: Sheet, question: Question, speed: Performance) -> None:
     """What expert parallelism sends between GPUs in a decode step; nothing without it."""
     setup = question.setup
     if setup.parallel.experts and setup.model.experts.count:
         tokens, gpus = speed.running * setup.parallel.data, setup.parallel.gpus
         of = "per decode step"
-        expert_exchange(sheet, setup.model, step, tokens=tokens, gpus=gpus, of=of)
+        expert_exchange(sheet, setup.model, speed.loop.costs, tokens=tokens, gpus=gpus, of=of)

@@ -119,6 +119,17 @@ def test_memory_of_others_on_the_gpu(main: Main, log_file: Path) -> None:
     ]
 
 
+def test_more_requests_than_states(main: Main, log_file: Path) -> None:
+    line = (
+        "(EngineCore_DP0 pid=7) ERROR 10-08 20:33:48 [core.py:708] ValueError: max_num_seqs (1024) "
+        "exceeds available Mamba cache blocks (856). Each decode sequence requires one Mamba cache "
+        "block, so CUDA graph capture cannot proceed.\n"
+    )
+    log_file.write_text(logs.KV_TOO_SMALL.partition("(EngineCore_DP0 pid=18799) ERROR")[0] + line)
+    (recommendations,) = told(main, "--log", log_file)["recommendations"]
+    assert recommendations["changes"] == [{"flag": "--max-num-seqs", "from": 1024, "to": 512}]
+
+
 def test_an_engine_that_died(main: Main, log_file: Path) -> None:
     log_file.write_text(logs.ENGINE_DIED)
     (cause,) = told(main, "--log", log_file)["causes"]

@@ -621,6 +621,9 @@ def test_a_benchmark_in_waves_waits_longer_for_its_first_tokens() -> None:
     text = " ".join(size(*launch, *load).stdout.split())
     assert "with steady arrivals" in text
     assert "A benchmark that starts 32 at once (--max-concurrency): TTFT" in text
+    assert "with 10 times as many prompts (--num-prompts): TTFT" in text
+    assert speed["ttft_s"] < speed["ttft_rounds_s"] < speed["ttft_wave_s"]
+    assert speed["itl_wave_s"] < speed["itl_rounds_s"]
 
 
 @pytest.mark.parametrize("stated_gib", ["2", "0.001"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from kneewatch.diagnose.catalogue.layers import (
     MXFP8_PAGE_BYTES,
     CompressedAttention,
     Layers,
+    Recurrent,
     SlidingStates,
 )
 from kneewatch.diagnose.sizing.arithmetic import compiled
@@ -49,6 +51,7 @@ class Memory(Struct, frozen=True):
     - `logged_tokens`: what this vLLM version logs as "GPU KV cache size".
     - `held_tokens`: tokens that the cache can hold if every request has the context's length.
     - `concurrency`: the number of such requests.
+    - `refused_seqs`: the default max_num_seqs, if vLLM would refuse it and `setup` has another.
     """
 
     setup: Launch
@@ -62,6 +65,21 @@ class Memory(Struct, frozen=True):
     concurrency: Range
     adapter_bytes: float = 0.0
     draft_bytes: float = 0.0
+    refused_seqs: int = 0
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts: one request of full length fits, and a state for each request that
+        may run."""
+        return self.holds_one and self.most_seqs >= self.setup.seqs
+
+    @property
+    def most_seqs(self) -> float:
+        """The largest max_num_seqs that vLLM accepts: recurrent layers keep the state of each
+        running request in a block of its own, and CUDA graphs are captured for all of them."""
+        return (
+            self.layout.blocks(self.available_bytes.expected) if _checks_seqs(self.setup) else inf
+        )
 
     @property
     def holds_one(self) -> bool:
@@ -88,7 +106,18 @@ class Memory(Struct, frozen=True):
 
     def fits(self, concurrency: float = 1.0) -> bool:
         """Whether vLLM starts and holds this many requests of the context's length."""
-        return self.holds_one and self.concurrency.expected >= concurrency
+        return self.starts and self.concurrency.expected >= concurrency
+
+
+_SEQS_CHECKED = (0, 20, 0)
+"""vLLM pull request 38270: 1,024 refused where 512 states fit; 0.19 started with 1,019."""
+
+
+def _checks_seqs(setup: Setup) -> bool:
+    # With a draft vLLM lowers the number itself.
+    recurrent = any(isinstance(layers.kind, Recurrent) for layers in setup.model.layers)
+    unchecked = setup.enforce_eager or setup.draft is not None or setup.slack is not None
+    return recurrent and not unchecked and setup.version >= _SEQS_CHECKED
 
 
 AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"
@@ -262,7 +291,7 @@ def memory(setup: Launch) -> Memory:
     if not setup.defaults.capacity_by_context:
         logged = available.map(layout.tokens_of_blocks)
     beside_bytes = adapters + draft + setup.added_bytes
-    return Memory(
+    answer = Memory(
         setup=setup,
         layout=layout,
         weights=weights,
@@ -275,6 +304,11 @@ def memory(setup: Launch) -> Memory:
         adapter_bytes=adapters,
         draft_bytes=draft,
     )
+    if setup.max_num_seqs is not None or answer.starts or not answer.holds_one:
+        return answer
+    # Fewer requests take less memory beside the cache, so this number is accepted.
+    seqs = 1 << int(answer.most_seqs).bit_length() - 1
+    return replace(memory(replace(setup, max_num_seqs=seqs)), refused_seqs=setup.seqs)
 
 
 # --- The smallest replica that holds a load -------------------------------------------------------

@@ -80,7 +80,7 @@ class Serving(Struct, frozen=True, kw_only=True):
     def limit(self) -> int:
         """The most requests of P95 length that can run at once, given the KV cache and
         max_num_seqs. A prefill server computes one prompt at a time."""
-        if not self.memory.holds_one:
+        if not self.memory.starts:
             return 0
         engines = self.setup.parallel.data
         if self.pool.phase == "prefill":
@@ -146,7 +146,7 @@ def _tail(replica: Serving, concurrency: float, predicted: Performance) -> Bench
         concurrency=concurrency,
         requests_per_s=predicted.requests_per_s * busy,
         ttft_p99_s=ttft_s,
-        itl_p99_s=max(step.total_s * predicted.draft_factor, predicted.itl_s),
+        itl_p99_s=max(step.total_s * predicted.loop.factor, predicted.itl_s),
         latency_p99_s=ttft_s + max(lengths.output_p99_tokens - 1, 0) * predicted.itl_s,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
@@ -85,6 +86,9 @@ class StepTime(Struct, frozen=True):
         return max(parts, key=lambda name: parts[name])
 
 
+_Three = tuple[float, float, float]
+
+
 class StepModel(Struct, frozen=True, kw_only=True):
     """A step's time as a function of its sequences and prompt tokens, at fixed lengths.
 
@@ -121,74 +125,57 @@ class StepModel(Struct, frozen=True, kw_only=True):
     sequence_s: float
     host_s: float
     prompt_step_s: float
+    prompt_layer_ratio: float
     tokens_per_sequence: float
     stages: int
     stage_wait_ratio: float
 
-    def _stretch(self, sequences: float) -> float:
-        """How many times as long a pass takes as with stages that never wait; 1 for one request."""
-        return 1 + self.stage_wait_ratio * min(max(sequences - 1, 0.0) / (self.stages - 1), 1.0)
-
     def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
         """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
-        # The sum of `parts` without building its objects: a search calls this a million times.
-        stretch = 1.0
-        if self.stages > 1:
-            stretch = self._stretch(sequences)
-            sequences = max(min(sequences, 1.0), sequences / self.stages)
-            prompt_tokens /= self.stages
-        tokens = sequences * self.tokens_per_sequence + prompt_tokens
-        total_s = tokens * self.token_link_s + self.collectives_s + self.layers_s
-        total_s += sequences * self.sequence_s + self.host_s
-        if prompt_tokens:
-            total_s += self.prompt_step_s
-        compute_s = (
-            sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s
-        )
-        total_s += self.weights_s if self.weights_s > compute_s else compute_s
-        if self.experts_s:
-            touched = touched_ratio(self.token_ratio, tokens)
-            read_s, compute_s = self.experts_s * touched, tokens * self.token_experts_s
-            total_s += touched * self.touch_s + (read_s if read_s > compute_s else compute_s)
-            total_s += tokens * self.token_rows_s
-        read_s = sequences * self.sequence_read_s
-        compute_s = (
-            sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s
-        )
-        return stretch * (total_s + (read_s if read_s > compute_s else compute_s))
+        # A search calls this a million times, so it builds no objects.
+        reads_s, computes_s, rest_s, stretch = self._times(sequences, prompt_tokens)
+        return stretch * (sum(map(max, reads_s, computes_s)) + sum(rest_s))
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
         """The parts of a step with `sequences` decoding and `prompt_tokens` in prefill.
 
         The time that stages wait for each other is a part of `launch_s`.
         """
-        waited_s = 0.0
+        reads_s, computes_s, rest_s, stretch = self._times(sequences, prompt_tokens)
+        weights, experts, attention = map(Kernels, reads_s, computes_s)
+        time = StepTime(weights, experts, attention, *rest_s)
+        return replace(time, launch_s=time.launch_s + (stretch - 1) * time.total_s)
+
+    def _times(
+        self, sequences: float, prompt_tokens: float
+    ) -> tuple[_Three, _Three, _Three, float]:
+        """Seconds to read and to compute weights, experts and attention, the seconds beside them,
+        and the ratio by which stages that wait for each other stretch all."""
+        prompt_tokens *= self.prompt_layer_ratio
+        stretch = 1.0
         if self.stages > 1:
-            waited_s = self.total_s(sequences, prompt_tokens) * (1 - 1 / self._stretch(sequences))
+            waiting_ratio = min(max(sequences - 1, 0.0) / (self.stages - 1), 1.0)
+            stretch += self.stage_wait_ratio * waiting_ratio
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
         touched = touched_ratio(self.token_ratio, tokens)
-        return StepTime(
-            weights=Kernels(
-                self.weights_s,
+        rows_s = tokens * self.token_rows_s
+        launch_s = self.layers_s + sequences * self.sequence_s + touched * self.touch_s
+        return (
+            (self.weights_s, self.experts_s * touched + rows_s, sequences * self.sequence_read_s),
+            (
                 sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
-            ),
-            experts=Kernels(
-                self.experts_s * touched + tokens * self.token_rows_s,
-                tokens * (self.token_experts_s + self.token_rows_s),
-            ),
-            attention=Kernels(
-                sequences * self.sequence_read_s,
+                tokens * self.token_experts_s + rows_s,
                 sequences * self.sequence_attention_s
                 + prompt_tokens * self.prompt_token_attention_s,
             ),
-            interconnect_s=tokens * self.token_link_s + self.collectives_s,
-            launch_s=self.layers_s
-            + sequences * self.sequence_s
-            + touched * self.touch_s
-            + waited_s,
-            host_s=self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
+            (
+                tokens * self.token_link_s + self.collectives_s,
+                launch_s,
+                self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
+            ),
+            stretch,
         )
 
 
@@ -223,10 +210,11 @@ def step_model(
     allreduces = ALLREDUCES_PER_LAYER * costs.layers if degree > 1 else 0
     sent_bytes = allreduces * 2 * (degree - 1) / degree * token_bytes
     sent_bytes += (stages - 1) * token_bytes / degree
+    kernel_ratio = costs.expert_kernel_ratio
     exchanges = 2 * costs.expert_layers if costs.token_exchange_s else 0
     return StepModel(
         weights_s=costs.weights_bytes / read_per_s,
-        experts_s=costs.experts_bytes / read_per_s,
+        experts_s=costs.experts_bytes / (read_per_s * kernel_ratio),
         touch_s=costs.experts * efficiency.expert_s,
         token_ratio=costs.touched_ratio,
         sequence_read_s=kv_bytes / read_per_s,
@@ -235,7 +223,7 @@ def step_model(
         / matrix_per_s,
         prompt_token_compute_s=dense_flop / matrix_per_s,
         token_experts_s=costs.experts_flop_per_token
-        / (costs.expert_flop_per_s * efficiency.expert_mfu_ratio),
+        / (costs.expert_flop_per_s * efficiency.expert_mfu_ratio * kernel_ratio),
         token_rows_s=efficiency.expert_row_passes * costs.routed_rows * token_bytes / read_per_s,
         sequence_attention_s=tokens_per_sequence * pair_flop / attention_per_s,
         prompt_token_attention_s=prompt_pair_flop / attention_per_s,
@@ -247,6 +235,7 @@ def step_model(
         sequence_s=efficiency.sequence_s,
         host_s=efficiency.host_s + (efficiency.nodes_s if costs.nodes > 1 else 0.0),
         prompt_step_s=efficiency.prompt_step_s,
+        prompt_layer_ratio=costs.prompt_layer_ratio,
         tokens_per_sequence=tokens_per_sequence,
         stages=stages,
         stage_wait_ratio=(stages - 1) / (stages * efficiency.microbatches_per_stage),
@@ -294,89 +283,41 @@ class Load(Struct, frozen=True, kw_only=True):
     drafting: Drafting | None = None
 
 
-class Cycle(Struct):
-    """The steady state: the mean step with `running` decodes, and how prompts are prefilled in it.
-
-    `chunks_s`: seconds from a prompt's first step to its first token. `prefill_s`: seconds from its
-    arrival. `full`: the token budget delays new prompts.
-    """
-
-    running: float
-    step_s: float = 0.0
-    chunks_s: float = 0.0
-    prefill_s: float = 0.0
-    chunk_tokens: float = 0.0
-    prefill_step_ratio: float = 0.0
-    full: bool = False
-
-
-class Latency(Struct, frozen=True):
-    """A request's latencies at a concurrency, with the steady state that they come from."""
-
-    ttft_s: float
-    itl_s: float
-    requests_per_s: float
-    queueing: bool
-    cycle: Cycle
-
-
 class ClosedLoop(Struct, frozen=True):
-    """A server with given request lengths; `at` gives the latencies for any number in flight.
+    """A server with given request lengths; `at` gives its speed for any number in flight.
 
-    - `request_s`: a request's time in the API server.
     - `fresh`: prompt tokens that a request must compute.
     - `passes`: decode steps of a request; each has `per_pass` output tokens.
     - `factor`: a draft makes a plain step this many times as long.
-    - `decode_factor`: measured divided by predicted time of a plain step.
-    - `prefill_factor`: measured divided by predicted time of the prompts in a step.
     """
 
+    costs: Costs
     load: Load
+    efficiency: Efficiency
     step: StepModel
-    request_s: float
-    decode_factor: float
-    prefill_factor: float
     fresh: float
     per_pass: float
     passes: float
     factor: float
 
-    def at(self, concurrency: float) -> Latency:
-        """The latencies with `concurrency` requests in flight."""
-        places = min(concurrency, self.load.max_running)
-        cycle = self._cycle(places)
-        decode_s = self.passes * cycle.step_s
-        if cycle.full:
-            requests_per_s = cycle.running / decode_s
-            ttft_s = concurrency / requests_per_s - decode_s
-        else:
-            requests_per_s = places / (cycle.prefill_s + decode_s)
-            ttft_s = cycle.prefill_s + (concurrency - places) / requests_per_s
-        return Latency(
-            ttft_s,
-            cycle.step_s / self.per_pass,
-            requests_per_s,
-            cycle.full or concurrency > places,
-            cycle,
-        )
+    @property
+    def request_s(self) -> float:
+        """A request's time in the API server."""
+        shares = self.efficiency
+        return shares.request_s + shares.prompt_token_s * self.load.input_tokens
 
-    def serving(self, requests_per_s: float) -> tuple[float, Latency] | None:
-        """The requests in flight at a rate, and the latencies. None if the rate is not served."""
-        low, high = 0.0, self.load.max_running
-        if not math.isfinite(high) or self.at(high).requests_per_s < requests_per_s:
-            return None
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.at(middle).requests_per_s < requests_per_s:
-                low = middle
-            else:
-                high = middle
-        return high, self.at(high)
+    @property
+    def most(self) -> Performance:
+        """The speed with as many requests as may run."""
+        return self.at(max(math.floor(self.load.max_running), 1))
 
-    def _cycle(self, places: float) -> Cycle:
-        """The steady state, found by iterating the number of requests that decode."""
+    def at(self, concurrency: float) -> Performance:
+        """The steady state with `concurrency` requests in flight, found by iterating the number of
+        requests that decode."""
         load, step, fresh = self.load, self.step, self.fresh
         passes, factor, stages = self.passes, self.factor, step.stages
+        prefill_factor = self.efficiency.prefill_factor
+        places = min(concurrency, load.max_running)
         # A step's tokens are bounded: beyond this many decodes prompts come in no faster.
         most = load.max_num_batched_tokens * stages / (fresh / passes + step.tokens_per_sequence)
         # Chunks fill the token budget, and the next prompt fills what the last chunk leaves: a
@@ -388,35 +329,62 @@ class ClosedLoop(Struct, frozen=True):
         # A request's own prompt never stands in the way of its own decode.
         others_ratio = 1 - 1 / max(places, 1.0)
         own = load.drafting.cost_ratio if load.drafting is not None else 0.0
-        cycle = Cycle(running=min(places, most), chunk_tokens=chunk)
-        for _ in range(_ROUNDS):
-            running = max(cycle.running, 1.0)
-            mean_tokens = others_ratio * cycle.running * fresh / passes
+        decoding = min(places, most)
+        rounds = 0
+        while True:
+            rounds += 1
+            running = max(decoding, 1.0)
+            mean_tokens = others_ratio * decoding * fresh / passes
             # Chunks arrive independently, and those that meet share a step.
             ratio = -math.expm1(-mean_tokens / chunk)
             together = mean_tokens / ratio if ratio else chunk
             alone_s = step.total_s(running)
-            plain_s = self.decode_factor * alone_s
-            mixed_s = plain_s + self.prefill_factor * (step.total_s(running, together) - alone_s)
+            plain_s = self.efficiency.decode_factor * alone_s
+            mixed_s = plain_s + prefill_factor * (step.total_s(running, together) - alone_s)
             # The draft takes its turns at every step, and reads a prompt once as its target does.
-            cycle.step_s = factor * plain_s + (1 + own) * ratio * (mixed_s - plain_s)
+            step_s = factor * plain_s + (1 + own) * ratio * (mixed_s - plain_s)
             own_s = mixed_s
             if stages > 1:
                 filled_s = step.total_s(running, max(together, chunk * stages))
-                own_s = plain_s + self.prefill_factor * (filled_s - alone_s)
+                own_s = plain_s + prefill_factor * (filled_s - alone_s)
             # A prompt waits for the end of the step that it arrives in: half of one in the mean.
-            cycle.chunks_s = turns * own_s
-            cycle.prefill_s = self.request_s + cycle.chunks_s + cycle.step_s / 2
-            cycle.chunk_tokens, cycle.prefill_step_ratio = together, ratio
-            decode_s = passes * cycle.step_s
-            settled = places * decode_s / (cycle.prefill_s + decode_s)
-            cycle.full = settled > most
-            settled = min(settled, most)
-            moved = abs(settled - cycle.running)
-            cycle.running = settled
-            if moved <= _SETTLED_RATIO * settled:
+            arrival_s = self.request_s + turns * own_s + step_s / 2
+            decode_s = passes * step_s
+            settled = places * decode_s / (arrival_s + decode_s)
+            full, settled = settled > most, min(settled, most)
+            moved, decoding = abs(settled - decoding), settled
+            if moved <= _SETTLED_RATIO * settled or rounds == _ROUNDS:
                 break
-        return cycle
+        if full:
+            requests_per_s = decoding / decode_s
+            ttft_s = concurrency / requests_per_s - decode_s
+        else:
+            requests_per_s = places / (arrival_s + decode_s)
+            ttft_s = arrival_s + (concurrency - places) / requests_per_s
+        return Performance(
+            loop=self,
+            requests_per_s=requests_per_s,
+            ttft_s=ttft_s,
+            prefill_s=turns * own_s,
+            itl_s=step_s / self.per_pass,
+            running=decoding,
+            chunk_tokens=together,
+            prefill_step_ratio=ratio,
+            queueing=full or concurrency > places,
+        )
+
+    def serving(self, requests_per_s: float) -> tuple[float, Performance] | None:
+        """The requests in flight at a rate, and the latencies. None if the rate is not served."""
+        low, high = 0.0, self.load.max_running
+        if not math.isfinite(high) or self.at(high).requests_per_s < requests_per_s:
+            return None
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.at(middle).requests_per_s < requests_per_s:
+                low = middle
+            else:
+                high = middle
+        return high, self.at(high)
 
 
 def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
@@ -445,17 +413,7 @@ def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
     )
     # The first token comes out of the prefill.
     passes = max((load.output_tokens - 1) / per_pass, _FEWEST_PASSES)
-    return ClosedLoop(
-        load,
-        step,
-        efficiency.request_s,
-        efficiency.decode_factor,
-        efficiency.prefill_factor,
-        fresh,
-        per_pass,
-        passes,
-        factor,
-    )
+    return ClosedLoop(costs, load, efficiency, step, fresh, per_pass, passes, factor)
 
 
 def _check(load: Load) -> None:
@@ -481,20 +439,16 @@ _HALF = 0.5
 class Performance(Struct, frozen=True, kw_only=True):
     """Throughput and latencies of a server at a load.
 
-    - `prefill_tokens_per_s`: input tokens/s that it could process if it did nothing else.
-    - `decode_tokens_per_s`: output tokens/s of all requests together, at the load.
     - `ttft_s`: time to the first token, including the wait for a place in the batch.
     - `prefill_s`: time from a prompt's first step to its first token.
     - `itl_s`: time between output tokens of one request, including prefills of others.
     - `running`: mean number of decoding requests.
+    - `chunk_tokens`: prompt tokens of a step that has any.
     - `prefill_step_ratio`: share of the steps with a chunk of a prompt.
-    - `tokens_per_pass`: output tokens per step and request; above 1 with drafts.
-    - `binding`: memory, compute, interconnect or host: the largest part of the mean step.
-    - `queueing`: whether requests wait for a place in the batch.
+    - `queueing`: whether requests wait for a place in the batch, or the token budget delays them.
     """
 
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
+    loop: ClosedLoop
     requests_per_s: float
     ttft_s: float
     prefill_s: float
@@ -502,12 +456,39 @@ class Performance(Struct, frozen=True, kw_only=True):
     running: float
     chunk_tokens: float
     prefill_step_ratio: float
-    tokens_per_pass: float
-    draft_factor: float
-    decode_step: StepTime
-    prefill_step: StepTime
-    binding: str
     queueing: bool
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Input tokens/s that the server could process if it did nothing else."""
+        budget = self.loop.load.max_num_batched_tokens * self.loop.step.stages
+        return budget / self.loop.step.total_s(0.0, budget)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Output tokens/s of all requests together."""
+        return self.requests_per_s * self.loop.load.output_tokens
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Output tokens per step and request; above 1 with drafts."""
+        return self.loop.per_pass
+
+    @property
+    def decode_step(self) -> StepTime:
+        """A step without prompts."""
+        return self.loop.step.parts(max(self.running, 1.0))
+
+    @property
+    def prefill_step(self) -> StepTime:
+        """A step with a chunk of a prompt."""
+        return self.loop.step.parts(max(self.running, 1.0), self.chunk_tokens)
+
+    @property
+    def binding(self) -> str:
+        """memory, compute, interconnect or host: the largest part of the mean step."""
+        mixed = self.prefill_step_ratio > _HALF
+        return (self.prefill_step if mixed else self.decode_step).binding
 
     @property
     def bound_by(self) -> str:
@@ -526,33 +507,7 @@ def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> P
 
     Source: guide 3.2 to 3.4 and 6.6; Little's law: guide, operating point.
     """
-    loop = closed_loop(costs, load, efficiency)
-    return performance_of(loop, loop.at(load.concurrency))
-
-
-def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
-    """Throughput, latencies and the limiting resource of a server with these request latencies."""
-    load, step, cycle = loop.load, loop.step, seen.cycle
-    running = max(cycle.running, 1.0)
-    plain, mixed = step.parts(running), step.parts(running, cycle.chunk_tokens)
-    budget = load.max_num_batched_tokens * step.stages
-    return Performance(
-        prefill_tokens_per_s=budget / step.total_s(0.0, budget),
-        decode_tokens_per_s=seen.requests_per_s * load.output_tokens,
-        requests_per_s=seen.requests_per_s,
-        ttft_s=seen.ttft_s,
-        prefill_s=cycle.chunks_s,
-        itl_s=seen.itl_s,
-        running=cycle.running,
-        chunk_tokens=cycle.chunk_tokens,
-        prefill_step_ratio=cycle.prefill_step_ratio,
-        tokens_per_pass=loop.per_pass,
-        draft_factor=loop.factor,
-        decode_step=plain,
-        prefill_step=mixed,
-        binding=(mixed if cycle.prefill_step_ratio > _HALF else plain).binding,
-        queueing=seen.queueing,
-    )
+    return closed_loop(costs, load, efficiency).at(load.concurrency)
 
 
 def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:

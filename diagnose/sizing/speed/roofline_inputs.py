@@ -54,7 +54,9 @@ class Efficiency(Struct, frozen=True, kw_only=True):
       a step to and from each, and steps do not overlap. One pair of runs is behind it (Qwen2.5-72B,
       TP 8: 14.8 ms with a second node as PP 2, 10.0 without).
     - `prompt_step_s`: additionally in a step with prompt tokens, which no full CUDA graph covers.
-    - `request_s`: in the API server, which parses requests one after another.
+    - `request_s`: in the API server, which parses requests one after another; `prompt_token_s`:
+      additionally for each token of the prompt. The next request of a client comes later by it,
+      while others finish: their prompts then wait for each other.
 
     - `expert_row_passes`: times that the hidden state of a routed token is read or written around
       the experts' products. Tensor parallelism does not split it. AIConfigurator's measurements of
@@ -92,6 +94,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     nodes_s: float = 4.8e-3
     prompt_step_s: float = 16e-3
     request_s: float = 4.4e-3
+    prompt_token_s: float = 1.8e-6
     microbatches_per_stage: float = 1.5
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
@@ -184,7 +187,7 @@ SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 SPARSE_TOPK_TOKENS = 2048
 """Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
 _SPARSE_HEADS = 64
-"""Heads that the sparse kernel computes at least (FlashMLA: rows of one tile)."""
+"""Heads that the sparse kernels compute at least (FlashMLA: rows of one tile)."""
 _INDEX_SPEEDUP = 2
 """The indexer computes in FP8, twice as fast as the attention in 16 bit."""
 ACTIVATION_BYTES = 2.0
@@ -261,6 +264,10 @@ class Costs(Struct, frozen=True, kw_only=True):
     expert_flop_per_s: float
     """Peak of the routed experts' kernels: FP4's, or that of 16 bit, also for FP8 weights, whose
     grouped products in blocks are no faster."""
+    expert_kernel_ratio: float
+    """Speed of the routed experts' kernels, divided by that of other formats' kernels."""
+    prompt_layer_ratio: float
+    """Share of the layers that all tokens of a prompt pass through."""
     routed_rows: int
     """Routed copies of one token in all layers."""
     bandwidth_bytes_per_s: float
@@ -321,6 +328,7 @@ def costs(setup: Launch) -> Costs:
     head = parameters.head or parameters.embedding
     kinds = _kinds(model, tensor_parallel, kv_format(setup.kv_cache_dtype).element_bytes)
     link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel, network)
+    skipped = kinds.skipped_layers if setup.version >= _SKIPS_SHARED_LAYERS else 0
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     token_ratio = experts.per_token / experts.count if experts.count else 0.0
@@ -355,6 +363,8 @@ def costs(setup: Launch) -> Costs:
         flop_per_s=narrow_flop_per_s or gpu.bf16_flop_per_s,
         attention_flop_per_s=gpu.bf16_flop_per_s,
         expert_flop_per_s=(stored.compute == "fp4" and gpu.fp4_flop_per_s) or gpu.bf16_flop_per_s,
+        expert_kernel_ratio=1.0 if gpu.fp4_flop_per_s else stored.unpacking_ratio,
+        prompt_layer_ratio=1 - skipped / model.depth,
         routed_rows=experts.layers * experts.per_token if experts.count else 0,
         bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
         link=link,
@@ -398,6 +408,10 @@ def _link(gpu: Gpu, gpus: int, network: str) -> tuple[str, float, float]:
     return network, min(within_per_s, node * LINK_BYTES_PER_S[network]), latency_s
 
 
+_SKIPS_SHARED_LAYERS = (0, 31, 0)
+"""The vLLM version from which prompts skip the layers that read the states of an earlier one."""
+
+
 class _Kinds(Struct):
     """Sums over the layers of a model, on one GPU."""
 
@@ -408,6 +422,8 @@ class _Kinds(Struct):
     state_bytes: float = 0.0
     state_flop: float = 0.0
     added_layers: float = 0.0
+    skipped_layers: int = 0
+    """Layers behind the last one with states of its own: only a prompt's last tokens need them."""
 
 
 def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
@@ -433,7 +449,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
                 # What a compressor has not finished is read once per vector, which is little.
                 if kind.vector_dim:
                     sums.added_layers += _STREAM_LAYERS * count
-                    flop = 4 * heads * count * kind.vector_dim
+                    flop = 4 * max(heads, _SPARSE_HEADS) * count * kind.vector_dim
                     kept = float(count * kind.vector_bytes)
                     sums.windows += (Window(kind.window_tokens, kept, flop),)
             case _:
@@ -447,11 +463,15 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
 
 
 def _add_compressed(sums: _Kinds, kind: CompressedAttention, *, count: int, heads: float) -> None:
+    if kind.vector_dim:
+        sums.skipped_layers = kind.readers - 1
     # A pair is one query and one token, of which several share a vector.
     count *= kind.readers
     sums.added_layers += 0 if kind.vector_dim else count
     kept = count * kind.vector_bytes / kind.tokens_per_vector
-    flop = 4 * heads * count * kind.vector_dim / kind.tokens_per_vector
+    flop = 4 * max(heads, _SPARSE_HEADS) * count * kind.vector_dim / kind.tokens_per_vector
+    # Every rank computes all heads of an indexer.
+    flop += 2 * count * kind.index_width / kind.tokens_per_vector / _INDEX_SPEEDUP
     if kind.chosen_vectors:
         tokens = kind.chosen_vectors * kind.tokens_per_vector
         sums.windows += (Window(tokens, kept, flop),)

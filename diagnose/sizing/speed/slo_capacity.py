@@ -14,13 +14,10 @@ from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
+    ClosedLoop,
     Drafting,
-    Latency,
-    Load,
     Performance,
     StepTime,
-    closed_loop,
-    performance_of,
     step_model,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
@@ -115,26 +112,19 @@ def strain(
     return max(ratios, default=(0.0, RUNNING_LIMIT))
 
 
-def capacity(
-    costs: Costs, load: Load, targets: Targets, efficiency: Efficiency = DEFAULT
-) -> Capacity:
-    """The highest concurrency from 1 to `load.concurrency` that meets the targets.
+def capacity(loop: ClosedLoop, targets: Targets, most: float) -> Capacity:
+    """The highest concurrency from 1 to `most` that meets the targets."""
 
-    Raises:
-        SizingError: the load is invalid; the error has the input's name.
-    """
-
-    def exceeds(seen: Latency) -> tuple[float, str]:
+    def exceeds(seen: Performance) -> tuple[float, str]:
         # Requests that only wait for prompts to come in add no throughput.
         return (inf, TOKEN_BUDGET) if seen.queueing else strain(targets, seen.ttft_s, seen.itl_s)
 
-    loop = closed_loop(costs, load, efficiency)
-    count, seen, binding = highest(loop.at, exceeds, int(load.concurrency))
+    count, seen, binding = highest(loop.at, exceeds, max(floor(most), 1))
     if not count:
         over, alone = strain(targets, seen.ttft_s, seen.itl_s)
         # One request that waits for nobody else is no queue.
         count, binding = (0, alone) if over > 1 else (1, binding)
-    return Capacity(count, performance_of(loop, seen), binding)
+    return Capacity(count, seen, binding)
 
 
 Seen = TypeVar("Seen")
@@ -175,14 +165,9 @@ def highest(
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------
 
 
-def performance_lines(
-    sheet: Sheet,
-    costs: Costs,
-    load: Load,
-    predicted: Performance,
-    efficiency: Efficiency = DEFAULT,
-) -> None:
+def performance_lines(sheet: Sheet, predicted: Performance) -> None:
     """Add the prediction: bytes read, a plain step, a step with a prompt, the results."""
+    costs, load, efficiency = predicted.loop.costs, predicted.loop.load, predicted.loop.efficiency
     fixed = _cited(efficiency, "mfu_ratio", "mbu_ratio")
     places = min(load.concurrency, load.max_running)
     passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
@@ -196,7 +181,7 @@ def performance_lines(
         predicted.prefill_step,
         source=f"guide 3.2 and 5.1; {fixed}",
     )
-    _token(sheet, load, predicted, decode_s=decode_s, prompt_s=prompt_s)
+    _token(sheet, predicted, decode_s=decode_s, prompt_s=prompt_s)
     sheet.line(
         "Time to first token",
         "{requests in flight} / {requests/s} - {passes} x {time of a pass:s}",
@@ -218,9 +203,8 @@ def performance_lines(
     )
 
 
-def _token(
-    sheet: Sheet, load: Load, predicted: Performance, *, decode_s: float, prompt_s: float
-) -> None:
+def _token(sheet: Sheet, predicted: Performance, *, decode_s: float, prompt_s: float) -> None:
+    load = predicted.loop.load
     source, share = "share = 1 - exp(-prompts per step); guide 6.6", predicted.prefill_step_ratio
     if load.drafting is None or not load.drafting.tokens:
         sheet.line(

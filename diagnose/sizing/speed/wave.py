@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from kneewatch.diagnose.sizing.speed.performance import ClosedLoop, StepModel
 
 _MOST_REQUESTS = 4096
+_Times = tuple[float, float, float]
 
 
 class Burst(Struct, kw_only=True):
@@ -39,12 +40,8 @@ class Burst(Struct, kw_only=True):
     _left: float = 0.0
     _parsed_s: float = 0.0
     _sent: int = 0
-    _arriving: deque[tuple[float, float, float]] = field(
-        default_factory=deque[tuple[float, float, float]]
-    )
-    _running: list[tuple[float, float, float]] = field(
-        default_factory=list[tuple[float, float, float]]
-    )
+    _arriving: deque[_Times] = field(default_factory=deque[_Times])
+    _running: list[_Times] = field(default_factory=list[_Times])
 
     def play(self) -> None:
         """Run until every request has ended."""
@@ -107,28 +104,36 @@ class Burst(Struct, kw_only=True):
 
 
 class Wave(Struct, frozen=True):
-    """What a benchmark measures that starts all its requests at once and keeps them in step, as
-    `vllm bench serve --max-concurrency` does with outputs of equal length."""
+    """What a benchmark measures that starts all its requests at once, each followed by the next of
+    the same length, as `vllm bench serve --max-concurrency` does."""
 
     ttft_s: float
     itl_s: float
     output_tokens_per_s: float
 
 
-def wave(loop: ClosedLoop, concurrency: float) -> Wave | None:
-    """One wave of `concurrency` requests on an idle server; None for thousands."""
+def wave(loop: ClosedLoop, concurrency: float, rounds: int = 1) -> Wave | None:
+    """`rounds` requests one after another of each of `concurrency` clients, on an idle server.
+
+    In one round all prompts wait for each other. Later the requests are out of step: prompts wait
+    less and interrupt the answers of more. Fewer rounds for thousands of requests, None where one
+    has thousands.
+    """
     count, load = max(round(concurrency), 1), loop.load
     if count > _MOST_REQUESTS:
         return None
+    lengths = [loop.passes + 1 if load.output_tokens > 1 else 1.0] * count
+    lengths *= min(rounds, _MOST_REQUESTS // count)
     burst = Burst(
         step=loop.step,
         prompt_tokens=loop.fresh,
         budget=load.max_num_batched_tokens * loop.step.stages,
         places=load.max_running,
-        lengths=[loop.passes + 1 if load.output_tokens > 1 else 1.0] * count,
+        lengths=lengths,
+        in_flight=count,
         request_s=loop.request_s,
         factor=loop.factor,
     )
     burst.play()
     itl_s = fmean(burst.gaps_s) / loop.per_pass if burst.gaps_s else loop.at(1).itl_s
-    return Wave(fmean(burst.firsts_s), itl_s, count * load.output_tokens / burst.clock_s)
+    return Wave(fmean(burst.firsts_s), itl_s, len(lengths) * load.output_tokens / burst.clock_s)

@@ -258,6 +258,13 @@ def test_json_records_of_a_logger() -> None:
             {"max_model_len": 32768, "longest_tokens": 22032},
         ),
         (
+            ERROR + "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (856). "
+            "Each decode sequence requires one Mamba cache block, so CUDA graph capture cannot "
+            "proceed. Please lower max_num_seqs to at most 856 or increase gpu_memory_utilization.",
+            log.FEW_STATES,
+            {"max_num_seqs": 1024, "most_seqs": 856},
+        ),
+        (
             ERROR + "ValueError: Free memory on device cuda:0 (2.6/121.63 GiB) on startup is less "
             "than desired GPU memory utilization (0.08, 9.73 GiB). Decrease GPU memory utilization",
             log.FREE_MEMORY,

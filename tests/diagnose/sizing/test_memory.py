@@ -276,6 +276,25 @@ def test_a_launch_is_not_told_to_use_the_gpus_that_it_has(weights_gib: int) -> N
     assert "2 GPUs" not in refused
 
 
+def test_a_state_for_each_running_request() -> None:
+    """Logged for Qwen3.6-27B-FP8 on an H100: 1,024 exceeds 856, so vLLM does not start."""
+    setup = Setup(model("Qwen/Qwen3.6-27B-FP8"), gpu("h100-sxm"), gpu_memory_utilization=0.95)
+    stated = memory(replace(setup, max_num_seqs=1024))
+    assert stated.most_seqs == pytest.approx(856, rel=0.03)
+    assert stated.holds_one
+    assert not stated.fits(1)
+    refused = start_failure(stated, None)
+    assert refused is not None
+    assert f"--max-num-seqs {stated.most_seqs} or less" in refused
+    unstated = memory(setup)
+    assert unstated.starts
+    assert (unstated.setup.seqs, unstated.refused_seqs) == (512, 1024)
+    notes = list(memory_notes(unstated, 1))
+    assert any("default max_num_seqs of 1,024" in note for note in notes)
+    for other in ({"enforce_eager": True}, {"version": (0, 19, 0)}, {"max_num_seqs": 512}):
+        assert memory(replace(stated.setup, **other)).starts
+
+
 def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
     stated = replace(LLAMA_70B, max_model_len=8192, weights_bytes=1 * GIB)
     assert fewest_gpus(stated, concurrency=1).expected == 4
