@@ -6,8 +6,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import orjson
@@ -32,7 +33,9 @@ from kneewatch.collector.engines.engine_kind import (
     sized_kinds,
 )
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.files import yaml_document
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, stated_gpu
+from kneewatch.diagnose.catalogue.hf_config import mapping
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
@@ -87,6 +90,8 @@ from kneewatch.reports.size_rendering import (
 from kneewatch.rules.facts import Targets
 
 OWN_DRAFT = "mtp"
+# What a container runs, in the order of its words (Kubernetes, Compose).
+_RUN = ("entrypoint", "command", "args")
 
 
 def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Question:
@@ -458,23 +463,20 @@ def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:
 
 def _reached(answer: Size, point: OperatingPoint | None) -> Achieved | None:
     """MBU and MFU of the benchmark at C_max; None if either is unknown."""
-    if point is None or point.c_max is None or answer.loaded is None:
+    if point is None or point.c_max is None or answer.performance is None:
         return None
-    question, (costs, load) = answer.question, answer.loaded
-    engines = question.setup.parallel.data
-    return achieved(point.c_max, costs, load, question.efficiency, engines=engines)
+    engines = answer.question.setup.parallel.data
+    return achieved(point.c_max, answer.performance.loop, engines=engines)
 
 
 def _operating_point(
     given: dict[str, Any], targets: Targets, measured: Benchmark | None
 ) -> OperatingPoint | None:
-    if measured is None:
-        return None
-    if given["usable_rps"] is not None:
+    if measured is not None and given["usable_rps"] is not None:
         raise SizingError(
             "the benchmark gives the usable RPS: set only one of the two", name="usable_rps"
         )
-    return operating_point(measured, targets)
+    return operating_point(measured, targets) if measured else None
 
 
 def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
@@ -559,9 +561,9 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         SizingError: the text has no vLLM command.
     """
-    text = given["launch"]
-    if text is None:
+    if given["launch"] is None:
         return given
+    text = _listed(given["launch"])
     kind = next((each for each in engine_kinds() if _launcher(each, text)), None)
     if kind is not None and kind.slack is None:
         knows = " and ".join(each.title for each in sized_kinds())
@@ -587,6 +589,37 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         for name, value in stated.items()
         if value is not None and given[name] == defaults[name]
     }
+
+
+def _listed(text: str) -> str:
+    """The command lines of the containers in YAML or JSON; other text as it is."""
+    with suppress(ValueError, RecursionError):
+        return "\n".join(_scripts(yaml_document(text))) or text
+    return text
+
+
+def _scripts(document: object) -> Iterator[str]:
+    """What the containers of a manifest, or a list of arguments, may run."""
+    fields = mapping(document) or {}
+    parts = list(fields.values()) or _items(document)
+    given = [fields.get(key) for key in _RUN] if fields else [parts]
+    words = [word for each in given for word in _words(each)]
+    if any("--" in word for word in words):
+        image = fields.get("image")
+        yield shlex.join([*(("docker", "run", str(image)) if image else ()), *words])
+        yield from (word for word in words if " " in word)  # what a shell runs (sh -c)
+    else:
+        yield from chain.from_iterable(map(_scripts, parts))
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return shlex.split(value)
+    return [str(each) for each in _items(value) if not isinstance(each, list | dict)]
+
+
+def _items(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _launcher(kind: EngineKind, text: str) -> str:

@@ -189,13 +189,11 @@ def _performance(answer: Size) -> dict[str, Any]:
 
 
 def _wave(name: str, waves: Wave | None, engines: int) -> dict[str, float | None]:
-    return {
-        f"ttft_{name}_s": None if waves is None else round(waves.ttft_s, 5),
-        f"itl_{name}_s": None if waves is None else round(waves.itl_s, 6),
-        f"output_tokens_{name}_per_s": (
-            None if waves is None else round(waves.output_tokens_per_s * engines, 1)
-        ),
-    }
+    keys = f"ttft_{name}_s", f"itl_{name}_s", f"output_tokens_{name}_per_s"
+    if waves is None:
+        return dict.fromkeys(keys)
+    figures = waves.ttft_s, waves.itl_s, waves.output_tokens_per_s * engines
+    return dict(zip(keys, map(round, figures, (5, 6, 1)), strict=True))
 
 
 def _fleet(answer: Size) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables, read_as
+from kneewatch.diagnose.deployment.vllm_flags import number_of
 
 if TYPE_CHECKING:
     from kneewatch.agent.settings.effective import Settings
@@ -312,10 +313,21 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
     )
 
 
+class Count(click.ParamType[int]):
+    """A whole number; 32k is 32,000 and 32K is 32,768, as vLLM reads them."""
+
+    name = click.INT.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - as click has it
+        """The number."""
+        large = number_of(str(value)) if str(value)[-1:].isalpha() else None
+        return click.INT.convert(value if large is None else int(large), param, ctx)
+
+
 KINDS: dict[str, click.ParamType[Any] | type] = {
     "text": str,
     "texts": str,
-    "count": int,
+    "count": Count(),
     "number": float,
     "gib": float,
     "bytes": str,

@@ -244,11 +244,11 @@ def engine_kinds() -> tuple[EngineKind, ...]:
         for entry in files(f"kneewatch.{FOLDERS}").iterdir()
         if entry.joinpath("engine.toml").is_file()
     )
-    return tuple(
-        read_as(packaged_tables(FOLDERS, f"{folder}/engine.toml"), EngineKind) for folder in folders
-    )
+    tables = (packaged_tables(FOLDERS, f"{folder}/engine.toml") for folder in folders)
+    return tuple(read_as(each, EngineKind) for each in tables)
 
 
+@cache
 def sized_kinds() -> tuple[EngineKind, ...]:
     """The engines whose launches are sized."""
     return (VLLM, *(kind for kind in engine_kinds() if kind.slack is not None))

@@ -13,9 +13,8 @@ from kneewatch.collector.packaged import packaged_tables
 Value = str | float | int | bool
 
 KV_NONE, KV_SMALL, FREE_MEMORY = "no_kv_memory", "kv_below_one_request", "gpu_memory_in_use"
-GPU_MEMORY, HOST_MEMORY = "gpu_out_of_memory", "host_out_of_memory"
-MODEL_LEN, FEW_STATES = "max_model_len_above_model", "too_few_states"
-FLAG, OTHER = "invalid_argument", "error"
+GPU_MEMORY, HOST_MEMORY, FEW_STATES = "gpu_out_of_memory", "host_out_of_memory", "too_few_states"
+MODEL_LEN, FLAG, OTHER = "max_model_len_above_model", "invalid_argument", "error"
 
 
 class Failure(Struct, frozen=True):

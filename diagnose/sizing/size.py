@@ -229,13 +229,10 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
     sources = {"MFU": question.mfu_ratio, "MBU": question.mbu_ratio}
     defaults = [name for name, stated in sources.items() if stated is None]
     if defaults:
-        experts = (
-            f" ({shares.expert_mfu_ratio:g} in routed experts)"
-            if question.setup.model.experts.count and "MFU" in defaults
-            else ""
-        )
+        experts = f" ({shares.expert_mfu_ratio:g} in routed experts)"
+        routed = question.setup.model.experts.count
         defaults_by_name = {
-            "MFU": f"MFU {shares.mfu_ratio:g}{experts}",
+            "MFU": f"MFU {shares.mfu_ratio:g}{experts if routed else ''}",
             "MBU": f"MBU {shares.mbu_ratio:g}",
         }
         yield (
@@ -288,9 +285,8 @@ def stated_notes(
     With targets: far from the prediction for one replica within the targets. Without: above the
     prediction for as many requests as the replica holds.
     """
-    expected, load = usable_per_s, ""
-    if usable_per_s is None:
-        expected, load = full_per_s, " with as many requests as it holds"
+    expected = full_per_s if usable_per_s is None else usable_per_s
+    load = "" if usable_per_s is not None else " with as many requests as it holds"
     if expected is None:
         return
     if stated_per_s > expected * _OPTIMISTIC:

@@ -852,6 +852,46 @@ def test_a_command_line_is_taken_unquoted_and_from_docker() -> None:
     assert "or `MODEL 8xh200`" in size("--gpu", "l4", "ls -la").stderr
 
 
+IN_SHELL = "exec vllm serve Qwen/Qwen3-8B --max-model-len 16k -tp 2 --kv-cache-dtype fp8"
+_, _, _, *WORDS = IN_SHELL.split()
+
+
+@pytest.mark.parametrize(
+    ("pasted", "version"),
+    [
+        (
+            "kind: Deployment\nspec: {template: {spec: {containers: [{image: "
+            f"'vllm/vllm-openai:v0.18.0', command: [sh, -c], args: ['{IN_SHELL}']}}]}}}}}}",
+            "0.18.0",
+        ),
+        (f"- image: vllm/vllm-openai:v0.19.1\n  args: [{', '.join(WORDS)}]", "0.19.1"),
+        (
+            "services:\n  vllm:\n    image: vllm/vllm-openai:v0.19.1\n    command: >\n"
+            "      --model Qwen/Qwen3-8B --max-model-len 16k\n      -tp 2 --kv-cache-dtype fp8\n",
+            "0.19.1",
+        ),
+        (json.dumps(["--model", *WORDS]).replace('"2"', "2"), "0.33.0"),
+        ("command: [vllm, serve]\nargs:\n" + "".join(f"- {word}\n" for word in WORDS), "0.33.0"),
+    ],
+    ids=["shell", "args", "compose", "json", "command"],
+)
+def test_a_containers_manifest_is_the_question(pasted: str, version: str) -> None:
+    _, answer = document("--gpu", "h100-sxm", "--launch", pasted)
+    _, same = document(IN_SHELL, "--gpu", "h100-sxm", "--vllm-version", version)
+    for part in ("inputs", "memory", "command", "notes"):
+        assert answer[part] == same[part]
+
+
+def test_a_count_is_written_as_vllm_reads_it() -> None:
+    launch = ("Qwen3-8B", "h100-sxm", "--max-model-len", "40000")
+    _, binary = document(*launch, "--context", "32K")
+    _, decimal = document(*launch, "--context", "32k")
+    assert binary["inputs"]["context_tokens"] == 32_768
+    assert decimal["inputs"]["context_tokens"] == 32_000
+    for wrong in ("1.5", "k", "many"):
+        assert "--context" in size(*launch, "--context", wrong).stderr
+
+
 @pytest.mark.parametrize(
     "words", [("Qwen3-32B", "8xh200"), ("Qwen3-32B on 8 x H200",), ("Qwen3-32B", "--gpu", "8xh200")]
 )

@@ -11,8 +11,8 @@ from kneewatch.diagnose.capacity import BenchmarkPoint, alike
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, refuse
-from kneewatch.diagnose.sizing.speed.performance import Load, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, Efficiency, decode_bytes
+from kneewatch.diagnose.sizing.speed.performance import ClosedLoop, Load, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, decode_bytes
 from kneewatch.rules.formatting import figure
 
 
@@ -74,25 +74,26 @@ class Achieved(Struct, frozen=True):
     predicted_mfu_ratio: float
 
 
-def achieved(
-    point: BenchmarkPoint, costs: Costs, load: Load, efficiency: Efficiency, *, engines: int = 1
-) -> Achieved:
-    """What a measured point reached on each GPU; requests have the load's mean lengths unless the
-    point states its own.
+def achieved(point: BenchmarkPoint, loop: ClosedLoop, *, engines: int = 1) -> Achieved:
+    """What a measured point reached on each GPU; requests have the loop's lengths unless the point
+    states its own.
 
     Source: text 001, 4.3 and 4.8, with the bytes that a batch shares.
     """
     in_flight = max(point.concurrency / engines, 1.0)
+    load = loop.load
     own = replace(
         load,
         concurrency=in_flight,
         input_tokens=point.input_tokens or load.input_tokens,
         output_tokens=_answer_tokens(point) or load.output_tokens,
     )
-    predicted = performance(costs, own, efficiency)
-    mbu, mfu = _shares(costs, own, point.requests_per_s / engines)
-    predicted_mbu, predicted_mfu = _shares(costs, own, predicted.requests_per_s)
-    return Achieved(point.concurrency, mbu, mfu, predicted_mbu, predicted_mfu)
+    predicted = performance(loop.costs, own, loop.efficiency)
+    return Achieved(
+        point.concurrency,
+        *_shares(loop.costs, own, point.requests_per_s / engines),
+        *_shares(loop.costs, own, predicted.requests_per_s),
+    )
 
 
 def _shares(costs: Costs, load: Load, requests_per_s: float) -> tuple[float, float]:

@@ -77,9 +77,8 @@ class Memory(Struct, frozen=True):
     def most_seqs(self) -> float:
         """The largest max_num_seqs that vLLM accepts: recurrent layers keep the state of each
         running request in a block of its own, and CUDA graphs are captured for all of them."""
-        return (
-            self.layout.blocks(self.available_bytes.expected) if _checks_seqs(self.setup) else inf
-        )
+        checked = _checks_seqs(self.setup)
+        return self.layout.blocks(self.available_bytes.expected) if checked else inf
 
     @property
     def holds_one(self) -> bool:
@@ -115,9 +114,10 @@ _SEQS_CHECKED = (0, 20, 0)
 
 def _checks_seqs(setup: Setup) -> bool:
     # With a draft vLLM lowers the number itself.
+    if setup.enforce_eager or setup.draft is not None or setup.version < _SEQS_CHECKED:
+        return False
     recurrent = any(isinstance(layers.kind, Recurrent) for layers in setup.model.layers)
-    unchecked = setup.enforce_eager or setup.draft is not None or setup.slack is not None
-    return recurrent and not unchecked and setup.version >= _SEQS_CHECKED
+    return recurrent and setup.slack is None
 
 
 AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"

@@ -50,27 +50,21 @@ class PlannedMemory(Struct, frozen=True):
     sheet: Sheet
 
     def gpus(
-        self, framework_ratio: float = FRAMEWORK_HIGH_RATIO, *, headroom_ratio: float = 0.0
+        self,
+        framework_ratio: float = FRAMEWORK_HIGH_RATIO,
+        *,
+        headroom_ratio: float = 0.0,
+        title: str = "",
+        sheet: Sheet | None = None,
     ) -> int:
         """The fewest GPUs, with this share of each for the framework, and headroom on the sum."""
-        return self._gpus(Sheet(), "", framework_ratio, headroom_ratio)
-
-    def _gpus(self, sheet: Sheet, title: str, framework_ratio: float, headroom_ratio: float) -> int:
+        bytes_each = self.weights_bytes, self.kv_bytes, self.activation_bytes, self.adapters_bytes
+        free = self.gpu.memory_bytes, framework_ratio
+        headroom = (headroom_ratio,) if headroom_ratio else ()
+        formula = _WITH_HEADROOM if headroom_ratio else _FEWEST
+        sheet = Sheet() if sheet is None else sheet
         return int(
-            sheet.line(
-                title,
-                _WITH_HEADROOM if headroom_ratio else _FEWEST,
-                (
-                    self.weights_bytes,
-                    self.kv_bytes,
-                    self.activation_bytes,
-                    self.adapters_bytes,
-                    *((headroom_ratio,) if headroom_ratio else ()),
-                    self.gpu.memory_bytes,
-                    framework_ratio,
-                ),
-                source="guide 2.4, 2.6",
-            )
+            sheet.line(title, formula, (*bytes_each, *headroom, *free), source="guide 2.4, 2.6")
         )
 
     @property
@@ -78,10 +72,10 @@ class PlannedMemory(Struct, frozen=True):
         """The arithmetic."""
         sheet = Sheet()
         sheet.add(self.sheet)
-        self._gpus(sheet, "Fewest GPUs by memory (overhead guide)", FRAMEWORK_HIGH_RATIO, 0.0)
+        self.gpus(title="Fewest GPUs by memory (overhead guide)", sheet=sheet)
         for ratio in (HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO):
             title = f"Fewest GPUs with {percent(ratio)} headroom"
-            self._gpus(sheet, title, FRAMEWORK_HIGH_RATIO, ratio)
+            self.gpus(headroom_ratio=ratio, title=title, sheet=sheet)
         return sheet.steps
 
 

@@ -134,7 +134,8 @@ class StepModel(Struct, frozen=True, kw_only=True):
         """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
         # A search calls this a million times, so it builds no objects.
         reads_s, computes_s, rest_s, stretch = self._times(sequences, prompt_tokens)
-        return stretch * (sum(map(max, reads_s, computes_s)) + sum(rest_s))
+        link_s, launch_s, host_s = rest_s
+        return stretch * (sum(map(max, reads_s, computes_s)) + link_s + launch_s + host_s)
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
         """The parts of a step with `sequences` decoding and `prompt_tokens` in prefill.
@@ -286,6 +287,7 @@ class Load(Struct, frozen=True, kw_only=True):
 class ClosedLoop(Struct, frozen=True):
     """A server with given request lengths; `at` gives its speed for any number in flight.
 
+    - `request_s`: a request's time in the API server.
     - `fresh`: prompt tokens that a request must compute.
     - `passes`: decode steps of a request; each has `per_pass` output tokens.
     - `factor`: a draft makes a plain step this many times as long.
@@ -295,16 +297,11 @@ class ClosedLoop(Struct, frozen=True):
     load: Load
     efficiency: Efficiency
     step: StepModel
+    request_s: float
     fresh: float
     per_pass: float
     passes: float
     factor: float
-
-    @property
-    def request_s(self) -> float:
-        """A request's time in the API server."""
-        shares = self.efficiency
-        return shares.request_s + shares.prompt_token_s * self.load.input_tokens
 
     @property
     def most(self) -> Performance:
@@ -413,7 +410,8 @@ def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
     )
     # The first token comes out of the prefill.
     passes = max((load.output_tokens - 1) / per_pass, _FEWEST_PASSES)
-    return ClosedLoop(costs, load, efficiency, step, fresh, per_pass, passes, factor)
+    request_s = efficiency.request_s + efficiency.prompt_token_s * load.input_tokens
+    return ClosedLoop(costs, load, efficiency, step, request_s, fresh, per_pass, passes, factor)
 
 
 def _check(load: Load) -> None:

@@ -42,38 +42,16 @@ def drafting_of(question: Question, setup: Launch, target: Costs) -> Drafting | 
         return None
     split = Parallel(tensor=setup.parallel.tensor)
     own = costs(Launch(draft.model, gpu, split, kv_cache_dtype=setup.kv_cache_dtype))
-    ratio = cost_ratio(
-        own,
-        target,
-        context_tokens=inputs + outputs / 2,
-        sequences=question.concurrency_per_engine,
-        efficiency=question.efficiency,
-    )
-    return Drafting(tokens=draft.tokens, acceptance_ratio=accepted, cost_ratio=ratio)
-
-
-def cost_ratio(
-    draft: Costs,
-    target: Costs,
-    *,
-    context_tokens: float,
-    sequences: float,
-    efficiency: Efficiency,
-) -> float:
-    """Time of one decode step of the draft, divided by one of its target.
-
-    The draft's step is taken without the host's part.
-    """
+    context = inputs + outputs / 2
     times = [
         step_model(
-            costs_of,
-            efficiency,
-            context_tokens=context_tokens,
-            prompt_context_tokens=context_tokens,
-        ).parts(sequences)
-        for costs_of in (draft, target)
+            each, question.efficiency, context_tokens=context, prompt_context_tokens=context
+        ).parts(question.concurrency_per_engine)
+        for each in (own, target)
     ]
-    return (times[0].total_s - times[0].host_s) / times[1].total_s
+    # The draft's step is taken without the host's part.
+    ratio = (times[0].total_s - times[0].host_s) / times[1].total_s
+    return Drafting(tokens=draft.tokens, acceptance_ratio=accepted, cost_ratio=ratio)
 
 
 # --- The highest concurrency within the targets on one replica ------------------------------------

@@ -18,7 +18,7 @@ from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.csv_tables import column
 from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 from kneewatch.diagnose.sizing.memory.launch import Launch
-from kneewatch.diagnose.sizing.speed.performance import Load
+from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
 
 TABLE = """\
@@ -422,15 +422,16 @@ def test_achieved_shares_are_those_of_the_bytes_and_products() -> None:
     read = costs(Launch(QWEN, card))
     load = Load(input_tokens=1000, output_tokens=200, concurrency=1)
     point = BenchmarkPoint(1, rate, 1.0, 0.02, output_tokens_per_s=rate * 200, input_tokens=1000)
-    reached = achieved(point, read, load, DEFAULT)
+    loop = performance(read, load, DEFAULT).loop
+    reached = achieved(point, loop)
     kept_bytes = read.weights_bytes + read.kv_bytes_per_token * 1100
     assert reached.mbu_ratio == pytest.approx(
         rate * 200 * kept_bytes / card.memory_bandwidth_bytes_per_s
     )
     flop = 1200 * read.body_flop_per_token + 200 * read.head_flop_per_token
     assert reached.mfu_ratio == pytest.approx(rate * flop / card.bf16_flop_per_s)
-    twice = achieved(replace(point, requests_per_s=2 * rate), read, load, DEFAULT)
+    twice = achieved(replace(point, requests_per_s=2 * rate), loop)
     assert twice.predicted_mbu_ratio != twice.mbu_ratio
-    shared = achieved(replace(point, concurrency=64.0), read, load, DEFAULT)
+    shared = achieved(replace(point, concurrency=64.0), loop)
     assert shared.mbu_ratio < reached.mbu_ratio, "64 requests share a read of the weights"
     assert shared.predicted_mfu_ratio > reached.predicted_mfu_ratio

@@ -144,8 +144,8 @@ def test_acceptance_makes_it_faster_and_its_absence_is_told() -> None:
 
 def test_a_small_draft_costs_a_small_share_of_a_step() -> None:
     answer = size(ASKED)
-    assert answer.loaded is not None
-    drafting = answer.loaded[1].drafting
+    assert answer.performance is not None
+    drafting = answer.performance.loop.load.drafting
 
     assert isinstance(drafting, Drafting)
     # 1.2 of 70.6 billion parameters, and 16 of 80 layers' kernels.

@@ -30,8 +30,8 @@ from kneewatch.diagnose.sizing.search_results import (
     question_of,
 )
 from kneewatch.diagnose.sizing.size import size
-from kneewatch.diagnose.sizing.speed.performance import Load, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import MEASURED_RATIOS, costs
+from kneewatch.diagnose.sizing.speed.performance import Load, closed_loop, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, MEASURED_RATIOS, costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import capacity, strain
 from kneewatch.rules.facts import Targets
 from tests.effort import calls
@@ -93,7 +93,7 @@ def test_one_request_more_would_miss(
         max_running=limit,
     )
     targets = Targets(ttft_s, itl_s)
-    at_capacity = capacity(server_costs, load, targets)
+    at_capacity = capacity(closed_loop(server_costs, load, DEFAULT), targets, limit)
 
     def keeps(concurrency: int) -> bool:
         speed = performance(server_costs, replace(load, concurrency=concurrency))
