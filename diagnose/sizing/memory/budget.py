@@ -112,7 +112,7 @@ _SEQS_CHECKED = (0, 20, 0)
 """vLLM pull request 38270: 1,024 refused where 512 states fit; 0.19 started with 1,019."""
 
 
-def _checks_seqs(setup: Setup) -> bool:
+def _checks_seqs(setup: Launch) -> bool:
     # With a draft vLLM lowers the number itself.
     if setup.enforce_eager or setup.draft is not None or setup.version < _SEQS_CHECKED:
         return False

@@ -278,7 +278,7 @@ def test_a_launch_is_not_told_to_use_the_gpus_that_it_has(weights_gib: int) -> N
 
 def test_a_state_for_each_running_request() -> None:
     """Logged for Qwen3.6-27B-FP8 on an H100: 1,024 exceeds 856, so vLLM does not start."""
-    setup = Setup(model("Qwen/Qwen3.6-27B-FP8"), gpu("h100-sxm"), gpu_memory_utilization=0.95)
+    setup = Launch(model("Qwen/Qwen3.6-27B-FP8"), gpu("h100-sxm"), gpu_memory_utilization=0.95)
     stated = memory(replace(setup, max_num_seqs=1024))
     assert stated.most_seqs == pytest.approx(856, rel=0.03)
     assert stated.holds_one

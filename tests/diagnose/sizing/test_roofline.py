@@ -579,7 +579,7 @@ def test_sparse_kernels_compute_sixty_four_heads() -> None:
 def test_prompts_skip_layers_that_read_an_earlier_ones_states() -> None:
     """DeepSeek V4.1 from vLLM 0.31 on: 21 of 40 layers compute all of a prompt."""
     newer, older = (
-        costs(Setup(model("deepseek-ai/DeepSeek-V4.1-Flash"), gpu("h200"), version=version))
+        costs(Launch(model("deepseek-ai/DeepSeek-V4.1-Flash"), gpu("h200"), version=version))
         for version in ((0, 31, 0), (0, 30, 0))
     )
     assert (newer.prompt_layer_ratio, older.prompt_layer_ratio) == (pytest.approx(21 / 40), 1.0)
