@@ -56,6 +56,8 @@ ANSWERED = SERVED - ABORTED.otherwise(0.0)
 WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
 
 
+GAVE_UP = "Clients give up {share:%} of the calls before they are answered"
+RATES = "{accepted:calls/s} accepted, {answered:requests/s} answered"
 MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
 """Shares of accepted calls that are given up: for critical and for warning."""
@@ -90,13 +92,7 @@ CLIENTS_GIVE_UP = cause(
                 Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
                 Level(Severity.INFO),
             ),
-            say=(
-                (
-                    ALWAYS,
-                    "Clients give up {share:%} of the calls before they are answered: "
-                    "{accepted:calls/s} accepted, {answered:requests/s} answered.",
-                ),
-            ),
+            say=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."), (ALWAYS, f"{GAVE_UP}.")),
             words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
             summary="Clients give up calls before they are answered",
             lever=_given_up_lever,
