@@ -11,6 +11,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import ANSWERS, COMPUTED, DEMAND, SPEED
 from kneewatch.diagnose.causes.kv_and_queue import GROWS_FROM_PER_S
 from kneewatch.diagnose.deployment.deployment import Deployment
 
@@ -132,6 +133,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
     - `prompts_vary`: the squared coefficient of variation of prompt lengths.
     - `served_per_s`, `arrival_per_s`: requests/s.
+    - `proven_per_s`: requests/s that it can serve as far as is known: more than now where it
+      computes preempted requests again.
     - `repeats`: arrivals are calls, of which clients give up many and may send them again.
     """
 
@@ -151,6 +154,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     deferred: float = 0.0
     callers: float | None = None
     repeats: bool = False
+    proven_per_s: float = 0.0
 
     @property
     def tokens(self) -> float | None:
@@ -161,6 +165,11 @@ class Demand(Struct, frozen=True, kw_only=True):
     def load_ratio(self) -> float | None:
         """Arrivals over served requests; below 1 while a backlog drains, None if none is served."""
         return self.arrival_per_s / self.served_per_s if self.served_per_s > 0 else None
+
+    @property
+    def asked_ratio(self) -> float | None:
+        """Arrivals over what can be served; None if that is unknown."""
+        return self.arrival_per_s / self.proven_per_s if self.proven_per_s > 0 else None
 
     def peak_tokens(self, requests: float) -> float:
         """KV tokens that this many independent requests rarely exceed."""
@@ -203,6 +212,7 @@ def demand(
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
     served = _served_per_s(values)
+    proven = max(served, _before_preemption_per_s(values, served))
     in_flight = max(now, mean, get("running_max"))
     in_flight_mean = min(in_flight, max(mean, by_little) or now)
     growth_per_s = get("waiting_slope_per_s") if trend is None else trend.growth_per_s
@@ -216,9 +226,11 @@ def demand(
     requests, requests_mean = in_flight, in_flight_mean
     # One window alone may be that of a closed loop, unless the queue grows or shrinks.
     is_open = grows != 0.0 if trend is None else callers is None
-    if is_open and waiting >= 1 and served:
-        # They run for as long as those that are served now.
-        requests = min(in_flight, running * max(1.0, arrival / served))
+    if is_open and waiting >= 1:
+        # They run for as long as those that are served now, or were before preemption. Where none
+        # is served, that is unknown, and the backlog is no measure of it.
+        times = max(1.0, arrival / proven) if proven else 1.0
+        requests = min(in_flight, running * times)
         requests_mean = min(in_flight_mean, requests)
     return Demand(
         requests=requests,
@@ -241,7 +253,18 @@ def demand(
         deferred=deferred,
         callers=callers,
         repeats=repeats,
+        proven_per_s=proven,
     )
+
+
+def _before_preemption_per_s(values: Mapping[str, float | None], served_per_s: float) -> float:
+    """Requests/s that the engine served in quiet times, at its present work and speed; 0 unless it
+    preempts now and served more then."""
+    moved = values.get(DEMAND) or 1.0
+    if moved >= 1 or not values.get("preemption_per_s"):
+        return 0.0
+    work = max(1.0, (values.get(COMPUTED) or moved) / moved, values.get(ANSWERS) or 1.0)
+    return served_per_s / moved * min(1.0, values.get(SPEED) or 1.0) / work
 
 
 def _served_per_s(values: Mapping[str, float | None]) -> float:

@@ -58,7 +58,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     demand, server, ratio = context.demand, context.server, _load_ratio(context)
     if ratio is None or ratio > MOST_TIMES or _helps_nobody(context):
         return None
-    now, is_step = server.replicas, demand.repeats or _serves_all(context)
+    now, is_step = server.replicas, demand.repeats or _serves_all(context) or _serves_none(demand)
     needed, drains = _counts(now * ratio)["replicas_needed"], _drains(demand)
     if needed <= now and drains:
         return None if context.for_kv else _wait(context, ratio)
@@ -150,6 +150,11 @@ def _load_words(context: LeverContext, ratio: float, total: int) -> str:
             "give up may call again, so the number that the load needs is unknown: "
             f"{total} are a step."
         )
+    if _serves_none(context.demand):
+        return (
+            f"No request completes on {have}, so the number that the load needs is unknown: "
+            f"{total} are a step."
+        )
     if _serves_all(context):
         return (
             f"No request waits for {have}, so the number that the load needs is unknown: {total} "
@@ -193,7 +198,7 @@ def _load_ratio(context: LeverContext) -> float | None:
     if _serves_all(context):
         return 1.0
     if not context.for_kv:
-        ratio = _ratio_past_knee(context) or demand.load_ratio
+        ratio = _ratio_past_knee(context) or demand.asked_ratio
         if ratio is not None and not _drains(demand):
             ratio = max(1.0, ratio)
     elif demand.held_tokens is None or not capacity:
@@ -223,6 +228,11 @@ def _serves_all(context: LeverContext) -> bool:
     return not is_known and (knee is None or not knee.reached)
 
 
+def _serves_none(demand: Demand) -> bool:
+    """Whether requests wait and none completes: nothing shows how many could."""
+    return demand.waiting >= 1 and not demand.proven_per_s
+
+
 def _helps_nobody(context: LeverContext) -> bool:
     """Whether no request waits, streams are as fast as in quiet times, and no target asks for
     more."""
@@ -233,10 +243,11 @@ def _helps_nobody(context: LeverContext) -> bool:
 
 def at_once(demand: Demand) -> float:
     """The requests that run at once on each present replica at the rate of arrivals."""
-    ratio = demand.load_ratio
+    ratio = demand.asked_ratio
     if ratio is None or demand.waiting < 1 or demand.repeats:
         return demand.requests
-    # Requests run for as long as now. Those that wait are the backlog, or callers of a loop.
+    # Requests run for as long as now; less where preempted ones are computed again. Those that wait
+    # are the backlog, or callers of a loop.
     return max(1.0, demand.running * (ratio if _drains(demand) else max(1.0, ratio)))
 
 
@@ -263,11 +274,11 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
             f"answers bring more requests, at most {callers:,.0f} at once.",
             {"callers": callers},
         )
-    spare_per_s = demand.served_per_s * replicas - demand.arrival_per_s * now
+    spare_per_s = demand.proven_per_s * replicas - demand.arrival_per_s * now
     if spare_per_s <= 0:
         return f" {queued:,.0f} wait{on_all}.", {"backlog_requests": queued}
     seconds = queued / spare_per_s
-    more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)
+    more = ceil((queued / DRAIN_S - spare_per_s) / demand.proven_per_s)
     sooner, numbers = "", {"backlog_requests": queued, "backlog_drain_s": seconds}
     if more > 0:
         numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)

@@ -122,3 +122,35 @@ def test_the_load_ahead_is_the_present_one_grown_at_its_trend() -> None:
     assert grown.held_tokens == now.held_tokens
     assert ahead(now, {"kv_peak_demand_ratio": 0.8, "kv_demand_ahead_ratio": 0.8}) == now
     assert ahead(now, {}) == now
+
+
+def test_a_backlog_is_no_demand_where_preemption_lets_nothing_finish() -> None:
+    """Ten run, none completes, and the queue grows to any length: a step, not its length."""
+    nothing = {"completed_per_s": 0.0, "generation_tokens_per_s": 0.0, "waiting_slope_per_s": 0.5}
+    stuck = FULL.but(
+        running=10.0,
+        running_avg=10.0,
+        running_max=10.0,
+        arrival_per_s=0.0,
+        kv_usage_avg_ratio=0.95,
+        **nothing,
+    )
+    for waiting in (20.0, 130.0, 2000.0):
+        queue = {"waiting": waiting, "waiting_avg": waiting, "waiting_by_capacity": waiting}
+        more = advised("kv_pressure", situation=stuck.but(**queue))["replicas"]
+        assert more.changes[0].after == 2
+        assert "No request completes" in more.summary
+        assert more.predicted["backlog_requests"] == waiting
+
+
+def test_what_was_served_before_preemption_is_what_can_be_served() -> None:
+    """A tenth of the usual rate completes while requests are computed again."""
+    values = {"running": 10.0, "running_avg": 10.0, "waiting": 50.0, "waiting_avg": 50.0,
+              "waiting_by_capacity": 50.0, "completed_per_s": 0.1, "waiting_slope_per_s": 0.9,
+              "demand_moved_ratio": 0.1, "preemption_per_s": 0.3}  # fmt: skip
+    preempted = demand(values, SERVER)
+    assert preempted.proven_per_s == pytest.approx(1.0)
+    assert preempted.requests == 10
+    longer = demand({**values, "answers_moved_ratio": 2.0}, SERVER)
+    assert longer.proven_per_s == pytest.approx(0.5)
+    assert demand({**values, "preemption_per_s": 0.0}, SERVER).proven_per_s == 0.1
