@@ -207,6 +207,32 @@ def two_at_once(fleet: LivingFleet, name: str) -> None:
     pool.pods[1].ails(FROM_S, TO_S, clock_mhz=650.0, temperature_c=88.0)
 
 
+def hung_and_down(fleet: LivingFleet, name: str) -> None:
+    """One replica hangs, another does not answer any more."""
+    pool = fleet.pool("Deployment", name, 6)
+    pool.pods[0].ails(FROM_S, TO_S, hangs=True)
+    pool.pods[1].crashes = [(FROM_S, TO_S)]
+
+
+def hung_in_roll(fleet: LivingFleet, name: str) -> None:
+    """A replica hangs while the pool is rolled."""
+    pool = fleet.pool("StatefulSet", name, 5)
+    pool.roll(FROM_S - 60.0)
+    next(pod for pod in pool.pods if pod.deleted_s > FROM_S + 60.0).ails(FROM_S, TO_S, hangs=True)
+
+
+def overload_in_roll(fleet: LivingFleet, name: str) -> None:
+    """The pool is rolled while it gets more requests than it can serve."""
+    overload(fleet, name)
+    fleet.pools[-1].roll(FROM_S + 45.0)
+
+
+def failing_and_hung(fleet: LivingFleet, name: str) -> None:
+    """A third of the requests fails, and one replica hangs."""
+    failing(fleet, name)
+    fleet.pools[-1].pods[0].ails(FROM_S, TO_S, hangs=True)
+
+
 SLOW = ("bad_node", "gpu_throttled", "slow_steps")
 
 FAULTS: Sequence[Fault] = (
@@ -234,6 +260,10 @@ FAULTS: Sequence[Fault] = (
     Fault("all-down", ("target_down",), all_down),
     Fault("failing", ("requests_failing",), failing),
     Fault("two-at-once", ("engine_stalled", *SLOW), two_at_once, many=2),
+    Fault("hung-and-down", ("engine_stalled", "target_down"), hung_and_down, many=2),
+    Fault("hung-in-roll", ("engine_stalled",), hung_in_roll),
+    Fault("overload-in-roll", ("queue_saturation", "admission_limit"), overload_in_roll),
+    Fault("failing-and-hung", ("engine_stalled", "requests_failing"), failing_and_hung, many=2),
 )
 
 

@@ -78,9 +78,10 @@ def test_faults_during_operations_begin_and_end_once(
 HARD = (
     *("crash-loop", "bad-release", "hung", "hung-idle", "pd-healthy", "batch", "batch-hung"),
     *("outage-after-scaling", "never-answers", "one-takes-all", "overload", "xid"),
-    *("slow-replica", "two-at-once", "all-loop", "only-replica"),
+    *("slow-replica", "two-at-once", "all-loop", "only-replica", "hung-and-down"),
+    *("hung-in-roll", "overload-in-roll", "failing-and-hung"),
 )
-"""Faults that were silent, told twice or under another name, and pools that are well."""
+"""Faults that were silent, told twice or under another name, two at once; pools that are well."""
 
 
 def test_faults_are_told_under_their_own_name(tmp_path: Path) -> None:
