@@ -392,18 +392,27 @@ def test_a_history_that_cannot_be_written_shows_in_the_exit_status(tmp_path: Pat
         assert daemon.wait_for("store closed with unwritten cycles")[0]["level"] == "error"
 
 
-def test_without_file_descriptors_the_log_stays_short(tmp_path: Path) -> None:
-    with Daemon(tmp_path, "--demo", store=False) as daemon:
+def test_without_file_descriptors_the_log_stays_short_and_targets_stay(
+    serving: Start, tmp_path: Path
+) -> None:
+    folder, server = tmp_path / "targets", serving(in_turn(HEALTHY))
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps([{"targets": [server.url]}]))
+    with Daemon(tmp_path, "--file-sd", f"{folder}/*.json", *QUICK, store=False) as daemon:
+        daemon.wait_for("ready")
         port, pid = int(daemon.url.rpartition(":")[2]), daemon.process.pid
         open_files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files + 4, before[1]))
         opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
         (line,) = daemon.wait_for("http: connection failed")
-        time.sleep(1.5)
+        until(lambda: f"cannot list {folder}" in daemon.log)
         assert len(daemon.log) < 20_000, line
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         for connection in opened:
             connection.close()
-        assert daemon.get("/healthz")
+        assert len(daemon.diagnoses()) == 1
+        before = len(server.requests)
+        until(lambda: len(server.requests) > before + 2)
         daemon.end()
+    assert [line["targets"] for line in daemon.said("watching targets")] == ["1"]
