@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import logging
 import os
 import sqlite3
@@ -193,6 +194,8 @@ WAL_LIMIT_BYTES = 8 * 1024 * 1024
 HEADER = b"SQLite format 3\x00"
 APPLICATION_ID_AT = 68
 SIDE_FILES = ("-wal", "-shm")
+ASIDE_MAX = 3
+"""Most damaged stores that are kept beside a store."""
 
 
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -434,13 +437,18 @@ def is_kneewatch_file(path: Path) -> bool:
 
 
 def move_aside(path: Path, reason: str) -> Path:
-    """Rename a damaged store and the files that SQLite keeps beside it. Returns the new path."""
+    """Rename a damaged store and the files that SQLite keeps beside it. Of earlier ones the newest
+    are kept: a bad disk must not be filled with them. Returns the new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     path.rename(aside)
     for suffix in SIDE_FILES:
         with contextlib.suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    copies = sorted(path.parent.glob(f"{glob.escape(path.name)}.corrupt-*[0-9]"))
+    for copy in copies[:-ASIDE_MAX]:
+        for suffix in ("", *SIDE_FILES):
+            Path(f"{copy}{suffix}").unlink(missing_ok=True)
     log.warning(
         "store damaged, starting a new one path=%s reason=%s moved_to=%s", path, reason, aside
     )

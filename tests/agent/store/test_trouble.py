@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kneewatch.agent.report.history import History
 from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
-from kneewatch.agent.store.database import Lock, connect
+from kneewatch.agent.store.database import Lock, connect, move_aside
 from kneewatch.agent.store.downsampling_and_retention import ROUND_INTERVAL_S, Maintenance
 from kneewatch.agent.store.ingest import flush_engine
 from kneewatch.agent.store.reader import Reader
@@ -331,6 +331,16 @@ def test_a_store_without_its_first_page_is_moved_aside_at_the_start(tmp_path: Pa
     store.close(PATIENCE_S)
     assert numbers(path) == [1]
     assert any(tmp_path.glob("*.corrupt-*"))
+
+
+def test_a_bad_disk_is_not_filled_with_damaged_stores(tmp_path: Path) -> None:
+    path, asides = tmp_path / "store[1].db", list[Path]()
+    for _ in range(6):
+        written(path, numbered(0))
+        Path(f"{path}-wal").touch()
+        asides.append(move_aside(path, "damage"))
+    kept = {file for file in tmp_path.iterdir() if "corrupt" in file.name}
+    assert kept == {Path(f"{aside}{suffix}") for aside in asides[-3:] for suffix in ("", "-wal")}
 
 
 def test_a_first_page_that_is_lost_under_a_daemon_and_a_reader_costs_nothing(
