@@ -292,7 +292,7 @@ def plan_summary(plan: Plan) -> tuple[str, ...]:
     """The fleet, its cost and its launches as text."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
     not_met = "".join(f"NOT MET: {requirement}; " for requirement in plan.unmet)
-    lines = _folded(f"Plan for {plan.profile.name}: {not_met}{fleet}", "", "  ")
+    lines = [f"Plan for {plan.profile.name}: {not_met}{fleet}"]
     chosen = plan.step(2).output.items()
     cards = dict.fromkeys(str(gpu) for name, gpu in chosen if name.rpartition(".")[2] == "gpu")
     lines += _folded(f"GPU: {' and '.join(cards)}. Cost: {cost}.", "  ", "  ")
