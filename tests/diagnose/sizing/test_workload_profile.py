@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.sizing.plan.workload_profile import (
-    Deployment,
+    DeploymentTable,
     Lengths,
     TierProfile,
     WorkloadProfile,
@@ -256,7 +256,7 @@ def test_an_estimated_mean_is_not_below_the_median(p50: int, more: int) -> None:
 def test_every_key_is_documented_and_in_its_own_table() -> None:
     text = DOCS.read_text("utf-8")
     hints = get_type_hints(WorkloadProfile)
-    shared = {field.name for field in fields(Deployment)}
+    shared = {field.name for field in fields(DeploymentTable)}
     inner = {"flags"}
     tables = {
         name: {field.name for field in fields(get_args(hint)[0] if get_args(hint) else hint)}
