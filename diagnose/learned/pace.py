@@ -8,7 +8,7 @@ long a step of other work may take:
 - The time never grows faster than the work: twice the batch takes at most twice as long.
 - One more sequence takes at most as long as a few prompt tokens, because a decode token needs the
   same arithmetic as a prompt token. Its context takes time as well, but reading the whole KV cache
-  takes at most `READ_RATIO` times the step.
+  takes at most `READ_RATIO` times the step, so a small share of it explains little.
 
 So a batch that grew, which slow steps bring about by Little's law, excuses slow steps only as far
 as it can explain them. A load that was never seen makes the limits wide, and the speed unknown.
@@ -43,6 +43,10 @@ SLOWER_SHARE = 0.6
 not become its own reference, and none is faster than it can be."""
 
 NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
+
+FASTER_WEIGHT = 1.22
+"""Weight of faster samples for the noise: slower ones count up to one deviation only. For normal
+noise, both together give its deviation."""
 
 BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
 """Speeds within this many standard deviations of quiet times count as unchanged; the share of the
@@ -87,14 +91,15 @@ class Reference(Struct):
         sample. `growth`: how many times the usual requests/s are served.
         """
         own_s = self.took_s
-        size, beside = step.size / self.size, step.beside / self.beside
+        size, more_read = step.size / self.size, READ_RATIO * (step.beside - self.beside)
+        beside = 1.0 + more_read / max(1.0, READ_RATIO * self.beside)
         prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens) if token_s is None else 1.0
         most_s = own_s * max(1.0, size, beside, prompts)
         least_s = own_s * min(1.0, size, beside, prompts)
         if token_s is not None:
             more_tokens = step.prompt_tokens - self.prompt_tokens
             sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
-            read_s = READ_RATIO * own_s * (step.beside - self.beside)
+            read_s = own_s * more_read
             most_s = min(
                 most_s,
                 max(own_s + max(0.0, sequences_s) + max(0.0, read_s), own_s * growth),
@@ -133,23 +138,17 @@ class Speed(Struct, frozen=True):
 
 
 class Noise:
-    """A standard deviation that is learned from differences; a prior counts as a few of them.
+    """A standard deviation that is learned from differences; a prior counts as a few of them."""
 
-    `is_centred`: it is that around their mean. What grows slower and slower is not noisy.
-    """
+    __slots__ = ("_samples", "_square")
 
-    __slots__ = ("_is_centred", "_mean", "_samples", "_square")
-
-    def __init__(self, prior: float, *, is_centred: bool = False) -> None:
-        self._samples, self._square, self._mean = NOISE_WEIGHT, prior * prior, 0.0
-        self._is_centred = is_centred
+    def __init__(self, prior: float) -> None:
+        self._samples, self._square = NOISE_WEIGHT, prior * prior
 
     def add(self, difference: float) -> None:
         """Add a difference."""
         self._samples = min(self._samples + 1.0, NOISE_KEPT)
-        square = min(NOISE_MAX, abs(difference - self._mean)) ** 2
-        if self._is_centred:
-            self._mean += (difference - self._mean) / self._samples
+        square = min(NOISE_MAX, abs(difference)) ** 2
         self._square += (square - self._square) / self._samples
 
     @property
@@ -167,7 +166,7 @@ class Pace:
     def __init__(self, *, first_samples: int, noise: float, creeps: bool = False) -> None:
         self._first_samples, self._creeps = first_samples, creeps
         self._references: dict[tuple[int, int, int], Reference] = {}
-        self._quiet_noise, self._changes = Noise(noise, is_centred=creeps), Noise(noise)
+        self._quiet_noise, self._changes = Noise(noise), Noise(noise)
         self._before: float | None = None
         self._unsettled: deque[tuple[float, Step, float | None]] = deque()
         self.token_s: float | None = None
@@ -270,7 +269,12 @@ class Pace:
                 del self._references[oldest]
             self._references[key] = Reference(*step, 1.0, now_s)
             return
-        self._quiet_noise.add(log(step.took_s / reference.took_s))
+        slower_by = log(step.took_s / reference.took_s)
+        noise = self._quiet_noise
+        if self._creeps:
+            # What only becomes slower is no noise. Faster samples make up for what is left out.
+            slower_by = min(FASTER_WEIGHT * slower_by, slower_by, noise.deviation)
+        noise.add(slower_by)
         reference.add(step, now_s, SLOWER_SHARE if self._creeps else 1.0)
 
     def forget(self) -> None:

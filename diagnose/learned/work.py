@@ -29,15 +29,12 @@ RECOUNTED_MIN = 0.5
 MOST_OF_TIME, GAPS_A_STEP = 0.6, 2.0
 """A step without prompts takes at most so many median gaps: their median is known to a bucket."""
 
-USAGE_MIN = 0.005
-"""A smaller KV usage counts as this one: a few blocks more or less are no work."""
-
 
 class Step(NamedTuple):
     """A mean decode step or prefill: its time and its work.
 
     - `size`: sequences in the step's batch; of a prefill those that decode beside it.
-    - `beside`: share of the KV cache in use; of a prefill always USAGE_MIN, which compares nothing.
+    - `beside`: share of the KV cache in use; of a prefill 0, which compares nothing.
     - `prompt_tokens`: computed prompt tokens in a decode step or of the prefill.
     - `tokens`: tokens per sequence, above 1 where drafts are accepted.
     """
@@ -77,7 +74,7 @@ class Work(Struct, frozen=True):
     def step(self) -> Step:
         """The mean decode step; where answers have one token, a step that takes no time."""
         if not self.gaps or not self.gaps_s:
-            return Step(0.0, 1.0, USAGE_MIN, 0.0, 1.0)
+            return Step(0.0, 1.0, 0.0, 0.0, 1.0)
         sequences = self.gaps + self.first_tokens
         step_s = self.gaps_s / self.gaps
         # Without a count of steps, their number and batch follow from Little's law.
@@ -85,7 +82,7 @@ class Work(Struct, frozen=True):
         return Step(
             step_s,
             max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
-            max(USAGE_MIN, self.usage),
+            self.usage,
             (self.computed_tokens + self.uncounted_tokens) / steps,
             self.tokens / sequences,
         )
@@ -122,7 +119,7 @@ class Work(Struct, frozen=True):
             took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
             alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)))
         tokens = self.prefilled / self.prefills
-        return Step(alone_s, step.size, USAGE_MIN, tokens, step.tokens) if alone_s else None
+        return Step(alone_s, step.size, 0.0, tokens, step.tokens) if alone_s else None
 
     def _least_prefill_s(self, gap_s: float | None) -> float:
         """The least time of a mean prefill, while prompts take most of the engine's time; 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from math import inf
+from math import inf, sin
 
 import pytest
 from hypothesis import given
@@ -458,6 +458,38 @@ def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() 
     speed = pace.speed(0.0, limits_s[1] / 0.2, 3)
     assert speed is not None
     assert 0.1 < speed.ratio < 0.3
+
+
+@pytest.mark.parametrize("token_s", [None, 5e-5])
+def test_a_small_share_of_the_cache_explains_no_slow_step(token_s: float | None) -> None:
+    pace = Pace(first_samples=1, noise=0.05)
+    pace.learn(Step(0.01, 3.0, 0.005, 0.0, 1.0), 0.0)
+    pace.settle(inf)
+    limits_s = pace.limits(Step(0.016, 3.0, 0.01, 0.0, 1.0), token_s)
+    assert limits_s is not None
+    assert limits_s[1] < 0.013
+
+
+def test_steps_that_only_become_slower_are_not_learned_as_noise() -> None:
+    pace = Pace(first_samples=8, noise=0.06, creeps=True)
+    speeds = list[float]()
+    for at in range(160):
+        prompt_tokens = 135.0 + 60.0 * sin(2.1 * at) + 80.0 * (at % 9 == 0)
+        slower = min(1.0, max(0.0, at - 40) / 100)
+        took_s = 0.026 * (1 + 0.15 * slower) + 1.5e-4 * prompt_tokens * (1 + 1.6 * slower)
+        step = Step(took_s, 3.8, 0.07, prompt_tokens, 1.0)
+        limits_s = pace.limits(step)
+        if pace.may_learn(took_s, limits_s):
+            pace.learn(step, 15.0 * at)
+            pace.settle(15.0 * at - 60.0)
+        else:
+            pace.doubt()
+        if limits_s is not None:
+            pace.follow(limits_s[1] / took_s)
+            speed = pace.speed(limits_s[0] / took_s, limits_s[1] / took_s, 3)
+            speeds.append(1.0 if speed is None else speed.ratio)
+    assert speeds[0] == 1.0
+    assert max(speeds[-10:]) < 0.75
 
 
 def test_the_split_is_one_line() -> None:
