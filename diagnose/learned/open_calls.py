@@ -20,8 +20,8 @@ from kneewatch.diagnose.account_signals import (
 from kneewatch.diagnose.learned.work import ACCEPTED, FINISHED
 from kneewatch.diagnose.values import Signals, Values
 
-LEVEL_S = 300.0
-"""The level of open connections is the highest of this time, and of as long a time before."""
+LEVEL_S = 600.0
+"""The level of open connections is the highest of this time."""
 
 OPEN_MIN, LAG_S = 4.0, 30.0
 """Fewest connections beyond the level that are calls. The level is that of so long ago."""
@@ -91,8 +91,8 @@ class OpenCalls:
         """Time and totals of the scrape before the last one with a token."""
         self._before: tuple[float, tuple[float, ...]] | None = None
         self._left_soon, self._grown, self._most = 0.0, 0, 0.0
-        self._level, self._level_before, self._level_since_s = 0.0, 0.0, -LEVEL_S
-        self._newest: deque[tuple[float, float]] = deque()
+        self._levels: deque[tuple[float, float]] = deque()
+        """Connections beside the requests in flight, by time, while tokens came."""
         self._silence = Silence()
         self.values: dict[str, float | None] = dict.fromkeys(OPEN_CALLS_SIGNALS)
         """The signals, as of the newest scrape."""
@@ -109,52 +109,44 @@ class OpenCalls:
             self.begun = self._before or now
             self._left_soon, self._grown, self._most = 0.0, 0, 0.0
             if files is not None:
-                self._note_level(files - in_flight, t_s)
+                self._levels.append((t_s, files - in_flight))
+                while len(self._levels) > 1 and self._levels[1][0] < t_s - LEVEL_S:
+                    self._levels.popleft()
         self._before = now
         self.values = dict.fromkeys(OPEN_CALLS_SIGNALS)
         self.values[SILENT] = self._silence.update(t_s, values, in_flight)
         if self.begun is None or running is None:
             return
+        # Calls that do not reach the engine pile up while it still serves those before them.
+        settled_s = self._levels[-1][0] - LAG_S if self._levels else 0.0
+        levels = [level for at_s, level in self._levels if at_s <= settled_s]
         if files is not None:
             idle_s = t_s - self.begun[0]
-            self.values[AT_THE_DOOR] = self._at_the_door(files - in_flight, idle_s)
-        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, self.begun, in_flight)
+            beyond = files - in_flight - max(levels) if levels else 0.0
+            self.values[AT_THE_DOOR] = self._at_the_door(beyond, idle_s)
+        is_open = None if files is None or not levels else files - min(levels)
+        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, in_flight, is_open)
 
-    def _note_level(self, open_connections: float, t_s: float) -> None:
-        """Note the connections of `LAG_S` ago: calls that do not reach the engine pile up while it
-        still serves those before them."""
-        self._newest.append((t_s, open_connections))
-        if self._newest[0][0] > t_s - LAG_S:
-            return
-        open_connections = self._newest.popleft()[1]
-        if t_s - self._level_since_s >= LEVEL_S:
-            self._level_before, self._level, self._level_since_s = self._level, 0.0, t_s
-        self._level = max(self._level, open_connections)
-
-    def _at_the_door(self, open_connections: float, idle_s: float) -> float:
+    def _at_the_door(self, beyond: float, idle_s: float) -> float:
         """Connections beyond their level; 0 unless they are many, and grow or stay."""
-        level = max(self._level, self._level_before)
-        beyond = open_connections - level if level else 0.0
         if beyond > self._most:
             self._most, self._grown = beyond, self._grown + 1
         stay_s = IDLE_S if self._grown >= GROWTH_MIN else KEPT_S
         return beyond if beyond >= OPEN_MIN and idle_s >= stay_s else 0.0
 
     def _cancelled(
-        self,
-        now: tuple[float, tuple[float, ...]],
-        begun: tuple[float, tuple[float, ...]],
-        in_flight: float,
+        self, now: tuple[float, tuple[float, ...]], in_flight: float, is_open: float | None
     ) -> float | None:
         """1 if the calls of (nearly) all requests in flight were cancelled, else 0; None if
-        unknown."""
-        (t_s, totals), (begun_s, before) = now, begun
-        if not totals[ACCEPTED]:
+        unknown. `is_open`: the most calls that may be open, by the connections."""
+        (t_s, totals), (begun_s, before) = now, self.begun or now
+        if not totals[ACCEPTED] and is_open is None:
             return None
         if in_flight < 1:
             return 0.0
-        left = totals[ACCEPTED] - before[ACCEPTED] - (totals[FINISHED] - before[FINISHED])
+        ended = totals[ACCEPTED] - before[ACCEPTED] - (totals[FINISHED] - before[FINISHED])
+        left = max(ended, 0.0 if is_open is None else in_flight - is_open)
         if t_s - begun_s <= SOON_S:
             self._left_soon = left
-        share = self._left_soon / in_flight
-        return 1.0 if share >= ALL_CANCELLED and left <= MORE * in_flight else 0.0
+        share = min(left, self._left_soon) / in_flight
+        return 1.0 if share >= ALL_CANCELLED and ended <= MORE * in_flight else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kneewatch.diagnose.account_signals import AT_THE_DOOR
+from kneewatch.diagnose.account_signals import AT_THE_DOOR, CANCELLED
 from kneewatch.diagnose.learned.open_calls import IDLE_S, KEPT_S, OpenCalls
 from kneewatch.diagnose.values import Values
 
@@ -38,3 +38,32 @@ def test_calls_that_pile_up_or_stay_wait_at_the_door() -> None:
     staying = dict(waiting(lambda _: FILES + POOL))
     assert not staying[KEPT_S / 2]
     assert staying[KEPT_S + EVERY_S] > 0
+
+
+def cancelled(open_files: Callable[[float], float]) -> Iterator[float]:
+    """Yields whether the calls of 30 requests count as cancelled, at each scrape after the last
+    token of a server that counts no calls. Their gauges stay; 5 connections are idle while it
+    serves."""
+    calls = OpenCalls()
+    for scrape in range(80):
+        t_s = scrape * EVERY_S
+        serves = t_s < 300.0
+        running = 20.0 + scrape % 11 if serves else 30.0
+        files = FILES + running + 5.0 * (scrape % 2) if serves else open_files(t_s - 300.0)
+        values = Values({}, totals=(0.0,) * 18, generated=10.0 * serves)
+        signals = {"running": running, "waiting": 0.0, "open_files": files}
+        calls.update(t_s, values, signals, token=serves)
+        if not serves:
+            yield calls.values[CANCELLED] or 0.0
+
+
+def test_connections_that_close_at_once_tell_cancelled_calls() -> None:
+    assert all(cancelled(lambda _: FILES))
+
+
+def test_idle_connections_that_close_cancel_nothing() -> None:
+    assert not any(cancelled(lambda _: FILES + 30.0))
+
+
+def test_calls_that_come_after_those_that_were_cancelled_hang() -> None:
+    assert list(cancelled(lambda ago_s: FILES + ago_s / 5.0))[-1] == 0.0
