@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.account_signals import (
     ANSWERS,
     CHANGED_FROM,
+    COMPUTED,
     DEMAND,
     MOVED_FOR,
     PROMPTS,
@@ -25,6 +26,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_DRIFT,
     ITL_TARGET_S,
     MEAN_IS_LATE,
+    MEAN_TTFT_GROWTH,
     QUEUES,
     SERVED,
     TTFT_DRIFT,
@@ -75,11 +77,12 @@ TTFT_MEAN_S, ITL_MEAN_S = Signal("ttft_mean_s"), Signal("itl_mean_s")
 MORE_WORK = {
     DEMAND: "{:.1f}x as many requests/s arrive as usual",
     PROMPTS: "prompts are {:.1f}x as long as usual",
+    COMPUTED: "{:.1f}x as many prompt tokens are computed for each request as usual",
     ANSWERS: "answers are {:.1f}x as long as usual",
 }
 
 GREW_FOR_S = 60.0
-LONGER_FROM = {DEMAND: inf, PROMPTS: 3.0, ANSWERS: 3.0}
+LONGER_FROM = {DEMAND: inf, PROMPTS: 3.0, COMPUTED: inf, ANSWERS: 3.0}
 """Without a profile, prompts or answers that are so many times as long as usual, for so long, are
 another workload."""
 
@@ -95,7 +98,7 @@ HURTS = Held(
     (
         (
             (MEAN_IS_LATE & (TTFT_MEAN_S >= LATE_TTFT_S) & CROWD)
-            | ((TTFT_DRIFT >= FAR) & (TTFT_MEAN_S >= VERY_LATE_S))
+            | ((MEAN_TTFT_GROWTH >= FAR) & (TTFT_MEAN_S >= VERY_LATE_S))
         ).assume(unknown=False)
         & ~TTFT_TARGET_S.known
         | ((ITL_DRIFT >= FAR) & (ITL_MEAN_S >= LATE_ITL_S) & ~ITL_TARGET_S.known).assume(
