@@ -127,17 +127,6 @@ class Configured(Condition, Struct, frozen=True):
         return f"({is_known} and {now} {sign} {self.value!r})"
 
 
-class Exposed(Condition, Struct, frozen=True):
-    """Whether the page has a metric that vLLM exports only while a feature is in use: whether the
-    signal `key` has a value."""
-
-    metric: str
-    key: str
-
-    def source(self, scope: Scope, *, side: bool = True) -> str:
-        return f"({scope.signal(self.key)} {'is not' if side else 'is'} None)"
-
-
 class Watched(Condition, Struct, frozen=True):
     """Whether this process has been watched for `windows` windows as set; never unknown.
 

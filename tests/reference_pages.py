@@ -55,7 +55,6 @@ from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
-    Exposed,
     Held,
     Minimum,
     Recent,
@@ -404,8 +403,6 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             return text if side else f"not ({text})"
         case Configured(label, value):
             return f"`{label}` is {'' if side else 'not '}`{value}` in `cache_config_info`"
-        case Exposed(metric, _):
-            return f"the page {'has' if side else 'lacks'} `{metric}`"
         case Watched(windows):
             time = "1 window" if windows.value == 1 else f"{windows.value:g} windows"
             return f"the engine was observed for {'at least' if side else 'less than'} {time}"

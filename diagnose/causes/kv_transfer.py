@@ -20,7 +20,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, Tested, cause, term
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Exposed, Held, Signal
+from kneewatch.rules.quantities import Held, Signal
 from kneewatch.rules.rule import Severity
 
 PATH = (
@@ -47,7 +47,7 @@ HELD_BACK = (
     & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))
     & (Signal("external_hit_ratio") > 0.0)
     & ~WAITING.known
-    & ~Exposed("lora_requests_info", "lora_max")
+    & ~Signal("lora_max").known
 )
 """Requests are held back at least half as long as others are served, and vLLM gives no reason.
 

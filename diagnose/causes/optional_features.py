@@ -23,7 +23,7 @@ from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import listed, percent, span
-from kneewatch.rules.quantities import RECENT_SHARE, Exposed, Recent, Signal, WindowSeconds
+from kneewatch.rules.quantities import RECENT_SHARE, Recent, Signal, WindowSeconds
 from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
@@ -367,7 +367,7 @@ ADAPTER_THRASH = cause(
     "adapter_thrash",
     forms=(
         Form(
-            gate=(DEFERRED_HELD | TAKING_TURNS) & Exposed("lora_requests_info", "lora_max"),
+            gate=(DEFERRED_HELD | TAKING_TURNS) & Signal("lora_max").known,
             start=Number(0.3),
             terms=(
                 term(
