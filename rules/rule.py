@@ -77,18 +77,8 @@ TRACKED: Mapping[str, tuple[str, ...]] = {
     TTFT: ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "ttft_p99_p50_ratio"),
     ITL: ("itl_p50_s", "itl_p99_s", "itl_mean_s"),
     PREFIX: ("prefix_hit_ratio", "prefix_hit_tokens_mean", "prefix_query_per_s"),
-    LENGTHS: (
-        "finished_length_ratio",
-        "output_tokens_p99",
-        "output_tokens_mean",
-        "spec_accepted_per_draft_tokens",
-    ),
-    LOAD: (
-        "generation_tokens_per_s",
-        "running_avg",
-        "kv_usage_avg_ratio",
-        "computed_prompt_tokens_per_s",
-    ),
+    LENGTHS: ("finished_length_ratio", "output_tokens_mean", "spec_accepted_per_draft_tokens"),
+    LOAD: ("running_avg", "kv_usage_avg_ratio"),
     TRANSFER: ("kv_transfer_mean_s",),
 }
 """Signals with a baseline, by family.
