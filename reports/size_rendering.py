@@ -214,8 +214,8 @@ def _cost(answer: Size) -> dict[str, Any]:
         "gpus": answer.gpus,
         "usd_per_million_output_tokens": (None if per_token is None else round(per_token, 4)),
         "usd_per_year": None if per_year is None else round(per_year, 2),
-        "utilization_ratio": round(answer.utilization.ratio, 4),
-        "utilization_source": answer.utilization.source,
+        "utilization_ratio": round(answer.utilization_ratio, 4),
+        "utilization_source": answer.utilization_source,
     }
 
 
@@ -435,10 +435,9 @@ def _price(answer: Size) -> list[str]:
         f"{figure(round(per_year))} USD a year"
     ]
     if per_token is not None:
-        share = answer.utilization
         parts.append(
             f"{number(per_token)} USD per million output tokens at "
-            f"{percent(share.ratio)} utilization ({share.source})"
+            f"{percent(answer.utilization_ratio)} utilization ({answer.utilization_source})"
         )
     if fleet is not None:
         parts.append(f"the peak can grow by {percent(fleet.headroom_ratio)}")

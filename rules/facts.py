@@ -47,7 +47,7 @@ class Targets:
     @property
     def are_set(self) -> bool:
         """Whether any target is set."""
-        return self.ttft_p99_s is not None or self.itl_p99_s is not None
+        return self != type(self)()
 
     def beside(
         self, ttft_s: float, itl_s: float, latency_s: float | None = None

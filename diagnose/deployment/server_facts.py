@@ -167,9 +167,7 @@ def merge(
     for reading, problem in of_another_start:
         ordered.remove(reading)
         notes.append(f"the log is from another start of the server and is ignored: {problem}")
-    launch = next(
-        (reading.command_line for reading in ordered if reading.command_line is not None), None
-    )
+    launch = next(filter(None, (reading.command_line for reading in ordered)), None)
     chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
     for fact in _facts_of(ordered, model_names):
         seen = page.get(fact.name)

@@ -331,11 +331,8 @@ def host_cache(context: LeverContext) -> Recommendation | None:
 
     None where a block is computed again in less time than it is reloaded.
     """
-    server, setup, held_tokens = (
-        context.server,
-        context.server.sized_launch,
-        context.demand.held_tokens,
-    )
+    server, held_tokens = context.server, context.demand.held_tokens
+    setup = server.sized_launch
     evicts = context.get("preemption_per_s") or context.cause == "prefix_churn"
     if not evicts or context.facts.targets.are_set or (held_tokens or 0.0) < LONG_CONTEXT_TOKENS:
         return None

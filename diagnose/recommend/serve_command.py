@@ -48,9 +48,8 @@ def with_command(
     `values` are the signals now: a restart ends the requests, and empties the prefix cache.
     """
     model = "" if stated.model is None else stated.model.id
-    command = stated.command_line and serve_command(
-        stated.command_line, model, recommendation.changes
-    )
+    line = stated.command_line
+    command = line and serve_command(line, model, recommendation.changes)
     if not command:
         return recommendation
     hit_ratio, start_s = values.get("prefix_hit_ratio"), stated.reported.start_s

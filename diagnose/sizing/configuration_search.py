@@ -421,7 +421,7 @@ def _candidate(
         return Rejection(Reason.GPUS, setup, lambda: why, needed_ratio=needed_ratio)
     price = question.price_usd_per_gpu_hour or 0.0
     layout = launch.layout
-    shared = peak_utilization(question, served_per_s * replicas)
+    utilization_ratio, _ = peak_utilization(question, served_per_s * replicas)
     tokens_per_s = speed.decode_tokens_per_s * engines
     return Candidate(
         setup=setup,
@@ -429,7 +429,7 @@ def _candidate(
         gpus=replicas * gpus_per_replica,
         usd_per_hour=replicas * gpus_per_replica * price,
         usd_per_million_output_tokens=usd_per_million_tokens(
-            gpus_per_replica * price, tokens_per_s, shared.ratio
+            gpus_per_replica * price, tokens_per_s, utilization_ratio
         ),
         concurrency=limit_at_targets.concurrency * engines,
         requests_per_s=served_per_s,

@@ -306,13 +306,6 @@ def stated_notes(
 # The same answer serves `kneewatch size`, the search and the recommendations.
 
 
-class Utilization(Struct, frozen=True):
-    """The utilization (0..1) that the cost per token assumes, and where it comes from."""
-
-    ratio: float
-    source: str
-
-
 class Size(Struct, frozen=True):
     """The result of sizing one configuration.
 
@@ -320,6 +313,7 @@ class Size(Struct, frozen=True):
     - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted; if
       predicted, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses.
+    - `utilization_ratio`: the cost per token assumes it; `utilization_source`: where it comes from.
     - `sheet`: the arithmetic of speed, fleet and cost; memory is in `memory_steps`. With the
       overhead model "guide" the fewest GPUs by the sum of the parts come first.
     """
@@ -335,7 +329,8 @@ class Size(Struct, frozen=True):
     fleet: FleetSize | None
     usd_per_million_output_tokens: float | None
     usd_per_year: float | None
-    utilization: Utilization
+    utilization_ratio: float
+    utilization_source: str
     notes: tuple[str, ...]
     sheet: Sheet
 
@@ -420,9 +415,9 @@ def size(question: Question) -> Size:
     capacity_per_s = None
     if fleet is not None and usable is not None:
         capacity_per_s = fleet.deployed_instances * usable
-    shared = peak_utilization(question, capacity_per_s)
+    utilization_ratio, why = peak_utilization(question, capacity_per_s)
     per_token, per_year = (
-        _cost(sheet, question, fleet, usable, shared) if answer.starts else (None, None)
+        _cost(sheet, question, fleet, usable, utilization_ratio) if answer.starts else (None, None)
     )
     return Size(
         question=question,
@@ -436,7 +431,8 @@ def size(question: Question) -> Size:
         fleet=fleet,
         usd_per_million_output_tokens=per_token,
         usd_per_year=per_year,
-        utilization=shared,
+        utilization_ratio=utilization_ratio,
+        utilization_source=why,
         notes=tuple(notes),
         sheet=sheet,
     )
@@ -594,7 +590,7 @@ def _cost(
     question: Question,
     fleet: FleetSize | None,
     usable: float | None,
-    shared: Utilization,
+    utilization_ratio: float,
 ) -> tuple[float | None, float | None]:
     """USD per million output tokens and USD per year; None if unknown."""
     outputs, price = question.output_tokens, question.price_usd_per_gpu_hour
@@ -607,25 +603,26 @@ def _cost(
             gpus=gpus_per_replica,
             usd_per_gpu_hour=price,
             tokens_per_s=usable * outputs,
-            utilization_ratio=shared.ratio,
+            utilization_ratio=utilization_ratio,
             owner="one replica",
         )
     gpus = fleet.gpus if fleet is not None else gpus_per_replica * question.replicas
     return per_token, yearly_cost(sheet, gpus=gpus, usd_per_gpu_hour=price)
 
 
-def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
-    """The utilization for the cost per token: the stated average, otherwise an upper bound.
+def peak_utilization(question: Question, capacity_per_s: float | None) -> tuple[float, str]:
+    """The utilization (0..1) for the cost per token, and where it comes from: the stated average,
+    otherwise an upper bound.
 
     The bound is the peak divided by the deployed replicas' capacity (`capacity_per_s` requests/s).
     """
     if question.utilization_ratio is not None:
-        return Utilization(question.utilization_ratio, "the stated average")
+        return question.utilization_ratio, "the stated average"
     peak = question.peak_requests_per_s
     if capacity_per_s is None or peak is None:
-        return Utilization(1.0, "at full load; set --utilization to the average")
+        return 1.0, "at full load; set --utilization to the average"
     ratio = min(peak / capacity_per_s, 1.0)
-    return Utilization(ratio, "at the peak; set --utilization to the average")
+    return ratio, "at the peak; set --utilization to the average"
 
 
 def _exchange(sheet: Sheet, question: Question, speed: Performance) -> None:

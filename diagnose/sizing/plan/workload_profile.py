@@ -110,11 +110,6 @@ class Slo(Targets):
     itl_p99_s: Annotated[int | float, number_to(10)] | None = None
     e2e_p99_s: Annotated[int | float, number_to(86_400)] | None = None
 
-    @property
-    def are_set(self) -> bool:
-        """Whether any target is set."""
-        return (self.ttft_p99_s, self.itl_p99_s, self.e2e_p99_s) != (None, None, None)
-
     def beside(
         self, ttft_s: float, itl_s: float, latency_s: float | None = None
     ) -> Iterator[tuple[str, float, float]]:
