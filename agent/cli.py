@@ -31,8 +31,8 @@ from kneewatch.agent.settings.table import (
     FETCH,
     FLEET,
     SWEEPS,
+    TARGET,
     Check,
-    Target,
     effective,
     loader,
     options,
@@ -82,7 +82,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Watch a server for a while, then report what is wrong.")
-@click.argument("target", type=Target(), required=False)
+@click.argument("target", type=TARGET, required=False)
 @options("diagnose.prometheus", "selector", "at")
 @setting_options(
     "watch_s",
@@ -158,7 +158,7 @@ def _diagnose_target(target: str, settings: Settings, form: str) -> int:
 
 
 @cli.command(short_help="Show a server's version, model and launch flags, and what is unknown.")
-@click.argument("target", type=Target())
+@click.argument("target", type=TARGET)
 @setting_options("server.probe", "server_log", *DEPLOYMENT, *FETCH)
 @options("without_markdown.form")
 def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
@@ -173,7 +173,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 
 
 @cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")
-@click.argument("targets", nargs=-1, type=Target())
+@click.argument("targets", nargs=-1, type=TARGET)
 @setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
 @options("run.prometheus", "selector", "demo", "run.for_s")
 def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa: ANN401
@@ -278,7 +278,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
 
 
 @cli.command(short_help="List who is notified of what; send test messages.")
-@click.argument("targets", nargs=-1, type=Target())
+@click.argument("targets", nargs=-1, type=TARGET)
 @setting_options()
 @options("run.prometheus", "test")
 def notify(
@@ -361,7 +361,7 @@ def accept(target: str, **given: Any) -> int:  # noqa: ANN401
 
 
 @cli.command(short_help="Show servers or a running daemon live in the terminal.")
-@click.argument("targets", nargs=-1, type=Target())
+@click.argument("targets", nargs=-1, type=TARGET)
 @setting_options("interval_s", "gpu_metrics", "docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
 @options("attach", "token_file", "speed")
 def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401

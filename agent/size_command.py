@@ -565,7 +565,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
         return given
     text = _listed(given["launch"])
     kind = next((each for each in engine_kinds() if _launcher(each, text)), None)
-    if kind is not None and kind.slack is None:
+    if kind is not None and not kind.slack:
         knows = " and ".join(each.title for each in sized_kinds())
         why = f"it starts {kind.title}, and size knows {knows} only. {kind.memory}"
         raise SizingError(why, name="launch")

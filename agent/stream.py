@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -51,11 +51,23 @@ class GpuSource(Protocol):
         ...
 
 
+Beside = Callable[[], Sequence[tuple[Mapping[str, str], Verdict]]]
+"""The engines of other targets: labels, the address among them, and newest verdicts."""
+
+
 def target_monitor(
-    name: str, profile: Profile, catalogue: Catalogue | None = None
+    name: str, profile: Profile, catalogue: Catalogue | None = None, beside: Beside = tuple
 ) -> TargetMonitor:
-    """A monitor that recommends changes, compares the engines of a page, and judges routers."""
-    return TargetMonitor(name, profile, catalogue, new_adviser, _new_comparison, _new_router)
+    """A monitor that recommends changes, compares the engines of a page, and judges routers by the
+    engines `beside` them."""
+
+    def new_router(name: str, profile: Profile) -> JudgeRouter:
+        # Imported here: most targets are engines, and this import is slow.
+        from kneewatch.diagnose.fleet.routers import RouterPages
+
+        return RouterPages(name, profile, beside).judged
+
+    return TargetMonitor(name, profile, catalogue, new_adviser, _new_comparison, new_router)
 
 
 def new_adviser(stated: StatedServer) -> Adviser:
@@ -72,20 +84,14 @@ def _new_comparison(scale: float) -> Compare:
     return DataParallelEngines(scale=scale).compared
 
 
-def _new_router(name: str, profile: Profile) -> JudgeRouter:
-    # Imported here: most targets are engines, and this import is slow.
-    from kneewatch.diagnose.fleet.routers import RouterPages
-
-    return RouterPages(name, profile).judged
-
-
 class TargetStream:
     """One target's parser and monitor."""
 
     def __init__(
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
-        self.monitor = target_monitor(name, profile, catalogue)
+        self.beside: Beside = tuple
+        self.monitor = target_monitor(name, profile, catalogue, self._beside)
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -99,8 +105,12 @@ class TargetStream:
 
     def reset(self) -> None:
         """Start with a new monitor, because the next scrapes come from another process."""
-        self.monitor = target_monitor(self.monitor.name, self.monitor.profile, self._catalogue)
+        name, profile = self.monitor.name, self.monitor.profile
+        self.monitor = target_monitor(name, profile, self._catalogue, self._beside)
         self._recorded_gpus = None
+
+    def _beside(self) -> Sequence[tuple[Mapping[str, str], Verdict]]:
+        return self.beside()
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None

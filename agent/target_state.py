@@ -83,6 +83,17 @@ class Board:
         """The newest state of a target. None if the target is not watched, or had no cycle yet."""
         return self._states.get(name)
 
+    def beside(self) -> list[tuple[Mapping[str, str], Verdict]]:
+        """The labels, with the address as `instance`, and the verdict of each engine whose page was
+        read in the newest cycle."""
+        with self._lock:
+            states = [state for state in self._states.values() if not state.failing]
+        return [
+            ({**state.labels, "instance": state.url.partition("://")[2].partition("/")[0]}, verdict)
+            for state in states
+            for verdict in state.diagnoses
+        ]
+
     @property
     def answering(self) -> int:
         """Number of targets whose newest cycle succeeded."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
-from click.shell_completion import CompletionItem
 from msgspec import Struct
 
 from kneewatch.collector.errors import SettingsError
@@ -120,60 +119,33 @@ def duration_s(text: str) -> float:
         raise ValueError(f"{text!r} is not a duration; write 30s, 5m or 2h") from None
 
 
-class Span(click.ParamType[float]):
-    """A duration such as 30, 30s, 5m, 2h, 7d or 1w, converted to seconds."""
+class Parsed(click.ParamType[Any]):
+    """An argument that a function parses; the message of its ValueError is shown."""
 
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The duration in seconds."""
-        try:
-            seconds = duration_s(str(value))
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
-        if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r} must be longer than 0", param, ctx)
-        return seconds
-
-
-class Pair(click.ParamType[tuple[str, str]]):
-    """A NAME=VALUE argument."""
-
-    name = "name=value"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """The name and the value."""
+    ) -> Any:  # noqa: ANN401 - as the function
+        """What the argument is."""
         try:
-            return pair(str(value))
+            return self._parse(str(value))
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
 
 
-class Target(click.ParamType[str]):
-    """A server's URL or a capture file. The shell completes file names."""
-
-    name = "target"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """The argument, unchanged."""
-        del param, ctx
-        return str(value)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Let the shell complete file names."""
-        del ctx, param
-        return [CompletionItem(incomplete, type="file")]
+def _span_s(text: str) -> float:
+    seconds = duration_s(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} must be longer than 0")
+    return seconds
 
 
-SPAN, PAIR, FILE = Span(), Pair(), click.Path()
+SPAN, PAIR = Parsed("duration", _span_s), Parsed("name=value", pair)
+FILE = click.Path()
+TARGET = click.Path(readable=False)
+"""A server's URL or a capture file. The shell completes file names."""
 
 
 # --- Flags for settings ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,11 +28,13 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     - `name`: the sample's name without the engine's prefix; of a counter without `_total`, of a
       histogram without the suffixes of its parts.
     - `is_`: the canonical metric; the same name if empty.
-    - `where`: labels that a series must have; "" also selects series without the label.
-    - `labels`: labels of the canonical series.
+    - `where`: labels that a series must have, as anchored regular expressions; "" also selects
+      series without the label.
+    - `labels`: labels of the canonical series. `renamed`: canonical labels by the engine's own.
     - `over`: the value is divided by this gauge's. `scale`: it is multiplied by this number.
       `less`: so much is then subtracted from a gauge, down to 0.
     - `age`: of several sources of a metric, those with the lowest age on the page are used.
+      `without`: used only on pages that lack this sample, `beside`: only on those that have it.
     - `fold`: how several series of one canonical series become one value.
     """
 
@@ -40,10 +42,13 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     is_: str = field(default="", name="is")
     where: Texts = field(default_factory=dict[str, str])
     labels: Texts = field(default_factory=dict[str, str])
+    renamed: Texts = field(default_factory=dict[str, str])
     over: str = ""
     scale: float = 1.0
     less: float = 0.0
     age: int = 0
+    without: str = ""
+    beside: str = ""
     fold: Literal["sum", "max"] = "sum"
 
     @property
@@ -51,9 +56,14 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
         """The canonical metric."""
         return self.is_ or self.name
 
+    def is_for(self, names: Collection[str], prefix: str) -> bool:
+        """Whether it is used on a page with these names."""
+        lacks = not self.without or prefix + self.without not in names
+        return lacks and (not self.beside or prefix + self.beside in names)
+
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a series has the labels of `where`."""
-        return all(labels.get(name, "") == value for name, value in self.where.items())
+        return all(re.fullmatch(text, labels.get(name, "")) for name, text in self.where.items())
 
 
 class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,52 +73,6 @@ class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
     unit: str
     help: str
     labels: tuple[str, ...] = ()
-
-
-class SizeClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """Defaults on GPUs with less than `below_mib` of memory: prompt tokens of a step, and the
-    largest batch of a CUDA graph, also with four and more GPUs (`graphs_of_many`)."""
-
-    below_mib: float
-    step_tokens: int
-    graphs: int
-    graphs_of_many: int
-
-
-class SlackRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """A KV cache of what is free after loading, less a slack: a share of what was free before.
-
-    The default slack is `fixed_mib`, `token_mib` for each prompt token of a step (at least
-    `tokens_min`), `gpu_mib` for each GPU and `graph_mib` for each request of the largest CUDA
-    graph; on GPUs with more than `large_mib` at least `large_slack_mib`. `process_gib` is what the
-    process takes before it loads: lowest, expected, highest.
-    """
-
-    version: str
-    fixed_mib: float
-    token_mib: float
-    tokens_min: int
-    gpu_mib: float
-    graph_mib: float
-    large_mib: float
-    large_slack_mib: float
-    seqs: int
-    process_gib: tuple[float, float, float]
-    classes: tuple[SizeClass, ...]
-
-    def size_class(self, memory_mib: float) -> SizeClass:
-        """The defaults on a GPU with this memory."""
-        return next(each for each in self.classes if memory_mib < each.below_mib)
-
-    def share(self, memory_mib: float, step_tokens: int, gpus: int) -> float:
-        """The default share of a GPU's memory for weights and KV cache."""
-        defaults = self.size_class(memory_mib)
-        slack_mib = self.fixed_mib + self.token_mib * max(step_tokens, self.tokens_min)
-        slack_mib += self.gpu_mib * gpus
-        slack_mib += self.graph_mib * (defaults.graphs_of_many if gpus >= 4 else defaults.graphs)
-        if memory_mib > self.large_mib:
-            slack_mib = max(slack_mib, self.large_slack_mib)
-        return round(1 - slack_mib / memory_mib, 3)
 
 
 class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=False):
@@ -133,8 +97,11 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
       to do first about a cause; `words`: what its texts say instead.
     - `images`: parts of the names of its container images.
     - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
-      where a running server shows it. `slack`: the rule by which it is sized.
+      where a running server shows it. `slack`: the rule by which it is sized
+      (`SlackRule` of launch_setup.py).
     - `unjudged`: what cannot be judged from its page, and why.
+    - `log_signs`: parts of lines that only its log has. `log_failures`: the kind of failure, as in
+      vLLM's startup_failures.toml, and the beginning of its line as a regular expression.
     """
 
     title: str
@@ -160,8 +127,10 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     images: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     memory: str = ""
-    slack: SlackRule | None = None
+    slack: dict[str, Any] = field(default_factory=dict[str, Any])
     unjudged: Texts = field(default_factory=dict[str, str])
+    log_signs: tuple[str, ...] = ()
+    log_failures: Texts = field(default_factory=dict[str, str])
 
     @cached_property
     def all_sources(self) -> tuple[Source, ...]:
@@ -249,9 +218,14 @@ def engine_kinds() -> tuple[EngineKind, ...]:
 
 
 @cache
+def other_quantities() -> frozenset[str]:
+    """The metrics that only engines other than vLLM have."""
+    return frozenset(name for kind in engine_kinds() for name in kind.quantities)
+
+
 def sized_kinds() -> tuple[EngineKind, ...]:
     """The engines whose launches are sized."""
-    return (VLLM, *(kind for kind in engine_kinds() if kind.slack is not None))
+    return (VLLM, *(kind for kind in engine_kinds() if kind.slack))
 
 
 def kind_named(title: str | None) -> EngineKind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -120,7 +120,8 @@ _Groups = dict[_Key, dict[Source, list[int]]]
 
 def _groups(layout: Layout, kind: EngineKind, prefix: str) -> _Groups:
     """The sources of each canonical series; those of other processes that repeat it left out."""
-    samples = _samples(kind)
+    names = {series.name for series in layout.series}
+    samples = _samples(kind, lambda source: source.is_for(names, prefix))
     groups: dict[_Key, dict[Source, dict[tuple[int, ...], list[int]]]] = {}
     for position, series in enumerate(layout.series):
         if position in layout.repeated or not series.name.startswith(prefix):
@@ -138,10 +139,12 @@ def _groups(layout: Layout, kind: EngineKind, prefix: str) -> _Groups:
     }
 
 
-def _samples(kind: EngineKind) -> Mapping[str, Sequence[tuple[Source, Part]]]:
+def _samples(
+    kind: EngineKind, is_used: Callable[[Source], bool]
+) -> Mapping[str, Sequence[tuple[Source, Part]]]:
     """The sources of a sample, by its name without prefix."""
     by_sample: dict[str, list[tuple[Source, Part]]] = {}
-    for source in kind.all_sources:
+    for source in filter(is_used, kind.all_sources):
         for name, part in sample_names(source, kind):
             by_sample.setdefault(name, []).append((source, part))
     for name in {source.over for source in kind.all_sources} - {""}:
@@ -163,7 +166,11 @@ def sample_names(source: Source, kind: EngineKind) -> Iterator[tuple[str, Part]]
 
 def _canonical(labels: Mapping[str, str], kind: EngineKind, source: Source) -> Labels:
     """The labels of the canonical series."""
-    kept = {name: text for name, text in labels.items() if name not in source.where}
+    kept = {
+        source.renamed.get(name, name): text
+        for name, text in labels.items()
+        if name not in source.where
+    }
     kept = kind.canonical(kept) | source.labels
     if source.scale != 1.0 and "le" in kept:
         kept["le"] = repr(float(kept["le"]) * source.scale)

@@ -122,19 +122,21 @@ class Dialect(Struct, frozen=True):
         """The names of an engine's own series that are a metric, with their matchers."""
         names: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
         for source in self.program.all_sources:
-            is_plain = not source.over and not source.less and source.scale == 1
+            is_plain = not (source.over or source.less or source.without) and source.scale == 1
             given = {label: source.labels.get(label) for label in where}
             agrees = all(own in (None, *where[label].split("|")) for label, own in given.items())
             if source.metric == metric and is_plain and agrees:
                 values = names.setdefault((source.name, *source.where), {})
                 for label, value in source.where.items():
                     values.setdefault(label, {})[value] = None
+                own_labels = {canonical: own for own, canonical in source.renamed.items()}
                 for label in [label for label, own in given.items() if own is None]:
-                    values[label] = dict.fromkeys(where[label].split("|"))
+                    texts = map(re.escape, where[label].split("|"))
+                    values[own_labels.get(label, label)] = dict.fromkeys(texts)
         if not names:
             raise NoSeriesError(metric)
         for (name, *_), values in names.items():
-            yield name, [any_of(label, each) for label, each in values.items()]
+            yield name, [f'{label}=~"{quoted("|".join(each))}"' for label, each in values.items()]
 
     def folded(
         self, words: str, metric: str, suffix: str = "", where: Where = (), extra: str = ""

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from kneewatch.collector.engines.engine_kind import other_quantities
 from kneewatch.collector.scrape_history import Columns, History
-from kneewatch.collector.signals.expr import Expr, Value
+from kneewatch.collector.signals.expr import Expr, Has, Value
 from kneewatch.collector.window import Window
 
 LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
@@ -27,6 +28,11 @@ class Signal(Struct, frozen=True):
     needs: str = ""
     optional: bool = False
     core: bool = False
+
+    def lacks(self, has: Has) -> tuple[str, ...]:
+        """Its metrics that a page lacks; empty if only engines other than vLLM have them."""
+        lacking = tuple(dict.fromkeys(self.expr.lacking(has)))
+        return () if other_quantities().issuperset(lacking) else lacking
 
 
 def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:
@@ -82,10 +88,9 @@ class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
         valued: list[tuple[str, Value]] = []
         absent: dict[str, None] = {}
         for signal in signals:
-            lacking = tuple(dict.fromkeys(signal.expr.lacking(columns.shows)))
-            if lacking:
+            if lacking := signal.lacks(columns.shows):
                 missing[signal.key] = lacking
-            if lacking and signal.expr.lacking(columns.has):
+            if signal.expr.lacking(columns.has):
                 absent[signal.key] = None
             else:
                 valued.append((signal.key, signal.expr.bind(columns)))
@@ -115,5 +120,5 @@ class SignalSet:
         def has(metric: str) -> bool:
             return metric not in odd and self._history.columns.shows(metric)
 
-        lacking = ((signal.key, signal.expr.lacking(has)) for signal in self._signals)
-        return {key: tuple(dict.fromkeys(metrics)) for key, metrics in lacking if metrics}
+        lacking = ((signal.key, signal.lacks(has)) for signal in self._signals)
+        return {key: metrics for key, metrics in lacking if metrics}

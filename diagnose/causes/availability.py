@@ -35,6 +35,9 @@ A planned deployment drains its processes first.
 """
 
 RESTARTS_SHOWN = 3
+STARTS = (("start_s", "the start"), ("weights_load_s", "loading the weights"))
+"""Signals of a start's duration, which some engines show."""
+
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
@@ -311,6 +314,11 @@ def engine_restarted(facts: Facts) -> Cause | None:
                 Evidence("process_start", each.uptime_s, None, how_ended(each))
                 for each in reversed(within_hour[-RESTARTS_SHOWN:])
                 if each.last_page
+            ),
+            *(
+                Evidence(signal, took_s, None, f"{what} took {span(took_s)}")
+                for signal, what in STARTS
+                if (took_s := facts.values.get(signal)) is not None
             ),
         ),
         lever="If nobody restarted it on purpose, read the old process's log. A load balancer in "

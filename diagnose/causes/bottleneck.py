@@ -274,6 +274,14 @@ WAITS_BY_NATURE = (
 it takes longer than usual or than is promised. What comes after the first token has no such reason.
 """
 
+EAGER = Signal("eager_decode_ratio")
+BY_THE_ENGINE = (
+    term(EAGER, 0.5, 0.6, "{value:%} of decode passes run without a CUDA graph", when=EAGER >= 0.5),
+    term(Signal("gpu_work_ratio"), None, 0.0, "the GPU computes in {value:%} of the time"),
+    term(Signal("scheduler_cpu_ratio"), None, 0.0, "the scheduler uses {value:.2f} CPU cores"),
+)
+"""What some engines measure of their own steps; vLLM does not."""
+
 HOST_CONTENTION = cause(
     "host_contention",
     forms=(
@@ -300,6 +308,7 @@ HOST_CONTENTION = cause(
                     when=IS_STOLEN,
                 ),
                 term(ITL_DRIFT, UNMOVED, 0.8, SLOWED_TOKENS),
+                *BY_THE_ENGINE[1:],
                 *bound_terms("host")[:1],
             ),
             levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
@@ -426,6 +435,7 @@ SLOW_STEPS = cause(
                 ),
                 term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
                 ABORTS,
+                *BY_THE_ENGINE,
                 term(
                     NEIGHBOURS,
                     0.02,

@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, SPEED_IS_LOST
 from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -105,7 +105,7 @@ FAILED, FAILED_SHARE = Signal("finished_error_per_s"), Signal("finished_error_ra
 REFUSED = Signal("server_error_per_s") - (
     Signal("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
 )
-CALLS = ACCEPTED + WRONG.otherwise(0.0) + Signal("server_error_per_s")
+CALLS = FirstOf((ACCEPTED, SERVED)) + WRONG.otherwise(0.0) + Signal("server_error_per_s")
 REFUSED_SHARE = REFUSED / CALLS
 """Share of the calls that fail with HTTP 5xx in the API server: neither counted as failed by the
 engine, nor rejected because the queue is at its limit."""

@@ -179,6 +179,17 @@ def _more_kv(facts: Facts) -> str:
     )
 
 
+BY_THE_ENGINE = tuple(
+    term(Signal(key), None, 0.0, text, when=Signal(key) >= least)
+    for key, least, text in (
+        ("kv_window_pool_ratio", 0.85, "the blocks of sliding-window layers are {value:%} in use"),
+        ("kv_state_pool_ratio", 0.85, "the slots for Mamba states are {value:%} in use"),
+        ("preempted_tokens_per_s", 1.0, "preempted requests lose the KV cache of {value:tokens/s}"),
+        ("gpu_left_gib", 0.0, "{value:.1f} GiB of GPU memory were free after the start"),
+    )
+)
+"""What some engines show of their memory; vLLM does not."""
+
 KV_PRESSURE = cause(
     "kv_pressure",
     forms=(
@@ -242,6 +253,7 @@ KV_PRESSURE = cause(
                     "streams stall for more than 0.5 s in {value:%} of decode time",
                     when=(STALL_SHARE > 0.02) & EVICTING,
                 ),
+                *BY_THE_ENGINE,
             ),
             levels=(
                 Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.deployment.log_failure import (
     FLAG,
@@ -114,7 +115,14 @@ def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
         regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER).replace("SIZE", SIZE)
         spans = {name: parse_version(row[name]) for name in ("since", "until") if name in row}
         rows.append(read_as({**row, **spans, "regex": regex}, Wording))
+    own = (each for kind in engine_kinds() for each in kind.log_failures.items())
+    rows += [Wording(regex, kind=kind) for kind, regex in own if table == "failures"]
     return tuple(rows)
+
+
+@cache
+def _signs() -> Mapping[bytes, EngineKind]:
+    return {sign.encode(): kind for kind in engine_kinds() for sign in kind.log_signs}
 
 
 _LIST = re.compile(r"non-default args: \{|args: Namespace\(|Initializing an? (?:V[01] )?LLM engine")
@@ -212,6 +220,8 @@ class StartupLog:
         """The flags of a complete list of arguments; a variable for a value that is not kept."""
         self._listed: list[str] = []
         """The flags of these with further values."""
+        self.kind = VLLM
+        """The engine whose log it is."""
         self._uncaught = False
         """Whether a traceback was written without vLLM's logger: its process ends."""
         self._frame = ""
@@ -296,9 +306,12 @@ class StartupLog:
 
     def _line(self, raw: bytes) -> None:
         words = _WHILE_SERVING if self.phase == "serving" else _WHILE_STARTING
-        if not words.search(raw):
+        signs = () if self.phase == "serving" else _signs().items()
+        kind = next((kind for sign, kind in signs if sign in raw), None)
+        if kind is None and not words.search(raw):
             return
         text = _ANSI.sub("", raw[:LONGEST_LINE].decode("utf-8", "replace"))
+        self.kind = kind or self.kind
         for module, message in _messages(text.strip()):
             if message:
                 self._message(module, message)

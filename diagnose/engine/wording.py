@@ -38,7 +38,7 @@ def in_own_words(verdict: Verdict, kind: EngineKind) -> Verdict:
         for advice in verdict.recommendations
         if advice.changes and all(change.flag == REPLICAS for change in advice.changes)
     ]
-    unknown = [*map(kind.said, verdict.unknown), *_unjudged(kind)]
+    unknown = [*map(kind.said, verdict.unknown), *(_unjudged(kind) if verdict.values else ())]
     if len(kept) < len(verdict.recommendations):
         unknown.append(NOT_COMPUTED.format(title=kind.title))
     return replace(
@@ -69,10 +69,11 @@ def lever_of(cause: Cause, kind: EngineKind) -> str:
 
 def spelled(text: str, kind: EngineKind) -> str:
     """A text in this engine's words and flags. A sentence with a flag that it lacks is dropped."""
+    spoken = {*OWN_FLAGS, *kind.flags, *FLAG.findall(kind.switch_on)}
     kept = [
         kind.said(sentence)
         for sentence in re.split(r"(?<=[.:;]) ", text)
-        if all(flag in kind.flags for flag in FLAG.findall(sentence) if flag not in OWN_FLAGS)
+        if spoken.issuperset(FLAG.findall(sentence))
     ]
     return " ".join(kept)
 

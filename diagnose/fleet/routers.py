@@ -1,13 +1,13 @@
 """Faults of routers: no endpoint, stale data, a queue before idle engines, uneven picks. Pure.
 
 A router is matched with engines by cluster and namespace, because none of a router's own labels
-names vLLM's model; where there are none, by the addresses of its workers. Of a router's page alone,
-its engines are unknown.
+names vLLM's model; where there are none, by the addresses of its workers. A router's page is judged
+beside those of its engines if all of them are targets too; else its engines are unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -36,7 +36,7 @@ from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.fleet.engine import Engine
-from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.routing import COMPUTED_MORE, FALLEN_BY, computed_more
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
@@ -375,11 +375,30 @@ def _names(endpoint: str, engine: Engine) -> bool:
     )
 
 
-class RouterPages:
-    """The pages of a router over the last minutes."""
+Beside = Callable[[], Sequence[tuple[Labels, Verdict]]]
 
-    def __init__(self, name: str, profile: Profile) -> None:
-        self._name, self._scale = name, profile.scale
+
+def _engines_of(state: RouterState, others: Sequence[tuple[Labels, Verdict]]) -> list[Engine]:
+    """The engines that are the router's workers; none unless all workers are among them."""
+    engines = [
+        Engine(
+            Member((verdict.target,), verdict.target, "", verdict.model, "", labels=labels),
+            verdict,
+            {key: value for key, value in verdict.values.items() if value is not None},
+        )
+        for labels, verdict in others
+        if verdict.was_read
+    ]
+    named = [each for each in engines if _is_among(state.workers, each)]
+    complete = all(any(_names(worker, each) for each in named) for worker in state.workers)
+    return named if complete else []
+
+
+class RouterPages:
+    """The pages of a router over the last minutes, beside the pages of its engines."""
+
+    def __init__(self, name: str, profile: Profile, beside: Beside = tuple) -> None:
+        self._name, self._scale, self._beside = name, profile.scale, beside
         self._history = History(keep_s=KEPT_S)
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._bound: tuple[Layout, Router, Binding] | None = None
@@ -400,7 +419,8 @@ class RouterPages:
             answers_of(router, history, t_s, self._scale),
             watched_s=min(watched_s, PICKS_S),
         )
-        fault = _fault(state, Behind())
+        engines = _engines_of(state, self._beside())
+        fault = _fault(state, Behind(engines, engines))
         # What is concluded has held for its time already.
         concluded = [cause] if fault and (cause := fault[0].close()) else []
         causes = self._tracker.update(t_s, concluded, developed=[each.id for each in concluded])
@@ -416,7 +436,7 @@ class RouterPages:
             health=max((cause.severity for cause in causes), default=OK).word,
             causes=causes,
             values=values,
-            unknown=NO_ENGINES,
+            unknown=NO_ENGINES[:1] if engines else NO_ENGINES,
             window_s=state.watched_s,
             judged_against="nothing: latency is judged at the engines",
         )

@@ -21,6 +21,7 @@ from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
+from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.ranking import ENGINE_DIED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
@@ -448,7 +449,7 @@ def log_diagnosis(read: StartupLog, stated: Stated, *, target: str, t_s: float) 
     failure = log_failure(read, stated, t_s)
     model = read.facts.get("model")
     running = read.phase in ("serving", "stopped")
-    return Verdict(
+    verdict = Verdict(
         t_s=to_ms(t_s),
         target=target,
         model=str(model.value) if model else "",
@@ -459,6 +460,7 @@ def log_diagnosis(read: StartupLog, stated: Stated, *, target: str, t_s: float) 
         judged_against=LOG_BASIS,
         recommendations=failure.recommendations if failure else (),
     )
+    return in_own_words(verdict, read.kind)
 
 
 def _lacking(read: StartupLog) -> list[str]:

@@ -436,3 +436,21 @@ def test_a_file_that_is_gone_is_an_error_and_read_again_when_it_is_back(log_file
         follower.read()
     log_file.write_text(line(4.5))
     assert follow(follower) == 4.5
+
+
+SGLANG_LOG = """[2026-11-01 10:00:00] server_args=ServerArgs(model_path='m', port=30000)
+[2026-11-01 10:00:41 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "/opt/sglang/srt/model_executor/model_runner.py", line 1200, in init_memory_pool
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+"""
+
+
+def test_a_log_of_sglang_is_read_as_its_own(main: Main, log_file: Path) -> None:
+    log_file.write_text(SGLANG_LOG)
+    document = told(main, "--log", log_file)
+    (cause,) = document["causes"]
+    texts = f"{cause['summary']} {cause['lever']}"
+    assert (document["program"], cause["id"]) == ("SGLang", "startup_failed")
+    assert "no GPU memory is left for the KV cache" in cause["summary"]
+    assert "--mem-fraction-static" in cause["lever"]
+    assert not [word for word in ("vLLM", "--gpu-memory") if word in texts]

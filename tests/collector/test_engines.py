@@ -14,12 +14,15 @@ from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.engines.translation import canonical_metric
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.wording import spelled
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.diagnose.verdict import Verdict, decode, encode
 from kneewatch.rules.rule import WARNING
+from tests.diagnose.situations import CALM, CONCLUSIVE
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SGLANG = "pages/sglang-0.5.23-rendered"
@@ -247,3 +250,128 @@ def test_size_refuses_the_launch_of_another_engine_and_says_how_large_its_cache_
 ) -> None:
     with pytest.raises(SizingError, match=says):
         with_launch({"launch": launch})
+
+
+TRT = """trtllm_num_requests_running{labels} {running}
+trtllm_num_requests_waiting{labels} {waiting}
+trtllm_num_paused_requests{labels} {paused}
+trtllm_kv_cache_utilization{labels} {kv}
+trtllm_kv_cache_max_blocks{labels} 1000
+trtllm_kv_cache_tokens_per_block{labels} 32
+trtllm_kv_cache_gen_alloc_blocks_total{labels} {blocks}
+trtllm_request_success_total{{finished_reason="stop",model_name="m"}} {answers}
+trtllm_request_error_total{{http_code="500",model_name="m"}} {errors}
+"""
+
+
+def trtllm(**values: float) -> str:
+    """A page of trtllm-serve; the values that are not given are 0."""
+    names = ("running", "waiting", "paused", "kv", "blocks", "answers", "errors")
+    return TRT.format(labels='{model_name="m"}', **(dict.fromkeys(names, 0.0) | values))
+
+
+def test_tensorrt_llm_is_stalled_once_its_answers_take_no_block() -> None:
+    busy = [trtllm(running=8, kv=0.4, blocks=100 + 40 * at, answers=9) for at in range(6)]
+    assert verdicts(*busy).values["stalled_s"] == 0.0
+    assert verdicts(*busy).values["kv_capacity_tokens"] == 32_000
+    (first, *_) = verdicts(*[busy[0]] * 6).causes
+    assert first.id == "engine_stalled"
+    without = [page.replace("trtllm_kv_cache_gen_alloc", "trtllm_other") for page in busy]
+    assert not verdicts(*without).causes
+
+
+def test_paused_requests_of_tensorrt_llm_wait_for_blocks() -> None:
+    pages = [
+        trtllm(running=40, paused=12, kv=0.99, blocks=100 + 40 * at, answers=at) for at in range(8)
+    ]
+    verdict = verdicts(*pages)
+    assert verdict.values["waiting_by_capacity"] == 12
+    assert verdict.causes[0].id == "kv_pressure"
+
+
+def test_errors_of_other_engines_are_calls_that_fail() -> None:
+    failing = [trtllm(running=2, blocks=9 * at, answers=40 * at, errors=20 * at) for at in range(5)]
+    cause = verdicts(*failing).causes[0]
+    assert cause.id == "requests_failing"
+    assert "33% of the calls fail with HTTP 5xx" in cause.summary
+
+    def answers(at: int) -> str:
+        counts = {
+            "/v1/completions": (("200", 50), ("503", 30), ("400", 1)),
+            "/health": (("503", 99),),
+        }
+        return "".join(
+            f'sglang:http_responses_total{{endpoint="{endpoint}",method="POST",'
+            f'status_code="{status}"}} {count * at}\n'
+            for endpoint, statuses in counts.items()
+            for status, count in statuses
+        )
+
+    pages = [sglang(num_requests_total=1 + 50 * at) + answers(at) for at in range(5)]
+    cause = verdicts(*pages).causes[0]
+    assert cause.id == "requests_failing"
+    assert "--max-queued-requests" in cause.lever
+    assert verdicts(*pages).values["client_error_per_s"] == pytest.approx(0.1)
+
+
+def test_what_sglang_measures_itself_is_evidence() -> None:
+    full = {"num_running_reqs": 40, "num_queue_reqs": 30, "kv_used_tokens": 99_000}
+    pages = [
+        sglang(
+            **full, num_retracted_requests_total=40 * at, num_retracted_input_tokens_total=9000 * at
+        )
+        for at in range(4)
+    ]
+    texts = [each.text for each in verdicts(*pages).causes[0].evidence]
+    assert "retracted requests lose the KV cache of 900.0 tokens/s" in texts
+    assert "18.6 GiB of GPU memory were free after the start" in texts
+    hybrid = [sglang(num_running_reqs=9, num_queue_reqs=9, mamba_usage=0.97)] * 4
+    texts = [each.text for each in verdicts(*hybrid).causes[0].evidence]
+    assert "the slots for Mamba states are 97% in use" in texts
+    eager = 'sglang:cuda_graph_passes_total{mode="decode_none",model_name="tiny"}'
+    values = verdicts(
+        *[f"{sglang(fwd_occupancy=64)}{eager} {1 + 30 * at}\n" for at in range(3)]
+    ).values
+    assert (values["eager_decode_ratio"], values["gpu_work_ratio"]) == (1.0, pytest.approx(0.64))
+
+
+def old_sglang(tokens: int) -> str:
+    """A page of SGLang 0.4, which counts tokens when a request ends, and gaps between them at
+    once."""
+    gauges = {"num_running_reqs": 8, "num_queue_reqs": 0, "token_usage": 0.4}
+    counters = {"prompt_tokens_total": 2000, "generation_tokens_total": 900}
+    histograms = {
+        f"{name}_{part}": value
+        for name, count in (("time_to_first_token", 9), ("inter_token_latency", tokens))
+        for part, value in (("seconds_count", count), ("seconds_sum", 0.02 * count))
+    }
+    return "".join(
+        f'sglang:{name}{{model_name="m"}} {value}\n'
+        for name, value in (gauges | counters | histograms).items()
+    )
+
+
+def test_an_older_sglang_is_stalled_once_no_gap_between_tokens_is_counted() -> None:
+    serving = verdicts(*[old_sglang(1000 + 300 * at) for at in range(8)])
+    assert (serving.health, serving.values["generation_tokens_per_s"]) == ("ok", 30.0)
+    assert verdicts(*[old_sglang(1000)] * 8).causes[0].id == "engine_stalled"
+
+
+def test_what_to_switch_on_keeps_its_sentences() -> None:
+    for kind in engine_kinds():
+        assert spelled(kind.switch_on, kind) == kind.said(kind.switch_on)
+
+
+def test_sglang_shows_the_signals_of_nearly_all_causes() -> None:
+    shows = next(kind.shows for kind in engine_kinds() if kind.title == "SGLang")
+    signals = {signal.key: signal for signal in VLLM_SIGNALS}
+    # Prefill's share falls back to that of the end-to-end time.
+    signals.pop("prefill_service_ratio")
+    lacking = {
+        cause
+        for cause, situation in CONCLUSIVE.items()
+        for key, value in situation.values.items()
+        if value is not None and CALM.values.get(key) != value
+        if key in signals and signals[key].expr.lacking(shows.__contains__)
+    }
+    assert lacking == {"adapter_thrash", "engine_asleep"}

@@ -6,8 +6,7 @@ wheel (`pip download --no-deps sglang==0.5.23`), lets a small engine model by SG
 pages, which tests replay. With TEXT, judges the cases that have it in their name or machine, and
 stores nothing. Ends with the number of cases that are not diagnosed as they were planted.
 
-The modules that the classes import, and which need torch, are replaced: they hold settings. The
-HTTP server's own metrics (http_requests_total etc.) are not played.
+The modules that the classes import, and which need torch, are replaced: they hold settings.
 """
 
 from __future__ import annotations
@@ -106,6 +105,9 @@ class Collectors:
         )
         self._tokenizer = self._module.TokenizerMetricsCollector(labels=LABELS)
         self._stats = self._module.SchedulerStats()
+        http = importlib.import_module("sglang.srt.observability.http_request_metrics")
+        http.init_http_request_metrics()
+        self._responses = vars(http)["_http_request_metrics"].responses_total
         self._drafts: dict[str, float] = defaultdict(float)
         self._rest: dict[str, float] = defaultdict(float)
         self._between_s = self._paused_s = 0.0
@@ -144,6 +146,7 @@ class Collectors:
         used = round(blocks.usage_ratio * pool)
         stats.num_running_reqs = count(total=running)
         stats.num_queue_reqs = count(total=len(scheduler.waiting))
+        stats.num_decode_transfer_queue_reqs = count(total=engine.in_transfer)
         stats.kv_used_tokens = stats.num_used_tokens = used
         stats.kv_evictable_tokens = round(blocks.evictable * size)
         stats.kv_available_tokens = pool - used - stats.kv_evictable_tokens
@@ -181,6 +184,7 @@ class Collectors:
         """Observe the first token."""
         self._scheduler.observe_per_stage_req_latency("prefill_forward", prefill_s)
         self._tokenizer.observe_time_to_first_token(LABELS, ttft_s, stream=True)
+        self._answered(200)
 
     def decoded(self, tokens: float, steps: int) -> None:
         """Count the tokens of decode steps."""
@@ -223,6 +227,16 @@ class Collectors:
             is_streaming=True,
             time_per_output_token=decode_s / max(1, request.output_tokens - 1),
         )
+
+    def failed(self, *, transfer: bool) -> None:
+        """Count a call that fails."""
+        self._answered(503)
+        if transfer:
+            self._scheduler.increment_transfer_failed_reqs()
+
+    def _answered(self, status: int) -> None:
+        labels = {"endpoint": "/v1/chat/completions", "method": "POST"}
+        self._responses.labels(**labels, status_code=str(status)).inc()
 
     def _whole(self, name: str, tokens: float) -> int:
         """The tokens as a whole number; what is left is counted with the next."""

@@ -23,6 +23,7 @@ from tests.hard_judging import Books, Incident
 from tests.simulator.cases import Case, fault
 from tests.simulator.faults import QUIET, Fault
 from tests.simulator.server import Setting
+from tests.simulator.sglang_incidents import incidents
 
 STORED = Path(__file__).parents[1] / "fixtures" / "sglang-0.5.23.jsonl.xz"
 CAUSES = (
@@ -91,6 +92,7 @@ def sglang_cases() -> Iterator[Case]:
             begins_s=0.0,
             wanted=frozenset({stalls.cause}),
         )
+    yield from incidents()
 
 
 Changes = list[tuple[int, str]]

@@ -65,6 +65,10 @@ class Metrics(Protocol):
         """A request is answered, or its client is gone."""
         ...
 
+    def failed(self, *, transfer: bool) -> None:
+        """A call ends with HTTP 5xx; `transfer`: because its KV did not come."""
+        ...
+
 
 class SglangScheduler(Scheduler):
     """Admission and retraction. `reserved_tokens`: kept free for running requests."""
@@ -119,6 +123,12 @@ class SglangEngine(Engine):
         super().__init__(launch, steps, source, rng)
         self.scheduler = SglangScheduler(launch, max_new_tokens)
         self.new_token_ratio = FIRST_RATIO
+        self.queue_limit = math.inf
+        """Requests beyond it are refused."""
+        self.in_transfer, self.failed_ratio = 0, 0.0
+        """Requests whose KV is on its way from a prefill server, and the share that fails."""
+        self.leaked_tokens = 0.0
+        """Tokens of each finished request whose blocks are not given back."""
         self._metrics = metrics
         self._decode_steps, self._idle_logged_s = 0, 0.0
         self._held_up, self._held_up_s = 0, 0.0
@@ -129,6 +139,13 @@ class SglangEngine(Engine):
         idle = not (self.hung or self.scheduler.running or self.scheduler.waiting)
         if idle and self.now_s - self._idle_logged_s > IDLE_LOG_S:
             self._log_idle()
+
+    def _arrive(self) -> None:
+        super()._arrive()
+        waiting = self.scheduler.waiting
+        while len(waiting) > self.queue_limit:
+            waiting.pop()
+            self._metrics.failed(transfer=False)
 
     def _log_idle(self) -> None:
         self._metrics.gauges(self, 0)
@@ -255,5 +272,10 @@ class SglangEngine(Engine):
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)
+        if self.leaked_tokens:
+            self.scheduler.blocks.take(self.leaked_tokens / self.launch.block_size)
+        if self.failed_ratio and self._rng.random() < self.failed_ratio:
+            self._metrics.failed(transfer=True)
+            return
         e2e_s = self.now_s - request.arrived_s + self.steps.request_s
         self._metrics.finished(request, e2e_s, self.now_s - request.first_s)

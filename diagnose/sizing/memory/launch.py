@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
-from kneewatch.collector.engines.engine_kind import (
-    VLLM,
-    EngineKind,
-    SlackRule,
-    sized_kinds,
-)
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, sized_kinds
+from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
@@ -106,6 +102,58 @@ def defaults(version: Version, gpu: Gpu | None) -> Defaults:
         return _defaults(version, 80 * GIB, ampere=False)
     seen_bytes = gpu.memory_bytes if gpu.nvml_memory else 0
     return _defaults(version, seen_bytes, ampere=gpu.id.startswith("a100"))
+
+
+class SizeClass(Struct, frozen=True, forbid_unknown_fields=True):
+    """Defaults on GPUs with less than `below_mib` of memory: prompt tokens of a step, and the
+    largest batch of a CUDA graph, also with four and more GPUs (`graphs_of_many`)."""
+
+    below_mib: float
+    step_tokens: int
+    graphs: int
+    graphs_of_many: int
+
+
+class SlackRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """A KV cache of what is free after loading, less a slack: a share of what was free before.
+
+    The default slack is `fixed_mib`, `token_mib` for each prompt token of a step (at least
+    `tokens_min`), `gpu_mib` for each GPU and `graph_mib` for each request of the largest CUDA
+    graph; on GPUs with more than `large_mib` at least `large_slack_mib`. `process_gib` is what the
+    process takes before it loads: lowest, expected, highest.
+    """
+
+    version: str
+    fixed_mib: float
+    token_mib: float
+    tokens_min: int
+    gpu_mib: float
+    graph_mib: float
+    large_mib: float
+    large_slack_mib: float
+    seqs: int
+    process_gib: tuple[float, float, float]
+    classes: tuple[SizeClass, ...]
+
+    def size_class(self, memory_mib: float) -> SizeClass:
+        """The defaults on a GPU with this memory."""
+        return next(each for each in self.classes if memory_mib < each.below_mib)
+
+    def share(self, memory_mib: float, step_tokens: int, gpus: int) -> float:
+        """The default share of a GPU's memory for weights and KV cache."""
+        defaults = self.size_class(memory_mib)
+        slack_mib = self.fixed_mib + self.token_mib * max(step_tokens, self.tokens_min)
+        slack_mib += self.gpu_mib * gpus
+        slack_mib += self.graph_mib * (defaults.graphs_of_many if gpus >= 4 else defaults.graphs)
+        if memory_mib > self.large_mib:
+            slack_mib = max(slack_mib, self.large_slack_mib)
+        return round(1 - slack_mib / memory_mib, 3)
+
+
+@cache
+def slack_of(kind: EngineKind) -> SlackRule | None:
+    """The rule for the KV cache's memory of an engine; None without one."""
+    return read_as(kind.slack, SlackRule) if kind.slack else None
 
 
 @lru_cache(maxsize=1024)
@@ -220,7 +268,7 @@ class Launch(Struct, frozen=True):
     @property
     def slack(self) -> SlackRule | None:
         """The rule for the KV cache's memory; None for vLLM's."""
-        return self.kind.slack
+        return slack_of(self.kind)
 
     @property
     def _memory_mib(self) -> float:

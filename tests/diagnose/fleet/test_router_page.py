@@ -201,3 +201,44 @@ def test_a_router_that_is_gone_is_down_and_comes_back() -> None:
     assert gone[-1][0].health == "critical"
     (back,) = monitor.page(1100.0, parse(body))
     assert (back.health, monitor.last_error) == ("ok", None)
+
+
+def beside(waiting: float, *workers: int) -> list[tuple[Mapping[str, str], Verdict]]:
+    """Engines at the addresses of these workers, each with a queue."""
+    values = {"running": 4.0, "waiting": waiting, "kv_usage_ratio": 0.2, "arrival_per_s": 1.0}
+    return [
+        (
+            {"instance": f"127.0.0.1:1808{at}"},
+            Verdict(t_s=1e3, target=f"w{at}", health="ok", values=values, judged_against=""),
+        )
+        for at in workers
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        (
+            beside(0.0, 0, 1),
+            "sent w1 nothing for 60 s: its circuit breaker is open, while the engine",
+        ),
+        (beside(0.0, 1), "sent http://127.0.0.1:18081 nothing"),
+    ],
+    ids=["all workers are targets", "one worker is none"],
+)
+def test_a_router_is_judged_beside_its_engines_if_all_are_targets(
+    others: list[tuple[Mapping[str, str], Verdict]], says: str
+) -> None:
+    monitor = target_monitor("r", Profile(), beside=lambda: others)
+    body = changed(page_of("vllm-router"), {f"vllm_router_cb_state{W1}": 1})
+    (verdict,) = [monitor.page(1000.0 + t_s, parse(body))[0] for t_s in range(0, 121, 30)][-1:]
+    assert says in verdict.causes[0].summary
+    assert any("engines have room" in line for line in verdict.unknown) == (len(others) < 2)
+
+
+def test_a_router_that_rejects_while_its_engines_are_full_is_not_blamed() -> None:
+    monitor = target_monitor("r", Profile(), beside=lambda: beside(9.0, 0, 1))
+    body = page_of("vllm-router")
+    rejected = ({"vllm_router_retries_exhausted_total": 1e6 + at} for at in range(14))
+    pages = [parse(changed(body, values)) for values in rejected]
+    assert not any(monitor.page(1000.0 + 30 * at, each)[0].causes for at, each in enumerate(pages))
