@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import CauseTracker, health
-from kneewatch.diagnose.fleet.engine import Engine
+from kneewatch.diagnose.fleet.engine import engine_of
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
@@ -54,16 +54,12 @@ def _are_peers(diagnoses: Sequence[Verdict]) -> bool:
 
 def _tier(diagnoses: Sequence[Verdict]) -> Tier:
     """A tier of one replica with these engines."""
-    return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)))
+    engines = tuple(engine_of(_member(diagnosis), diagnosis) for diagnosis in diagnoses)
+    return Tier(diagnoses[0].target, "", "", engines)
 
 
 def _member(diagnosis: Verdict) -> Member:
     return Member((), diagnosis.target, diagnosis.engine, diagnosis.model, diagnosis.target)
-
-
-def _engine(diagnosis: Verdict) -> Engine:
-    values = {key: value for key, value in diagnosis.values.items() if value is not None}
-    return Engine(_member(diagnosis), diagnosis, values)
 
 
 def _with(diagnosis: Verdict, more: Sequence[Cause]) -> Verdict:

@@ -67,6 +67,12 @@ class Engine(Struct, frozen=True):
         return None if running is None else running + self.values.get("waiting", 0.0)
 
 
+def engine_of(member: Member, verdict: Verdict) -> Engine:
+    """An engine of which only the verdict is known."""
+    values = {key: value for key, value in verdict.values.items() if value is not None}
+    return Engine(member, verdict, values)
+
+
 def engines_of(observed: Observed) -> list[Engine]:
     """All engines of a fleet, with their verdicts."""
     return [_engine(member, observed) for member in observed.shape.members]

@@ -242,6 +242,13 @@ Rule IDLE-HOURS.
 IDLE_SHARE = 0.25
 
 
+QUEUES = ("waiting", "waiting_avg")
+REPAIR = (
+    "Repair the router: its endpoint list, weights or sticky sessions send the requests to {}, and "
+    "the others idle. More replicas would not help."
+)
+
+
 def replica_imbalance(tier: Tier) -> FleetCause | None:
     """Some engines carry far more load than others because they get more requests or tokens.
 
@@ -266,7 +273,7 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
         and not (_clock_low(e, tier) is not None and _is_asked_alike(e, tier))
     ]
     if not hot:
-        return None
+        return _starved(tier)
     most = max(hot, key=lambda e: (e.in_flight or 0.0, e.get("kv_usage_avg_ratio") or 0.0))
     case = _imbalance(tier, hot, most, usual, of=len(loaded))
     _weigh_arrivals(case, most, tier)
@@ -283,6 +290,32 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     spare = 2 * room >= len(tier.engines) and (usual_usage or 0.0) < ROOM_BELOW
     case.apart = not (spare and case.severity >= Severity.WARNING)
     return closed(case, tier.pool, tier.tier, hot)
+
+
+def _starved(tier: Tier) -> FleetCause | None:
+    """Engines that get no request while half of the others or more queue: no engine is beyond the
+    median then."""
+    idle = [
+        e
+        for e in tier.engines
+        if e.in_flight == 0 == e.get("arrival_per_s") and (e.get("age_s") or 0.0) >= COLD_S
+    ]
+    queued = [e for e in tier.engines if min(e.get(key) or 0.0 for key in QUEUES) >= 1]
+    if not idle or 2 * len(queued) < len(tier.engines) - len(idle):
+        return None
+    waiting = sum(e.get("waiting") or 0.0 for e in queued)
+    words = f"{len(idle)} of {len(tier.engines)} engines get no request"
+    case = Case(
+        "replica_imbalance",
+        f"{words} while {waiting:.0f} requests queue on {plural(len(queued), 'other')}.",
+        REPAIR.format("some engines"),
+        ("3.5", "9.3"),
+        Severity.WARNING,
+        log_odds=-0.6,
+    )
+    case.weigh("arrival_per_s", 0.0, None, 1.4, words)
+    case.weigh("waiting", waiting, 1.0, 0.8, f"{waiting:.0f} requests are queued elsewhere")
+    return closed(case, tier.pool, tier.tier, idle)
 
 
 def _gets_more(engine: Engine, tier: Tier) -> bool:
@@ -356,10 +389,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     lever += "routing, limit the share of one replica."
     if takes := _takes_all(most, tier):
         figures += f"; the router sends it {percent(takes)} of the requests"
-        lever = (
-            "Repair the router: its endpoint list, weights or sticky sessions send the requests "
-        )
-        lever += "to one engine, and the others idle. More replicas would not help."
+        lever = REPAIR.format("one engine")
     case = Case(
         "replica_imbalance",
         f"{len(hot)} of {of} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "

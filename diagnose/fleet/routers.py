@@ -35,7 +35,7 @@ from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
-from kneewatch.diagnose.fleet.engine import Engine
+from kneewatch.diagnose.fleet.engine import Engine, engine_of
 from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.routing import COMPUTED_MORE, FALLEN_BY, computed_more
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
@@ -381,11 +381,7 @@ Beside = Callable[[], Sequence[tuple[Labels, Verdict]]]
 def _engines_of(state: RouterState, others: Sequence[tuple[Labels, Verdict]]) -> list[Engine]:
     """The engines that are the router's workers; none unless all workers are among them."""
     engines = [
-        Engine(
-            Member((verdict.target,), verdict.target, "", verdict.model, "", labels=labels),
-            verdict,
-            {key: value for key, value in verdict.values.items() if value is not None},
-        )
+        engine_of(Member((), verdict.target, "", verdict.model, "", labels=labels), verdict)
         for labels, verdict in others
         if verdict.was_read
     ]

@@ -560,3 +560,18 @@ def test_other_requests_are_no_proof() -> None:
     assert "tp_overhead" in causes(
         verdict((pod("wide"), wide), (pod("narrow"), alike), gpus=gpus)
     ), "with alike requests they are"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "age_s", "found"),
+    [(20.0, 9000.0, ("d3", "d4")), (0.0, 9000.0, ()), (20.0, 60.0, ())],
+    ids=["others queue", "none queues", "they have just started"],
+)
+def test_engines_that_get_nothing_while_most_queue(
+    waiting: float, age_s: float, found: tuple[str, ...]
+) -> None:
+    """As ai-dynamo/dynamo#7836: three of five decode workers get all requests."""
+    busy = {"running_avg": 100.0, "waiting": waiting, "waiting_avg": waiting, "arrival_per_s": 9.0}
+    idle = {"running_avg": 0.0, "waiting": 0.0, "waiting_avg": 0.0, "arrival_per_s": 0.0}
+    rows = [(pod(f"d{at}"), {**(busy if at < 3 else idle), "age_s": age_s}) for at in range(5)]
+    assert causes(verdict(*rows)).get("replica_imbalance", ()) == found

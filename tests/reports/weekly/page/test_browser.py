@@ -28,6 +28,7 @@ TOO_WIDE = """[...document.querySelectorAll('body *')]
     .filter(e => !e.closest('.wide, svg, .unseen, .skip'))
     .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5)
     .map(e => e.outerHTML.slice(0, 80))"""
+UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('svg.plot')].map(
     e => 11 * e.getBoundingClientRect().width / e.viewBox.baseVal.width))"""
 
@@ -54,6 +55,7 @@ def test_a_report_fits_and_asks_for_nothing(browser: Browser, tmp_path: Path, na
         page.reload()
         for width in (1280, 360):
             page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate(UNFOLD)
             assert page.evaluate("document.documentElement.scrollWidth") == width
             assert page.evaluate(TOO_WIDE) == []
         assert len(asked) == 1
@@ -71,8 +73,25 @@ def test_light_and_dark(browser: Browser, tmp_path: Path, dark: bool) -> None:
         assert seen.errors == []
 
 
+def test_on_a_phone_the_sections_after_the_first_are_folded(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with looking(browser, tmp_path, examples.fleet(), width=360) as (page, _):
+        section = page.locator("section[aria-labelledby=tables]")
+        expect(section.locator("h2")).to_be_visible()
+        expect(section.locator("table").first).to_be_hidden()
+        section.locator(".appendix > summary").click()
+        expect(section.locator("table").first).to_be_visible()
+        size = page.locator("section[aria-labelledby=size] .appendix")
+        expect(size.locator("h3").first).to_be_hidden()
+        page.set_viewport_size({"width": 1280, "height": 900})
+        expect(size.locator("h3").first).to_be_visible()
+        expect(size.locator("> summary")).to_be_hidden()
+
+
 def test_on_a_phone_charts_can_be_read(browser: Browser, tmp_path: Path) -> None:
     with looking(browser, tmp_path, examples.fleet(), width=360) as (page, _):
+        page.evaluate(UNFOLD)
         assert page.evaluate(SMALLEST_TEXT) >= 9
         line = page.locator(".steps tbody tr").first
         expect(line).to_contain_text("Store the KV cache in fp8.")
