@@ -36,7 +36,7 @@ def _more(server: Server, ratio: float) -> None:
 
 def _stay_slow(server: Server, late_s: float) -> None:
     """Requests that come at once fill the cache; afterwards each step takes far longer."""
-    _more(server, 1.5)
+    _more(server, 2.0)
     server.steps.host_late_s = late_s
 
 
@@ -99,21 +99,21 @@ def incidents() -> Iterator[Case]:
     full = frozenset({"kv_pressure", "kv_leak", "kv_exhaustion_ahead"})
     yield _case(
         "26248: 429 tokens/s, a full cache, then 30", "slow_steps",
-        partial(_served, shape=LONG_CONTEXTS, running=4.0, pool_tokens=60_000), _stay_slow, 0.12,
+        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=60_000), _stay_slow, 0.12,
         accepted=full | {"decode_bound", "host_contention"},
     )  # fmt: skip
     yield _case(
         "PR 3735: long contexts queue for 250 s by the reserve", "kv_pressure",
-        partial(_served, shape=LONG_CONTEXTS, running=8.0, pool_tokens=200_000), _more, 1.8,
+        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=50_000), _more, 2.5,
         accepted=many,
     )  # fmt: skip
     yield _case(
         "6778: blocks of finished requests stay, usage 0.96", "kv_held",
-        partial(_served, shape=CHAT, running=36.0, pool_tokens=90_000), _leak, 80.0, accepted=full,
+        partial(_served, shape=CHAT, running=36.0, pool_tokens=90_000), _leak, 12.0, accepted=full,
     )  # fmt: skip
     yield _case(
         "2741: stops with 99 requests in 100 seats", "engine_stalled",
-        partial(_seats, seats=100, running=97.0), _hang, 1.0,
+        partial(_seats, seats=100, running=70.0), _hang, 1.0,
     )  # fmt: skip
     yield _case(
         "30160: 50 seats where 128 were asked for", "admission_limit",
@@ -122,7 +122,7 @@ def incidents() -> Iterator[Case]:
     )  # fmt: skip
     yield _case(
         "33858: 128 seats and 96 in the queue, 3,000 calls a minute", "requests_failing",
-        partial(_seats, seats=128, running=100.0), _overflow, 2.0, accepted=many,
+        partial(_seats, seats=128, running=70.0), _overflow, 2.0, accepted=many,
     )  # fmt: skip
     yield _case(
         "31800: transfers that never end hold the slots", "kv_transfer_slow",
