@@ -82,6 +82,11 @@ class EnginePart(Struct, frozen=True):
         """Whether at least one vital sign has a value or a chart."""
         return bool(self.diagnosis.values) or any(drawn for *_, drawn in self.vitals())
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether it may have a KV cache: a router has none."""
+        return not self.diagnosis.values or CASCADE_SIGNALS[0] in self.diagnosis.values
+
     def lanes(self) -> Lanes:
         """The timeline."""
         return lanes(self.standing.intervals, self.axis, self.moment_s)
@@ -106,6 +111,7 @@ class EnginePart(Struct, frozen=True):
                 self._chart(key, self._rule_bounds(key)),
             )
             for key in CASCADE_SIGNALS
+            if self.has_cache or self.diagnosis.values.get(key) is not None
         ]
 
     def findings(self, *states: str) -> list[tuple[Finding, str, str, Chart | None]]:

@@ -229,7 +229,7 @@ def _without_cause(diagnosis: Verdict) -> str:
             if finding.clearing_since_s is None:
                 return f"{rule_of(finding).summary}."
             clearing.append(finding)
-    if diagnosis.stage.number is None:
+    if diagnosis.stage.number is None and CASCADE_SIGNALS[0] in diagnosis.values:
         return f"The stage of the KV cache is unknown: {as_sentence(diagnosis.stage_unknown)}"
     if diagnosis.stage.severity:
         return f"The KV cache is at stage {diagnosis.stage.number} of 4 ({diagnosis.stage.name})."

@@ -99,17 +99,17 @@ def incidents() -> Iterator[Case]:
     full = frozenset({"kv_pressure", "kv_leak", "kv_exhaustion_ahead"})
     yield _case(
         "26248: 429 tokens/s, a full cache, then 30", "slow_steps",
-        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=60_000), _stay_slow, 0.12,
+        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=90_000), _stay_slow, 0.12,
         accepted=full | {"decode_bound", "host_contention"},
     )  # fmt: skip
     yield _case(
         "PR 3735: long contexts queue for 250 s by the reserve", "kv_pressure",
-        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=50_000), _more, 2.5,
+        partial(_served, shape=LONG_CONTEXTS, running=2.0, pool_tokens=90_000), _more, 4.0,
         accepted=many,
     )  # fmt: skip
     yield _case(
         "6778: blocks of finished requests stay, usage 0.96", "kv_held",
-        partial(_served, shape=CHAT, running=36.0, pool_tokens=90_000), _leak, 12.0, accepted=full,
+        partial(_served, shape=CHAT, running=36.0, pool_tokens=90_000), _leak, 30.0, accepted=full,
     )  # fmt: skip
     yield _case(
         "2741: stops with 99 requests in 100 seats", "engine_stalled",

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.diagnose.verdict import Evidence, SourceState
+from kneewatch.diagnose.verdict import Evidence, SourceState, Verdict
 from kneewatch.reports.triage.causes import value_words
 from kneewatch.reports.triage.page import ASSETS, asset, render, unbroken
 from kneewatch.reports.triage.view_model import (
@@ -286,6 +286,19 @@ def test_without_the_script_the_page_loads_anew() -> None:
     assert '<noscript><meta http-equiv="refresh" content="30"></noscript>' in html
     slow = replace(views.healthy(), refresh_s=60.0)
     assert 'content="60"' in render(slow)
+
+
+def test_a_routers_page_has_no_kv_cache() -> None:
+    router = Verdict(
+        t_s=views.healthy().now_s,
+        target="r",
+        program="vllm-router",
+        health="ok",
+        values={"running": 3.0, "waiting": None},
+    )
+    text = page(alone(EngineView(router))).text
+    assert "running" in text
+    assert not [word for word in ("KV cache", "collapsing", "TTFT", "Changed") if word in text]
 
 
 def test_findings_that_no_cause_tells() -> None:
