@@ -186,8 +186,8 @@ def _examples_of(parameter: JsonObject) -> str:
 def _example(content: JsonObject) -> str:
     example = content["example"]
     text = example if isinstance(example, str) else json.dumps(example, indent=2)
-    return f"<pre>{_text(text)}</pre>"
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _text(text: str) -> str:
-    return html.escape(text)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -230,7 +230,7 @@ def _without_cause(diagnosis: Verdict) -> str:
                 return f"{rule_of(finding).summary}."
             clearing.append(finding)
     if diagnosis.stage.number is None and CASCADE_SIGNALS[0] in diagnosis.values:
-        return f"The stage of the KV cache is unknown: {as_sentence(diagnosis.stage_unknown)}"
+        return "No problem found, but the KV cache could not be judged."
     if diagnosis.stage.severity:
         return f"The KV cache is at stage {diagnosis.stage.number} of 4 ({diagnosis.stage.name})."
     if clearing:

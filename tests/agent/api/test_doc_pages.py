@@ -76,6 +76,9 @@ def test_a_browser_gets_html_and_curl_the_markdown() -> None:
         assert page.text.count("<details><summary>") == page.text.count("</details>") == 1
         assert "## Stop-gap now" in client.get("/docs/causes/kv_pressure").text
         assert "<h1>Glossary</h1>" in client.get("/docs/glossary", accept="text/html").text
+        reference = client.get("/docs", accept="text/html").text
+        assert "<code>Authorization: Bearer TOKEN</code>" in reference
+        assert "`" not in re.sub(r"<pre>.*?</pre>", "", reference, flags=re.DOTALL)
         assert client.get("/docs/causes/no_such").status_code == 404
         assert client.get("/docs/how-to/index").status_code == 404
 
