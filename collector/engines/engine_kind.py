@@ -98,7 +98,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     - `images`: parts of the names of its container images.
     - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
       where a running server shows it. `slack`: the rule by which it is sized
-      (`SlackRule` of launch_setup.py).
+      (`SlackRule` of launch.py).
     - `unjudged`: what cannot be judged from its page, and why.
     - `log_signs`: parts of lines that only its log has. `log_failures`: the kind of failure, as in
       vLLM's startup_failures.toml, and the beginning of its line as a regular expression.
