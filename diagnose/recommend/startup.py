@@ -121,7 +121,6 @@ class Remedies:
         yield self._advice(
             Change(SEATS, int(now), 1 << int(most).bit_length() - 1),
             f"The KV cache has blocks for the states of {most:,.0f} running requests.",
-            before={"max_num_seqs": now},
             predicted={},
             check="confirm that fewer requests at once are enough, or serve with more GPUs",
             risk=_RISKS[SEATS],
