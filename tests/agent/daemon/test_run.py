@@ -412,7 +412,7 @@ def test_without_file_descriptors_the_log_stays_short_and_targets_stay(
         for connection in opened:
             connection.close()
         assert len(daemon.diagnoses()) == 1
-        before = len(server.requests)
-        until(lambda: len(server.requests) > before + 2)
+        asked = len(server.requests)
+        until(lambda: len(server.requests) > asked + 2)
         daemon.end()
     assert [line["targets"] for line in daemon.said("watching targets")] == ["1"]
