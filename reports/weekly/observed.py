@@ -363,7 +363,7 @@ class TierStated(Struct, frozen=True):
     @property
     def price_source(self) -> str:
         """Where the price of a GPU comes from; empty if it is unknown."""
-        if self.server.stated.price_usd_per_gpu_hour is not None:
+        if self.server.usd_per_gpu_hour is not None:
             return "stated (usd_per_gpu_hour)"
         gpu = self.server.gpu
         return "" if gpu is None else f"the catalogue's price of {gpu.id}"
