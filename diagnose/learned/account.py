@@ -155,6 +155,7 @@ class Account:
 
     def __init__(self) -> None:
         self._begun: tuple[float, tuple[float, ...]] | None = None
+        self._waiting = self._waiting_begun = 0.0
         self._usages: list[float] = []
         self._seated: deque[tuple[float, float]] = deque()
         self._recent: deque[Sample] = deque()
@@ -212,6 +213,7 @@ class Account:
             self.restarted()
             return
         self._usages.append(values.signals.get("kv_usage_ratio") or 0.0)
+        self._waiting = values.signals.get("waiting") or 0.0
         if begun is None:
             self._begin(now_s, totals)
             return
@@ -223,9 +225,10 @@ class Account:
         gaps, prefills = (totals[at] - begun[1][at] for at in (GAPS, PREFILLS))
         if (timed and gaps >= GAPS_MIN) or (not gaps and prefills >= COUNT_MIN):
             usage = sum(self._usages) / len(self._usages)
+            queued = self._waiting - self._waiting_begun
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
-            self._add(Work(seconds, usage, *gained[:FINISHED]), now_s, values)
+            self._add(Work(seconds, usage, *gained[:FINISHED], queued), now_s, values)
         elif seconds > SILENT_S:
             if self._recent and now_s - self._recent[-1].t_s > SILENT_S:
                 self._pause()
@@ -252,6 +255,7 @@ class Account:
     def _begin(self, now_s: float, totals: tuple[float, ...]) -> None:
         """Begin a sample."""
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
+        self._waiting_begun = self._waiting
 
     def _add(self, work: Work, now_s: float, values: Values) -> None:
         total = self._total(work)
@@ -318,9 +322,9 @@ class Account:
 
     def _note_crowd(self, total: Work) -> None:
         """Note how many times the usual requests/s are served; 1 if not many times."""
-        now, usual = total.factors[DEMAND], self._usual_value(DEMAND)
-        if now is not None:
-            growth = now / usual if usual else 1.0
+        usual = self._usual_value(DEMAND)
+        if total.first_tokens >= COUNT_MIN:
+            growth = total.first_tokens / total.seconds / usual if usual else 1.0
             surely = growth >= CROWD_FROM * _chance_ratio(total.first_tokens)
             self._crowd = growth if surely else 1.0
 

@@ -47,9 +47,10 @@ class Step(NamedTuple):
 
 
 class Work(Struct, frozen=True):
-    """What an engine did in `seconds`: increases of its counters, and its mean KV usage.
+    """What an engine did in `seconds`: increases of its counters, its mean KV usage, and by how
+    many requests its queue grew.
 
-    The fields from `tokens` on are the first of `Values.totals`, in the same order.
+    The fields between `usage` and `queued` are the first of `Values.totals`, in the same order.
     """
 
     seconds: float
@@ -69,6 +70,7 @@ class Work(Struct, frozen=True):
     answer_tokens: float
     preemptions: float
     step_tokens: float
+    queued: float = 0.0
 
     @property
     def step(self) -> Step:
@@ -136,7 +138,8 @@ class Work(Struct, frozen=True):
 
     @property
     def factors(self) -> dict[str, float | None]:
-        """Requests/s and the work of a mean request; None where too few requests show it."""
+        """Requests/s that arrive, served or queued, and the work of a mean request; None where too
+        few requests show it."""
         requests = self.first_tokens
         enough = requests >= COUNT_MIN and self.prompt_tokens > 0
         computed = self.computed_tokens
@@ -144,7 +147,9 @@ class Work(Struct, frozen=True):
         sequences = self.gaps + requests
         tokens = self.tokens / sequences if sequences else None
         return {
-            DEMAND: requests / self.seconds if requests >= COUNT_MIN else None,
+            DEMAND: (requests + max(0.0, self.queued)) / self.seconds
+            if requests >= COUNT_MIN
+            else None,
             PROMPTS: self.prompt_tokens / requests if enough else None,
             COMPUTED: computed / requests if enough and not under_way else None,
             ANSWERS: self.answer_tokens / self.answers if self.answers >= COUNT_MIN else None,

@@ -125,6 +125,9 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     served_per_s = demand.served_per_s
     at_present_speed = now * demand.arrival_per_s / served_per_s if served_per_s else 0.0
     most = max(demand.requests, at_present_speed)
+    if demand.arrival_per_s == served_per_s:
+        # The queue neither grows nor shrinks: that of callers, who send again when answered.
+        most = max(most, demand.in_flight)
     seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
     seats_wanted = min(
