@@ -88,10 +88,15 @@ class TargetStream:
     """One target's parser and monitor."""
 
     def __init__(
-        self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
+        self,
+        name: str,
+        profile: Profile,
+        limits: Limits,
+        catalogue: Catalogue | None = None,
+        beside: Beside = tuple,
     ) -> None:
-        self.beside: Beside = tuple
-        self.monitor = target_monitor(name, profile, catalogue, self._beside)
+        self._beside = beside
+        self.monitor = target_monitor(name, profile, catalogue, beside)
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -108,9 +113,6 @@ class TargetStream:
         name, profile = self.monitor.name, self.monitor.profile
         self.monitor = target_monitor(name, profile, self._catalogue, self._beside)
         self._recorded_gpus = None
-
-    def _beside(self) -> Sequence[tuple[Mapping[str, str], Verdict]]:
-        return self.beside()
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None

@@ -34,6 +34,7 @@ SERVER = "The facts about one server: `kneewatch inspect --format json`."
 NUMBER = {"type": ["number", "null"]}
 UNITS = {
     "_s$": "Seconds; `_per_s`: per second.",
+    "_gib$": "GiB.",
     "_(ratio|share)$": "A quotient without a unit; a share is 0 to 1.",
     "_ratio_per_s$": "A share per second.",
     "_points$": "A difference of two shares, -1 to 1.",

@@ -25,7 +25,7 @@ from kneewatch.agent.api.responses import (
     PROBLEM_TYPE,
 )
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
-from kneewatch.agent.settings.table import KINDS, SPAN
+from kneewatch.agent.settings.table import COUNT, KINDS, SPAN
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.vllm_flags import Flag
 from kneewatch.reports.json_schemas import of_record
@@ -40,8 +40,8 @@ OF_REQUESTS = ("Accept", "Accepted", "Alertmanager", "Problem", "Readiness", "Tr
 RECORDS: Mapping[str, type[Struct]] = {"Alerts": AlertsAnswer}
 """Documents of this package that are records."""
 
-TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
-"""JSON types of flags by their Python type. Flags of other types are strings in JSON."""
+TYPES: Mapping[object, str] = {COUNT: "integer", float: "number", bool: "boolean"}
+"""JSON types of flags by the type that click parses. Flags of other types are strings in JSON."""
 
 LOCAL = ("$schema", "$id", "$defs")
 """Keys that are only valid in a schema's own file."""
@@ -163,7 +163,7 @@ def size_inputs() -> JsonObject:
 
 def _property(flag: Flag) -> JsonObject:
     limits, kind = dict[str, Any](), KINDS[flag.kind]
-    if kind in (int, float):
+    if kind in (COUNT, float):
         limits = {"minimum": -LARGEST, "maximum": LARGEST}
     elif kind is not bool:
         limits = {"minLength": 1, "maxLength": LONGEST_TEXT}

@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, unknown_parameter
-from kneewatch.agent.settings.table import KINDS, SPAN
+from kneewatch.agent.settings.table import COUNT, KINDS, SPAN
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import Flag
@@ -28,7 +28,7 @@ BOOLEANS = {"": True, "true": True, "1": True, "yes": True, "false": False, "0":
 FITTING: Mapping[object, str] = {
     bool: "true or false",
     str: f"text of at most {LONGEST_TEXT} characters",
-    int: "a whole number",
+    COUNT: "a whole number",
     float: "a number",
     SPAN: "a duration: seconds, or with a unit such as 2s or 50ms",
 }
@@ -112,10 +112,13 @@ def _converted(kind: object, value: object) -> object:
         if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
             return value
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        number = SPAN.convert(value, None, None) if kind is SPAN else float(value)
-        whole = int(value) if kind is int else None
-        if abs(number) <= LARGEST and whole in (None, number):
-            return number if whole is None else whole
+        if kind is SPAN:
+            value = SPAN.convert(value, None, None)
+        elif kind is COUNT and isinstance(value, str):
+            value = COUNT.convert(value, None, None)
+        number = float(value)
+        if abs(number) <= LARGEST and (kind is not COUNT or number.is_integer()):
+            return int(value) if kind is COUNT else number
     raise ValueError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -271,7 +272,7 @@ def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
 
 def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
     """Seconds between two scrapes, in the pool that is scraped least often. None if no engine is
-    old enough. A pool's engines that were down meanwhile have fewer scrapes than its others.
+    old enough.
 
     `counts` has the number of scrapes of each engine in the last SCRAPES_OVER_S seconds.
     """
@@ -281,7 +282,7 @@ def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
         pool = pools.get(shape.key(sample.labels))
         if pool is not None and sample.value >= 1:
             scrapes.setdefault(pool, []).append(sample.value)
-    rarest = min(map(max, scrapes.values()), default=None)
+    rarest = min((median(values) for values in scrapes.values()), default=None)
     return None if rarest is None else queries.SCRAPES_OVER_S / rarest
 
 

@@ -296,10 +296,11 @@ class Count(click.ParamType[int]):
         return click.INT.convert(value if large is None else int(large), param, ctx)
 
 
+COUNT = Count()
 KINDS: dict[str, click.ParamType[Any] | type] = {
     "text": str,
     "texts": str,
-    "count": Count(),
+    "count": COUNT,
     "number": float,
     "gib": float,
     "bytes": str,

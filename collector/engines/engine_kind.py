@@ -223,6 +223,7 @@ def other_quantities() -> frozenset[str]:
     return frozenset(name for kind in engine_kinds() for name in kind.quantities)
 
 
+@cache
 def sized_kinds() -> tuple[EngineKind, ...]:
     """The engines whose launches are sized."""
     return (VLLM, *(kind for kind in engine_kinds() if kind.slack))

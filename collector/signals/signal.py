@@ -65,7 +65,7 @@ class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
     """Signals bound to columns.
 
     - `valued`: signals that can have a value, with the function that evaluates them.
-    - `absent`: signals whose metrics no page had.
+    - `absent`: signals whose metrics no page had; without those that only other engines have.
     - `missing`: the metrics that each signal lacks on the newest page.
     """
 
@@ -90,10 +90,10 @@ class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
         for signal in signals:
             if lacking := signal.lacks(columns.shows):
                 missing[signal.key] = lacking
-            if signal.expr.lacking(columns.has):
-                absent[signal.key] = None
-            else:
+            if not signal.expr.lacking(columns.has):
                 valued.append((signal.key, signal.expr.bind(columns)))
+            elif signal.lacks(columns.has):
+                absent[signal.key] = None
         return cls(signals, tuple(valued), absent, missing)
 
 

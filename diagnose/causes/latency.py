@@ -132,7 +132,7 @@ LONG_AS_EVER = (
     & ~Held(
         "more_prefill",
         ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
-        Number(30.0),
+        Number(45.0),  # a burst of requests stays in the account's samples for 30 s
         stretch=False,
     )
     & ~ITL_IS_MISSED.assume(unknown=False)

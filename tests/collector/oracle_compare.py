@@ -100,7 +100,7 @@ class Comparison(Struct):
                     whole = answers.get((feed.target.instance, "", name))
                     theirs = answers.get((feed.target.instance, key.engine, name), whole)
                     where = f"{feed.target.instance}/{key.engine} at {t_ms} over {range_ms} ms"
-                    self._add(name, ours[name], theirs, where)
+                    self._add(name, ours.get(name), theirs, where)
 
     def _add(self, key: str, ours: float | None, theirs: float | None, where: str) -> None:
         self.compared += 1

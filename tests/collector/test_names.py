@@ -257,7 +257,6 @@ SHARED_WITH_VLLM = """\
 @pytest.mark.parametrize(
     ("body", "program"),
     [
-        (SHARED_WITH_VLLM.format("trtllm:"), "TensorRT-LLM"),
         (SHARED_WITH_VLLM.format("lmdeploy:"), "LMDeploy"),
         (SHARED_WITH_VLLM.format("sglang:"), "SGLang"),
         (

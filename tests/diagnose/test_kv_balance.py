@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.learned.kv_balance import KvBalance
-from kneewatch.diagnose.learned.work import Work
+from kneewatch.diagnose.learned.work import FINISHED, Work
 from kneewatch.diagnose.values import Values
 
 CAPACITY_TOKENS = 100_000.0
@@ -27,7 +27,7 @@ def scrape(
         "answers": len(ended),
         "answer_tokens": sum(answer for _, answer in ended),
     }
-    counted = [float(fields.get(name, 0.0)) for name in Work.__struct_fields__[2:]]
+    counted = [float(fields.get(name, 0.0)) for name in Work.__struct_fields__[2 : 2 + FINISHED]]
     ended_prompts = float(sum(prompt for prompt, _ in ended))
     own = sum(-(-(prompt + answer) // 16) * 16 for prompt, answer in in_flight)
     return Values(
