@@ -53,6 +53,9 @@ SERIES_EXPECTED = 300
 MARGIN_S = 0.5
 """Seconds by which the first range is longer: Prometheus 3 leaves out a range's first moment."""
 
+MS_S = 0.001
+"""The unit of the times of samples, in seconds."""
+
 EARLY_RATIO = 0.25
 """A scrape may come early by this share of its interval."""
 
@@ -254,6 +257,7 @@ def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) 
     """
     if passed_s >= HISTORY_S:
         return HISTORY_S + MARGIN_S
+    passed_s -= MS_S  # a sum of floats may reach back to the last page
     own_s = interval_s / max(1, round(interval_s / gap_s))
     if passed_s < own_s * (1 - EARLY_RATIO):
         return 0.0

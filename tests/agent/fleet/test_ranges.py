@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -17,6 +17,7 @@ LABELS = {"__name__": "vllm:num_requests_running", "instance": "a:8000", "job": 
 TARGET = target_of(LABELS)
 
 
+@example(5.0, 15.0, [0.0625, -0.12, 0.0625, *[0.0] * 57], 0.005)
 @given(
     st.sampled_from((5.0, 15.0, 30.0, 60.0)),
     st.sampled_from((15.0, 30.0, 60.0)),
