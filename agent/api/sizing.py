@@ -112,14 +112,18 @@ def _converted(kind: object, value: object) -> object:
         if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
             return value
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        if kind is SPAN:
-            value = SPAN.convert(value, None, None)
-        elif kind is COUNT and isinstance(value, str):
-            value = COUNT.convert(value, None, None)
-        number = float(value)
-        if abs(number) <= LARGEST and (kind is not COUNT or number.is_integer()):
-            return int(value) if kind is COUNT else number
+        number = _number(kind, value)
+        if abs(number) <= LARGEST and (kind is not COUNT or number == int(number)):
+            return int(number) if kind is COUNT else number
     raise ValueError
+
+
+def _number(kind: object, value: str | float) -> float:
+    if kind is SPAN:
+        return cast("float", SPAN.convert(value, None, None))
+    if kind is COUNT and isinstance(value, str):
+        return COUNT.convert(value, None, None)
+    return float(value)
 
 
 def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -228,7 +228,8 @@ class Account:
             queued = self._waiting - self._waiting_begun
             gained = [max(0.0, now - then) for now, then in zip(totals, begun[1], strict=True)]
             self._begin(now_s, totals)
-            self._add(Work(seconds, usage, *gained[:FINISHED], queued), now_s, values)
+            counted = [*gained[:FINISHED], queued]
+            self._add(Work(seconds, usage, *counted), now_s, values)
         elif seconds > SILENT_S:
             if self._recent and now_s - self._recent[-1].t_s > SILENT_S:
                 self._pause()

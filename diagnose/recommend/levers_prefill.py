@@ -349,7 +349,8 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
     given = None if launch is None else launch.text(WEIGHTS_FORMAT)
     if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None
-    change, scheme = (WEIGHTS_FORMAT, None, "fp8"), "fp8"
+    scheme = "fp8"
+    change: tuple[str, str | None, str] = (WEIGHTS_FORMAT, None, scheme)
     summary = "Quantize the weights to FP8: half the memory of weights, half the bytes that a step "
     summary += "reads"
     if gpu.fp8_flop_per_s is None:

@@ -251,7 +251,7 @@ def longest_request_tokens(pool: Pool) -> int:
     """
     lengths, own = pool.lengths, pool.model.max_context_tokens
     needed = lengths.input_p99_tokens + lengths.output_p99_tokens
-    stated = pool.deployment.flags.get("max_model_len")
+    stated: int | None = pool.deployment.flags.get("max_model_len")
     limit = stated or own
     if limit and needed > limit:
         owner = "max_model_len" if stated else pool.model.id

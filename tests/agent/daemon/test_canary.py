@@ -207,6 +207,8 @@ def test_a_server_that_does_not_answer_fails_until_it_does(serving: Start) -> No
 
 
 def test_where_no_thread_can_be_started_the_next_request_is_sent(serving: Start) -> None:
+    refused = False
+
     def refuse_once(run: Callable[[], None]) -> None:
         nonlocal refused
         if not refused:
@@ -214,7 +216,6 @@ def test_where_no_thread_can_be_started_the_next_request_is_sent(serving: Start)
             raise RuntimeError("can't start new thread")
         run()
 
-    refused = False
     sent = Sent(serving, {}, refuse_once)
     assert "can't start new thread" in str(sent.poll(1000.0).refused)
     sent.poll(1030.0)
