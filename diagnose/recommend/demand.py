@@ -212,13 +212,13 @@ def demand(
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
     served = _served_per_s(values)
-    proven = max(served, _before_preemption_per_s(values, served))
     in_flight = max(now, mean, get("running_max"))
     in_flight_mean = min(in_flight, max(mean, by_little) or now)
     growth_per_s = get("waiting_slope_per_s") if trend is None else trend.growth_per_s
     callers = None if trend is None or waiting < 1 else trend.callers
     grows = growth_per_s if abs(growth_per_s) > GROWS_FROM_PER_S else 0.0
     arrival = max(0.0, served + grows)
+    proven = max(served, _before_preemption_per_s(values, arrival))
     if repeats := (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
         arrival = max(arrival, accepted)
     # Without them, nobody knows how many requests of which length share the cache.
@@ -257,14 +257,14 @@ def demand(
     )
 
 
-def _before_preemption_per_s(values: Mapping[str, float | None], served_per_s: float) -> float:
+def _before_preemption_per_s(values: Mapping[str, float | None], arrival_per_s: float) -> float:
     """Requests/s that the engine served in quiet times, at its present work and speed; 0 unless it
-    preempts now and served more then."""
-    moved = values.get(DEMAND) or 1.0
-    if moved >= 1 or not values.get("preemption_per_s"):
+    preempts now."""
+    moved = values.get(DEMAND)
+    if not moved or not values.get("preemption_per_s"):
         return 0.0
-    work = max(1.0, (values.get(COMPUTED) or moved) / moved, values.get(ANSWERS) or 1.0)
-    return served_per_s / moved * min(1.0, values.get(SPEED) or 1.0) / work
+    work = max(1.0, values.get(COMPUTED) or 1.0, values.get(ANSWERS) or 1.0)
+    return arrival_per_s / moved * min(1.0, values.get(SPEED) or 1.0) / work
 
 
 def _served_per_s(values: Mapping[str, float | None]) -> float:

@@ -147,7 +147,7 @@ def test_what_was_served_before_preemption_is_what_can_be_served() -> None:
     """A tenth of the usual rate completes while requests are computed again."""
     values = {"running": 10.0, "running_avg": 10.0, "waiting": 50.0, "waiting_avg": 50.0,
               "waiting_by_capacity": 50.0, "completed_per_s": 0.1, "waiting_slope_per_s": 0.9,
-              "demand_moved_ratio": 0.1, "preemption_per_s": 0.3}  # fmt: skip
+              "demand_moved_ratio": 1.0, "preemption_per_s": 0.3}  # fmt: skip
     preempted = demand(values, SERVER)
     assert preempted.proven_per_s == pytest.approx(1.0)
     assert preempted.requests == 10
