@@ -108,25 +108,23 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
     users = given["users"]
     if users is not None and (given["gpus"] is not None or given["concurrency"] is not None):
         raise SizingError("set this or --gpus and --concurrency", name="users")
-    question = Question(
-        setup=_setup(given, parallel, find),
-        replicas=replicas,
-        targets=Targets(
-            _target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
-            _target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
-        ),
-        **{
-            name: given[flag.parameter]
-            for flag in FLAGS
-            if (name := flag.input or flag.parameter) in Question.__struct_fields__
-            and given[flag.parameter] is not None
-        },
+    stated = {
+        name: given[flag.parameter]
+        for flag in FLAGS
+        if (name := flag.input or flag.parameter) in Question.__struct_fields__
+        and given[flag.parameter] is not None
+    }
+    stated |= {"launch": _launch(given, parallel, find), "replicas": replicas}
+    stated["targets"] = Targets(
+        _target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
+        _target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
     )
+    question = Question(**stated)
     sizes = (1, 2, 4, 8) if given["tp"] is None else (given["tp"],)
     return question if users is None else for_users(question, users, sizes)
 
 
-def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Launch:
+def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Launch:
     version = given["vllm_version"]
     if given["model"] is None:
         raise SizingError("required: a catalogue id or the path of a config.json", name="model")
@@ -324,7 +322,7 @@ class Answer(Struct, frozen=True):
         lines = self.lines if whole else self.brief
         if self.size is None:
             return lines
-        say = self.size.question.setup.kind.said
+        say = self.size.question.launch.kind.said
         first, compared = self.first, self.compared
         text = size_text(
             self.size, first=first, extra=lines, compared=compared, width=width, whole=whole
@@ -335,7 +333,7 @@ class Answer(Struct, frozen=True):
         """Lines of Markdown."""
         if self.size is None:
             return self.lines
-        say = self.size.question.setup.kind.said
+        say = self.size.question.launch.kind.said
         first, compared = self.first, self.compared
         text = size_markdown(self.size, first=first, extra=self.lines, compared=compared)
         return [say(line) for line in text]
@@ -443,7 +441,7 @@ def _measured(
         return _of_launch(read_benchmark(text_of(given["benchmark"], "benchmark")), question)
     if not question.targets.are_set or given["usable_rps"] is not None:
         return None
-    tensor = question.setup.parallel.tensor
+    tensor = question.launch.parallel.tensor
     return next((sweep.benchmark for sweep in sweeps if sweep.tensor_parallel == tensor), None)
 
 
@@ -455,7 +453,7 @@ def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:
     """
     return matched(
         benchmark,
-        question.setup.model,
+        question.launch.model,
         input_tokens=question.input_tokens,
         output_tokens=question.output_tokens,
     )
@@ -465,7 +463,7 @@ def _reached(answer: Size, point: OperatingPoint | None) -> Achieved | None:
     """MBU and MFU of the benchmark at C_max; None if either is unknown."""
     if point is None or point.c_max is None or answer.performance is None:
         return None
-    engines = answer.question.setup.parallel.data
+    engines = answer.question.launch.parallel.data
     return achieved(point.c_max, answer.performance.loop, engines=engines)
 
 
@@ -480,7 +478,7 @@ def _operating_point(
 
 
 def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
-    if question.setup.parallel.pipeline > 1:
+    if question.launch.parallel.pipeline > 1:
         raise SizingError(
             "sweeps by tensor parallel size need a pipeline size of 1", name="pipeline_parallel"
         )

@@ -297,9 +297,9 @@ def _check_layout(settings: Settings, deployment: Stated) -> None:
     if deployment.model is None or deployment.degree is None:
         return
     key = "tensor_parallel" if deployment.tensor_parallel else "launch_file"
-    setup = Launch(model=deployment.model, gpu=deployment.gpu, parallel=deployment.parallel)
+    launch = Launch(model=deployment.model, gpu=deployment.gpu, parallel=deployment.parallel)
     with named_by(settings, key):
-        kv_layout_of(setup)
+        kv_layout_of(launch)
 
 
 def _launch(settings: Settings) -> CommandLine | None:

@@ -59,7 +59,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "levers": [lever_document(lever) for lever in levers(answer)],
         "fleet": _fleet(answer),
         "cost": _cost(answer),
-        "command": sized_command(answer.memory.setup) if answer.fits else None,
+        "command": sized_command(answer.memory.launch) if answer.fits else None,
         "steps": [asdict(step) for step in (*memory_steps(answer.memory), *answer.sheet.steps)],
         "notes": [*answer.notes, *answer.missed],
     }
@@ -81,28 +81,28 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
 
 
 def _inputs(question: Question, answer: Size) -> dict[str, Any]:
-    setup = question.setup
+    launch = question.launch
     return {
-        "engine": setup.kind.title,
-        "model": setup.model.id,
-        "model_source": setup.model.source,
-        "gpu": setup.gpu.id if setup.gpu else None,
-        "gpu_source": setup.gpu.source if setup.gpu else None,
+        "engine": launch.kind.title,
+        "model": launch.model.id,
+        "model_source": launch.model.source,
+        "gpu": launch.gpu.id if launch.gpu else None,
+        "gpu_source": launch.gpu.source if launch.gpu else None,
         "replicas": question.replicas,
-        "tensor_parallel": setup.parallel.tensor,
-        "pipeline_parallel": setup.parallel.pipeline,
-        "decode_context_parallel": setup.decode_context_parallel,
-        "data_parallel": setup.parallel.data,
-        "expert_parallel": setup.parallel.experts,
-        "quantization": setup.scheme.id,
-        "kv_cache_dtype": setup.kv_cache_dtype,
-        "gpu_memory_utilization": setup.utilization,
-        "max_model_len": setup.longest_tokens,
-        "max_num_seqs": setup.seqs,
-        "max_num_batched_tokens": setup.batched_tokens,
-        "vllm_version": ".".join(str(part) for part in setup.version),
-        "overhead": setup.overhead,
-        "context_tokens": setup.context,
+        "tensor_parallel": launch.parallel.tensor,
+        "pipeline_parallel": launch.parallel.pipeline,
+        "decode_context_parallel": launch.decode_context_parallel,
+        "data_parallel": launch.parallel.data,
+        "expert_parallel": launch.parallel.experts,
+        "quantization": launch.scheme.id,
+        "kv_cache_dtype": launch.kv_cache_dtype,
+        "gpu_memory_utilization": launch.utilization,
+        "max_model_len": launch.longest_tokens,
+        "max_num_seqs": launch.seqs,
+        "max_num_batched_tokens": launch.batched_tokens,
+        "vllm_version": ".".join(str(part) for part in launch.version),
+        "overhead": launch.overhead,
+        "context_tokens": launch.context,
         "concurrency": question.concurrency_per_engine * question.engines,
         "input_tokens": question.input_tokens,
         "output_tokens": question.output_tokens,
@@ -111,14 +111,14 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "usable_requests_source": answer.usable_source,
         "ttft_slo_s": question.targets.ttft_p99_s,
         "itl_slo_s": question.targets.itl_p99_s,
-        "flags": shown_flags(setup),
+        "flags": shown_flags(launch),
         "safety": question.safety,
         "usd_per_gpu_hour": question.price_usd_per_gpu_hour,
         "utilization_ratio": question.full_load_ratio,
-        "max_loras": setup.adapters.slots if setup.adapters else None,
-        "max_lora_rank": setup.adapters.rank if setup.adapters else None,
-        "draft_model": setup.draft.model.id if setup.draft else None,
-        "num_speculative_tokens": setup.draft.tokens if setup.draft else None,
+        "max_loras": launch.adapters.slots if launch.adapters else None,
+        "max_lora_rank": launch.adapters.rank if launch.adapters else None,
+        "draft_model": launch.draft.model.id if launch.draft else None,
+        "num_speculative_tokens": launch.draft.tokens if launch.draft else None,
         "acceptance_ratio": question.acceptance_ratio,
         "mfu_ratio": question.efficiency.mfu_ratio,
         "mbu_ratio": question.efficiency.mbu_ratio,
@@ -131,7 +131,7 @@ def _memory(answer: Size) -> dict[str, Any]:
     return {
         "weights_bytes_per_gpu": None if weights is None else round(weights),
         "kv_bytes_per_token_per_gpu": _number(memory.layout.token_bytes),
-        "kv_bytes_per_request_per_gpu": round(memory.layout.request_bytes(memory.setup.context)),
+        "kv_bytes_per_request_per_gpu": round(memory.layout.request_bytes(memory.launch.context)),
         "overhead_bytes_per_gpu": None if overhead is None else round(overhead.expected_bytes),
         "kv_available_bytes_per_gpu": _whole(memory.available_bytes),
         "kv_blocks": _whole(memory.available_bytes.map(memory.layout.blocks)),
@@ -159,7 +159,7 @@ _MANY_ROUNDS = 10
 
 def _performance(answer: Size) -> dict[str, Any]:
     """The performance of one replica: the sum over its data-parallel engines."""
-    performance, engines = answer.performance, answer.question.setup.parallel.data
+    performance, engines = answer.performance, answer.question.launch.parallel.data
     if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
@@ -398,7 +398,7 @@ def size_text(
     """
     command, body = _body(answer, first, compared)
     lines = [*wrapped(_verdict(answer), width=width, more=2), *command]
-    for line in (*body, _setup(answer)):
+    for line in (*body, _launch_line(answer)):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
     for place, note in enumerate(_notes(answer), 1):
@@ -451,15 +451,15 @@ def _verdict(answer: Size) -> str:
     per = " on each engine" if question.engines > 1 else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
-    holds = f"holds {plural(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
+    holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
-        queued = concurrency - memory.setup.seqs
+        queued = concurrency - memory.launch.seqs
         waits = (
             ""
             if queued <= 0
             else (
-                f"; runs {memory.setup.seqs:,} at once (max_num_seqs): {figure(queued)} of "
+                f"; runs {memory.launch.seqs:,} at once (max_num_seqs): {figure(queued)} of "
                 f"{figure(concurrency)} wait"
             )
         )
@@ -472,7 +472,7 @@ def _for_users(answer: Size) -> str:
     question = answer.question
     if question.users is None:
         return ""
-    spread = question.setup.parallel.gpus
+    spread = question.launch.parallel.gpus
     gpus = f"{plural(question.users, 'user')}: {plural(question.replicas * spread, 'GPU')}"
     return f"{gpus} ({plural(question.replicas, 'replica')} of {spread}). "
 
@@ -480,12 +480,12 @@ def _for_users(answer: Size) -> str:
 def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The command of the launch, or of the best change if that fits and the launch does not."""
     if answer.fits:
-        return [f"run: {sized_command(answer.memory.setup)}"]
+        return [f"run: {sized_command(answer.memory.launch)}"]
     best = next(iter(better), None)
     if best is None or not best.fits:
         return []
     engines = f"{best.question.replicas} replicas of " if best.question.replicas > 1 else ""
-    return [f"instead ({best.change}): {engines}{sized_command(best.memory.setup)}"]
+    return [f"instead ({best.change}): {engines}{sized_command(best.memory.launch)}"]
 
 
 _SHOWN_LEVERS = 5
@@ -493,7 +493,7 @@ _SHOWN_LEVERS = 5
 
 def _levers(answer: Size, better: Sequence[Lever]) -> list[str]:
     """The best changes where the launch does not fit or holds few requests."""
-    context = answer.memory.setup.context
+    context = answer.memory.launch.context
     head = f"What would hold more requests of {context:,} tokens, by price, then by weights:"
     shown = [f"  {lever_text(lever, context)}" for lever in better[:_SHOWN_LEVERS]]
     return [head, *shown] if shown else []
@@ -507,45 +507,45 @@ def _notes(answer: Size) -> list[str]:
 
 def _compared(answer: Size, compared: Sequence[Lever]) -> list[str]:
     """The launches that the user asked to compare."""
-    context = answer.memory.setup.context
+    context = answer.memory.launch.context
     head = f"Compared, requests of {context:,} tokens held:"
     return [head, *(f"  {lever_text(each, context)}" for each in compared)] if compared else []
 
 
-def _setup(answer: Size) -> str:
-    setup = answer.memory.setup
-    gpu = setup.gpu.name if setup.gpu else "GPU not set"
-    version = ".".join(str(part) for part in setup.version)
-    version = setup.slack.version if setup.slack is not None else version
-    spread = setup.parallel
+def _launch_line(answer: Size) -> str:
+    launch = answer.memory.launch
+    gpu = launch.gpu.name if launch.gpu else "GPU not set"
+    version = ".".join(str(part) for part in launch.version)
+    version = launch.slack.version if launch.slack is not None else version
+    spread = launch.parallel
     engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
-    ranks = f", DCP {setup.decode_context_parallel}" if setup.decode_context_parallel > 1 else ""
+    ranks = f", DCP {launch.decode_context_parallel}" if launch.decode_context_parallel > 1 else ""
     replicas = answer.question.replicas
     per_replica = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
-        f"{setup.model.id} ({setup.scheme.id} weights, "
-        f"{kv_format(setup.kv_cache_dtype).label} KV cache) on {per_replica}"
+        f"{launch.model.id} ({launch.scheme.id} weights, "
+        f"{kv_format(launch.kv_cache_dtype).label} KV cache) on {per_replica}"
         f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), "
-        f"{setup.kind.title} {version}, utilization {figure(setup.utilization)}{_beside(setup)}"
+        f"{launch.kind.title} {version}, utilization {figure(launch.utilization)}{_beside(launch)}"
     )
 
 
-def _beside(setup: Launch) -> str:
+def _beside(launch: Launch) -> str:
     """A text on the adapters and the draft model that are loaded in addition to the model."""
     words = ""
-    if setup.adapters is not None:
-        words += f", {setup.adapters.slots} adapter slots of rank {setup.adapters.rank}"
-    if setup.draft is not None:
-        words += f", {setup.draft.tokens} tokens drafted by {setup.draft.model.id}"
+    if launch.adapters is not None:
+        words += f", {launch.adapters.slots} adapter slots of rank {launch.adapters.rank}"
+    if launch.draft is not None:
+        words += f", {launch.draft.tokens} tokens drafted by {launch.draft.model.id}"
     return words
 
 
 def _picture(memory: Memory, *, width: int) -> list[str]:
     """The memory of one GPU, as a bar and as a list of parts."""
-    setup = memory.setup
-    if setup.gpu is None or memory.overhead is None or memory.weights_bytes is None:
+    launch = memory.launch
+    if launch.gpu is None or memory.overhead is None or memory.weights_bytes is None:
         return [f"available KV cache on each GPU: {gibibytes(memory.available_bytes.expected)}"]
-    whole_bytes = float(setup.gpu.memory_bytes)
+    whole_bytes = float(launch.gpu.memory_bytes)
     free = memory.available_bytes.expected
     beside = memory.adapter_bytes + memory.draft_bytes
     parts = [
@@ -554,7 +554,7 @@ def _picture(memory: Memory, *, width: int) -> list[str]:
         *([("d", "draft", memory.draft_bytes)] if memory.draft_bytes else []),
         ("+", "overhead", memory.overhead.expected_bytes),
         ("=", "KV cache", max(free, 0.0)),
-        (".", "not vLLM's", (1 - setup.utilization) * whole_bytes),
+        (".", "not vLLM's", (1 - launch.utilization) * whole_bytes),
     ]
     columns = min(BAR, width - 20)
     bar = "".join(
@@ -585,7 +585,7 @@ def _fewest(answer: Size) -> list[str]:
     fewest = answer.fewest
     if fewest is None:
         return []
-    longest = answer.memory.setup.longest_tokens
+    longest = answer.memory.launch.longest_tokens
     what = "Fewest GPUs for one replica"
     if not answer.memory.holds_one:
         what += f" without such a change, at {LONGEST_TOKENS} {longest}"
@@ -608,7 +608,7 @@ def _rate_on_fewest(answer: Size) -> list[str]:
     if spread is None or answer.memory.holds_one or question.peak_requests_per_s is None:
         return []
     with suppress(SizingError):
-        then = size(replace(question, setup=replace(question.setup, parallel=spread)))
+        then = size(replace(question, launch=replace(question.launch, parallel=spread)))
         lines = (*_at_peak(then), *_usable(then), *_price(then))
         return [f"With {spread.gpus} GPUs each: {line}" for line in lines]
     return []
@@ -647,7 +647,7 @@ def _at_peak(answer: Size) -> list[str]:
         return [
             f"{load}: NOT SERVED, {rate(most_per_s * replicas, 'requests')} at most. Without a "
             f"target it takes {plural(least, 'replica')} or more "
-            f"({plural(least * question.setup.parallel.gpus, 'GPU')}) with a safety factor of "
+            f"({plural(least * question.launch.parallel.gpus, 'GPU')}) with a safety factor of "
             f"{question.safety:g}"
         ]
     in_flight, latency = served
@@ -684,10 +684,10 @@ def _usable(answer: Size) -> list[str]:
         f"safety factor of {answer.question.safety:g}"
     )
     served = f"{rate(usable_per_s, 'requests')} with {figure(concurrency)} in flight"
-    engines = answer.question.setup.parallel.data
+    engines = answer.question.launch.parallel.data
     served += f" on each of {engines} engines" if engines > 1 else ""
     asked = answer.question
-    margin = f" ({margins(asked.targets, asked.setup)})" if asked.targets.are_set else ""
+    margin = f" ({margins(asked.targets, asked.launch)})" if asked.targets.are_set else ""
     return [
         f"Predicted usable within the targets (means, not P99), for one replica: "
         f"{served}{replicas}{margin}"
@@ -713,7 +713,7 @@ def size_markdown(
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     command, body = _body(answer, first, compared)
-    lines = [f"# {_verdict(answer)}", "", _setup(answer), "", *command, *body]
+    lines = [f"# {_verdict(answer)}", "", _launch_line(answer), "", *command, *body]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(

@@ -32,7 +32,7 @@ def cases(name: str = "cases.jsonl") -> tuple[Case, ...]:
     return tuple(json.loads(line) for line in (_FOLDER / name).read_text().splitlines())
 
 
-def setup_of(case: Case) -> Launch:
+def launch_of(case: Case) -> Launch:
     """The launch that the case describes, nothing of its outcome."""
     card = gpu(case["gpu_id"]) if case["gpu_id"] else None
     if card is not None and case["gpu_mem_gib"]:
@@ -80,10 +80,12 @@ class Miss(Struct, frozen=True):
 def weights_misses() -> Iterator[Miss]:
     """Weights on one GPU, in GiB."""
     for case in cases():
-        setup = setup_of(case)
-        if case["weights_gib"] is None or setup.model.parameters is None:
+        launch = launch_of(case)
+        if case["weights_gib"] is None or launch.model.parameters is None:
             continue
-        predicted_gib = weights_per_gpu(setup.model, setup.scheme, setup.parallel).total_bytes / GIB
+        predicted_gib = (
+            weights_per_gpu(launch.model, launch.scheme, launch.parallel).total_bytes / GIB
+        )
         yield Miss(
             case["case_id"], "weights_gib", predicted_gib, case["weights_gib"], case["doubt"]
         )
@@ -106,10 +108,10 @@ def available_misses(overhead: str = "fitted") -> Iterator[Miss]:
     for case in cases():
         if not _started(case):
             continue
-        setup = setup_of(case)
-        if setup.gpu is None:
+        launch = launch_of(case)
+        if launch.gpu is None:
             continue
-        budget = memory(replace(setup, weights_bytes=case["weights_gib"] * GIB, overhead=overhead))
+        budget = memory(replace(launch, weights_bytes=case["weights_gib"] * GIB, overhead=overhead))
         yield Miss(
             case["case_id"],
             "available_kv_gib",
@@ -124,8 +126,8 @@ def capacity_misses() -> Iterator[Miss]:
     for case in cases():
         if case["available_kv_gib"] is None:
             continue
-        setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
-        budget = memory(setup)
+        launch = replace(launch_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
+        budget = memory(launch)
         for quantity, predicted in (
             ("kv_tokens", budget.logged_tokens.expected),
             ("max_concurrency", budget.concurrency.expected),
@@ -148,11 +150,11 @@ def rule_misses(rule: Callable[[float, float, float], float]) -> Iterator[Miss]:
     for case in cases():
         if not _started(case):
             continue
-        setup = setup_of(case)
-        if setup.gpu is None:
+        launch = launch_of(case)
+        if launch.gpu is None:
             continue
-        memory_gib = setup.gpu.memory_bytes / GIB
-        room_gib = setup.utilization * memory_gib - case["weights_gib"]
+        memory_gib = launch.gpu.memory_bytes / GIB
+        room_gib = launch.utilization * memory_gib - case["weights_gib"]
         predicted_gib = rule(room_gib, memory_gib, case["weights_gib"])
         yield Miss(case["case_id"], "", predicted_gib, case["available_kv_gib"], case["doubt"])
 

@@ -31,7 +31,7 @@ def recorded(*names: str) -> tuple[Case, ...]:
     )
 
 
-def setup_of(case: Case) -> Launch:
+def launch_of_case(case: Case) -> Launch:
     """The launch that the case describes, nothing of its outcome.
 
     Raises:
@@ -87,14 +87,14 @@ class Row(Struct, frozen=True):
 def row_of(case: Case) -> Row:
     """The start-up, judged."""
     try:
-        setup = setup_of(case)
-        answer = memory(setup)
+        launch = launch_of_case(case)
+        answer = memory(launch)
     except SizingError as error:
         return Row(case, refused=str(error))
     logged_gib, logged_requests = case["available_kv_gib"], case["max_concurrency"]
     requests = kv = weights = in_band = None
     if logged_gib:
-        layout = memory(replace(setup, available_kv_bytes=logged_gib * GIB))
+        layout = memory(replace(launch, available_kv_bytes=logged_gib * GIB))
         if logged_requests:
             requests = layout.concurrency.expected / logged_requests - 1
         elif case.get("estimated_max_len"):
@@ -110,7 +110,7 @@ def row_of(case: Case) -> Row:
             kv = held.expected / logged_requests - 1
             in_band = held.low <= logged_requests <= held.high
     if case.get("weights_gib") and answer.weights_bytes:
-        includes = case.get("weights_include_draft") or not setup.draft
+        includes = case.get("weights_include_draft") or not launch.draft
         drafted = 0 if includes else answer.draft_bytes
         weights = (answer.weights_bytes - drafted) / GIB / case["weights_gib"] - 1
     return Row(case, "", requests, kv, weights, in_band)

@@ -76,7 +76,7 @@ def kimi_prefill_flop() -> float:
 
 def guide_gpus(quantization: str, kv_cache_dtype: str) -> float:
     """H100s for 50 requests of 8,000 tokens by the guide's allowances, as `size` finds them."""
-    setup = Launch(
+    launch = Launch(
         model=LLAMA,
         gpu=gpu("h100-sxm"),
         quantization=quantization,
@@ -85,7 +85,7 @@ def guide_gpus(quantization: str, kv_cache_dtype: str) -> float:
         max_model_len=8192,
         context_tokens=8000,
     )
-    return fewest_gpus(setup, concurrency=50).expected or 0
+    return fewest_gpus(launch, concurrency=50).expected or 0
 
 
 def load_errors() -> list[float]:

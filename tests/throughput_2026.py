@@ -36,7 +36,7 @@ AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, T
 def question_of(case: Case) -> Question:
     """The launch and the load of a point, nothing of its outcome."""
     return Question(
-        setup=Launch(
+        launch=Launch(
             model=model(case["model"]),
             gpu=gpu(case["gpu"]),
             parallel=Parallel(
@@ -93,7 +93,7 @@ def row_of(case: Case) -> Row:
         name: seen / said if seen else None
         for name, seen, said in zip(AIMS, measured, predicted, strict=True)
     }
-    return Row(case, ratios, measured_ratios(question.setup))
+    return Row(case, ratios, measured_ratios(question.launch))
 
 
 def rows(name: str) -> list[Row]:

@@ -386,18 +386,18 @@ def _sized(running: Deployment) -> Deployment:
     """The deployment with its layout; unchanged if its launch cannot hold the model."""
     fixed = running.kv_memory_bytes is not None
     try:
-        setup = _as_reported(running.launch, running.stated.reported, kv_is_fixed=fixed)
-        layout = kv_layout_of(setup)
-        fits = setup.gpu is None or memory_of(setup).holds_one
+        launch = _as_reported(running.launch, running.stated.reported, kv_is_fixed=fixed)
+        layout = kv_layout_of(launch)
+        fits = launch.gpu is None or memory_of(launch).holds_one
     except SizingError as exc:
         # The server runs with this format, so it is newer than what is known of formats here.
         newer = exc.name == "kv_cache_dtype"
         return running if newer else replace(running, misfit=str(exc))
     misfit = "" if fits else "weights and one request do not fit into GPU memory"
-    return replace(running, launch=setup, layout=layout, misfit=misfit)
+    return replace(running, launch=launch, layout=layout, misfit=misfit)
 
 
-def _as_reported(setup: Launch, reported: Reported, *, kv_is_fixed: bool) -> Launch:
+def _as_reported(launch: Launch, reported: Reported, *, kv_is_fixed: bool) -> Launch:
     """The launch with the server's reported figures in place of predicted ones.
 
     `kv_is_fixed`: the user set the size of the KV cache, so the size does not show the overhead.
@@ -405,16 +405,16 @@ def _as_reported(setup: Launch, reported: Reported, *, kv_is_fixed: bool) -> Lau
     Raises:
         SizingError: the launch cannot be sized.
     """
-    if setup.gpu is None:
-        return replace(setup, available_kv_bytes=reported.available_kv_bytes)
+    if launch.gpu is None:
+        return replace(launch, available_kv_bytes=reported.available_kv_bytes)
     weights_bytes = reported.weights_bytes
     if weights_bytes is not None:
-        weights_bytes -= memory_of(setup).adapter_bytes
+        weights_bytes -= memory_of(launch).adapter_bytes
     if weights_bytes is None or weights_bytes <= 0:
-        return setup
-    setup = replace(setup, weights_bytes=weights_bytes)
+        return launch
+    launch = replace(launch, weights_bytes=weights_bytes)
     if reported.available_kv_bytes is None or kv_is_fixed:
-        return setup
+        return launch
     # What vLLM took beside weights and cache holds for other utilizations and cache types too.
-    excess_bytes = memory_of(setup).available_bytes.expected - reported.available_kv_bytes
-    return replace(setup, overhead_excess_bytes=excess_bytes)
+    excess_bytes = memory_of(launch).available_bytes.expected - reported.available_kv_bytes
+    return replace(launch, overhead_excess_bytes=excess_bytes)

@@ -167,7 +167,7 @@ def merge(
     for reading, problem in of_another_start:
         ordered.remove(reading)
         notes.append(f"the log is from another start of the server and is ignored: {problem}")
-    launch = next(filter(None, (reading.command_line for reading in ordered)), None)
+    command_line = next(filter(None, (reading.command_line for reading in ordered)), None)
     chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
     for fact in _facts_of(ordered, model_names):
         seen = page.get(fact.name)
@@ -177,7 +177,7 @@ def merge(
             notes.append(
                 f"{fact.name}: {_shown(fact.value)} from {fact.source} is ignored, because {why}"
             )
-            launch = None if launch is None else _without(launch, fact.name)
+            command_line = None if command_line is None else _without(command_line, fact.name)
             continue
         first = chosen.setdefault(fact.name, fact)
         if not _same(first.value, fact.value):
@@ -189,11 +189,11 @@ def merge(
         # One GPU is not split, whatever else is unknown.
         only = chosen[SERVER_GPUS]
         chosen.setdefault(TENSOR_PARALLEL, replace(only, name=TENSOR_PARALLEL))
-    completed = _completed(stated, chosen, launch, ordered)
+    completed = _completed(stated, chosen, command_line, ordered)
     notes += _uncounted(completed, chosen.get(SERVER_GPUS))
     try:
-        setup = deployment(config, completed).sized_launch
-        notes += () if setup is None else hardware_notes(setup)
+        launch = deployment(config, completed).sized_launch
+        notes += () if launch is None else hardware_notes(launch)
     except SizingError as exc:
         notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
         completed = stated

@@ -14,7 +14,7 @@ from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, adv
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
-    changed_setup,
+    changed_launch,
     computed_costs,
     computed_memory,
     latencies,
@@ -143,8 +143,8 @@ def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
 
 def _available_bytes(context: LeverContext) -> float | None:
     """The memory that the launch leaves for the KV cache on each GPU, at least; None if unknown."""
-    setup = context.server.sized_launch
-    sized = None if setup is None or setup.gpu is None else computed_memory(setup)
+    launch = context.server.sized_launch
+    sized = None if launch is None or launch.gpu is None else computed_memory(launch)
     return None if sized is None else sized.available_bytes.low
 
 
@@ -237,14 +237,14 @@ def kv_fp8(context: LeverContext) -> Recommendation | None:
             "confirm that the GPU supports FP8 (compute capability 8.9, MI300, or newer); older "
             "GPUs and CPUs do not"
         )
-    fp8_setup = changed_setup(context, kv_cache_dtype="fp8")
+    fp8_launch = changed_launch(context, kv_cache_dtype="fp8")
     return _larger(
         context,
         "kv-fp8",
         changes,
         f"In FP8 the same memory holds {'' if server.layout else 'up to '}"
         f"{capacity / server.capacity_tokens:.1f}x as many KV tokens.",
-        After(capacity_tokens=capacity, setup=fp8_setup, other_steps=True),
+        After(capacity_tokens=capacity, launch=fp8_launch, other_steps=True),
         checks=checks,
     )
 
@@ -266,10 +266,10 @@ def _fp8_blocks(context: LeverContext) -> int | None:
     server = context.server
     if server.blocks is None:
         return None
-    fp8_setup = changed_setup(context, kv_cache_dtype="fp8")
-    if fp8_setup is None or server.layout is None:
+    fp8_launch = changed_launch(context, kv_cache_dtype="fp8")
+    if fp8_launch is None or server.layout is None:
         return 2 * server.blocks
-    layout = kv_layout_of(fp8_setup)
+    layout = kv_layout_of(fp8_launch)
     ratio = server.layout.block_bytes / layout.block_bytes
     tokens = max(1, floor(context.demand.held_tokens or 1))
     # FP8 blocks can hold a different number of tokens, so compare by requests held.
@@ -332,25 +332,25 @@ def host_cache(context: LeverContext) -> Recommendation | None:
     None where a block is computed again in less time than it is reloaded.
     """
     server, held_tokens = context.server, context.demand.held_tokens
-    setup = server.sized_launch
+    launch = server.sized_launch
     evicts = context.get("preemption_per_s") or context.cause == "prefix_churn"
     if not evicts or context.facts.targets.are_set or (held_tokens or 0.0) < LONG_CONTEXT_TOKENS:
         return None
-    if setup is None or setup.gpu is None or server.layout is None or not server.capacity_tokens:
+    if launch is None or launch.gpu is None or server.layout is None or not server.capacity_tokens:
         return None
     too_old = server.version is None or server.version < OFFLOADING_SINCE
-    if too_old or setup.kv_offloading_bytes or server.launch.prefix_caching is False:
+    if too_old or launch.kv_offloading_bytes or server.launch.prefix_caching is False:
         return None
-    costs = computed_costs(setup)
+    costs = computed_costs(launch)
     if costs is None:
         return None
-    tokens, gpu = held_tokens or 0.0, setup.gpu
+    tokens, gpu = held_tokens or 0.0, launch.gpu
     reload_s = server.layout.request_bytes(floor(tokens)) / gpu.host_bytes_per_s
     again_s = tokens * costs.body_flop_per_token / (costs.flop_per_s * DEFAULT.mfu_ratio)
     if reload_s >= again_s:
         return None
     # As much again as all ranks hold.
-    ranks = setup.parallel.tensor * setup.parallel.pipeline
+    ranks = launch.parallel.tensor * launch.parallel.pipeline
     size_gib = rounded_up(server.layout.token_bytes * server.capacity_tokens * ranks / GIB)
     return advice(
         context,

@@ -25,7 +25,7 @@ from kneewatch.diagnose.recommend.context import (
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
-    changed_setup,
+    changed_launch,
     latencies,
     predicted,
     present,
@@ -368,15 +368,15 @@ def _slots_that_fit(context: LeverContext, now: int, most: int) -> int:
 
 def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
     """KV cache numbers for this many adapter slots; {} if model, GPU or rank are unknown."""
-    setup = context.server.sized_launch
-    if setup is None or setup.gpu is None or setup.adapters is None:
+    launch = context.server.sized_launch
+    if launch is None or launch.gpu is None or launch.adapters is None:
         return {}
-    wider = changed_setup(context, adapters=Adapters(slots, setup.adapters.rank))
+    wider = changed_launch(context, adapters=Adapters(slots, launch.adapters.rank))
     capacity = resized_tokens(context, wider)
     if capacity is None:
         # Without an override of the blocks, no capacity means that vLLM would not start.
         return {"kv_demand_ratio": inf} if context.server.blocks_override is None else {}
-    return predicted(context, After(capacity_tokens=capacity, setup=wider))
+    return predicted(context, After(capacity_tokens=capacity, launch=wider))
 
 
 def adapter_routing(context: LeverContext) -> Recommendation | None:

@@ -16,7 +16,7 @@ from kneewatch.diagnose.causes.common_conditions import why_together
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import (
     After,
-    changed_setup,
+    changed_launch,
     computed_costs,
     predicted,
     present,
@@ -343,11 +343,11 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
 
     None if the GPU is unknown: it may be a CPU, which supports none of these formats.
     """
-    setup, server = context.server.sized_launch, context.server
+    launch, server = context.server.sized_launch, context.server
     gpu = server.stated.gpu
-    launch = server.stated.command_line
-    given = None if launch is None else launch.text(WEIGHTS_FORMAT)
-    if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
+    command_line = server.stated.command_line
+    given = None if command_line is None else command_line.text(WEIGHTS_FORMAT)
+    if gpu is None or given is not None or (launch is not None and launch.scheme.linear_bits < 16):
         return None
     scheme = "fp8"
     change: tuple[str, str | None, str] = (WEIGHTS_FORMAT, None, scheme)
@@ -361,11 +361,11 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
         change = ("checkpoint", "16-bit", words)
         summary = f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: "
         summary += "each step reads fewer weight bytes"
-    quantized = changed_setup(context, quantization=scheme)
+    quantized = changed_launch(context, quantization=scheme)
     numbers: dict[str, float] = {}
     if quantized is not None:
         capacity = resized_tokens(context, quantized)
-        after = After(setup=quantized, capacity_tokens=capacity, other_steps=True)
+        after = After(launch=quantized, capacity_tokens=capacity, other_steps=True)
         numbers = predicted(context, after)
     return advice(
         context,
@@ -374,7 +374,7 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
         f"{summary}{_freed_words(context)}",
         before=present(context),
         predicted=numbers,
-        checks=[] if setup else [CONFIRM_16_BIT],
+        checks=[] if launch else [CONFIRM_16_BIT],
     )
 
 

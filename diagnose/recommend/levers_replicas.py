@@ -16,7 +16,7 @@ from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.prediction import (
     After,
     asked_tokens_per_s,
-    changed_setup,
+    changed_launch,
     predicted,
     present,
     resized_tokens,
@@ -292,20 +292,20 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
     """Twice the tensor-parallel degree, if model and GPU are known."""
     server = context.server
-    now, setup = server.stated.degree, server.sized_launch
-    if setup is None or setup.gpu is None or now is None or not server.capacity_tokens:
+    now, launch = server.stated.degree, server.sized_launch
+    if launch is None or launch.gpu is None or now is None or not server.capacity_tokens:
         return None
     to = 2 * now
-    if to > min(MOST_TENSOR_PARALLEL, setup.gpu.nvlink_gpus):
+    if to > min(MOST_TENSOR_PARALLEL, launch.gpu.nvlink_gpus):
         return None
-    spread = Parallel(to, setup.parallel.pipeline, setup.parallel.data, setup.parallel.experts)
-    wider = changed_setup(context, parallel=spread)
+    spread = Parallel(to, launch.parallel.pipeline, launch.parallel.data, launch.parallel.experts)
+    wider = changed_launch(context, parallel=spread)
     capacity = resized_tokens(context, wider)
     if wider is None or capacity is None:
         return None
     ratio = capacity / server.capacity_tokens
-    gpus = to * setup.parallel.pipeline
-    after = After(capacity_tokens=capacity, setup=wider, gpus=gpus, other_steps=True)
+    gpus = to * launch.parallel.pipeline
+    after = After(capacity_tokens=capacity, launch=wider, gpus=gpus, other_steps=True)
     numbers = predicted(context, after)
     hourly = server.usd_per_hour
     return advice(
@@ -490,9 +490,9 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
 def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[str, float]:
     """The highest throughput per GPU at this degree, and its price per token."""
     numbers = {f"{split.unit}_per_s_per_gpu": degree.per_s_per_gpu}
-    setup, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
-    if setup is not None and hourly is not None and split.unit == "tokens":
-        stages = setup.parallel.pipeline
+    launch, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
+    if launch is not None and hourly is not None and split.unit == "tokens":
+        stages = launch.parallel.pipeline
         numbers["usd_per_million_tokens_at_limit"] = (
             hourly * stages / (degree.per_s_per_gpu * 3600) * 1e6
         )
@@ -501,8 +501,8 @@ def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[st
 
 def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> float | None:
     """Extra USD/h; negative if the smaller degree leaves GPUs unused. None without a price."""
-    setup, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
-    stages = 1 if setup is None else setup.parallel.pipeline
+    launch, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
+    stages = 1 if launch is None else launch.parallel.pipeline
     now = context.server.replicas * wide.tensor_parallel * stages
     more = (after.replicas or 0) * (after.gpus or 0) - now
     return 0.0 if not more else None if hourly is None else more * hourly
@@ -521,10 +521,10 @@ def _verify(split: Comparison, narrow: Degree) -> str:
 def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> After | None:
     """The server with the smaller degree; None unless it certainly fits."""
     server, to = context.server, narrow.tensor_parallel
-    setup = server.sized_launch
-    if setup is None or setup.gpu is None or setup.parallel.tensor != wide.tensor_parallel:
+    launch = server.sized_launch
+    if launch is None or launch.gpu is None or launch.parallel.tensor != wide.tensor_parallel:
         return None
-    narrower = changed_setup(context, parallel=replace(setup.parallel, tensor=to))
+    narrower = changed_launch(context, parallel=replace(launch.parallel, tensor=to))
     capacity = resized_tokens(context, narrower)
     if narrower is None or capacity is None:
         return None
@@ -534,10 +534,10 @@ def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> A
         return None
     return After(
         capacity_tokens=capacity,
-        setup=narrower,
+        launch=narrower,
         share_ratio=server.replicas / total,
         replicas=total,
-        gpus=to * setup.parallel.pipeline,
+        gpus=to * launch.parallel.pipeline,
     )
 
 

@@ -39,27 +39,27 @@ _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
 
 
-def computed_costs(setup: Launch | None) -> Costs | None:
+def computed_costs(launch: Launch | None) -> Costs | None:
     """What a step of the launch costs; None if its GPU is unknown, or vLLM would refuse it."""
-    if setup is None or setup.gpu is None:
+    if launch is None or launch.gpu is None:
         return None
     try:
-        return costs_of(setup)
+        return costs_of(launch)
     except SizingError:
         return None
 
 
-def computed_memory(setup: Launch | None) -> Memory | None:
+def computed_memory(launch: Launch | None) -> Memory | None:
     """The memory of the launch; None if it is unknown, or vLLM would refuse it."""
     try:
-        return None if setup is None else memory_of(setup)
+        return None if launch is None else memory_of(launch)
     except SizingError:
         return None
 
 
 def roofline(
     context: LeverContext,
-    setup: Launch,
+    launch: Launch,
     *,
     requests: float,
     most: float = inf,
@@ -71,12 +71,12 @@ def roofline(
     Raises:
         SizingError: GPU or lengths are unknown.
     """
-    load = load_of(context, setup, requests=requests, most=most, saved_ratio=saved_ratio)
-    return performance_of(costs_of(setup), load, shares)
+    load = load_of(context, launch, requests=requests, most=most, saved_ratio=saved_ratio)
+    return performance_of(costs_of(launch), load, shares)
 
 
 def load_of(
-    context: LeverContext, setup: Launch, *, requests: float, most: float, saved_ratio: float
+    context: LeverContext, launch: Launch, *, requests: float, most: float, saved_ratio: float
 ) -> Load:
     """The context's load on a launch.
 
@@ -91,29 +91,29 @@ def load_of(
         output_tokens=max(1.0, demand.output_tokens),
         concurrency=requests,
         max_running=most,
-        max_num_batched_tokens=setup.batched_tokens,
+        max_num_batched_tokens=launch.batched_tokens,
         prefix_hit_ratio=saved_ratio,
     )
 
 
-def measured_efficiency(context: LeverContext, setup: Launch, load: Load) -> Efficiency:
+def measured_efficiency(context: LeverContext, launch: Launch, load: Load) -> Efficiency:
     """MFU and MBU of the server, measured at its present load; defaults if they cannot be measured.
 
     A rate shows only the share that is the limit: MBU if decode is memory-bound, MFU if prefill
     takes most of the time. An engine that was idle during part of the window shows neither.
     """
     if MEASURED not in context.memo:
-        context.memo[MEASURED] = _measured_shares(context, setup, load)
+        context.memo[MEASURED] = _measured_shares(context, launch, load)
     shares = context.memo[MEASURED]
     return with_shares(
         DEFAULT, mfu_ratio=shares.get("mfu_ratio"), mbu_ratio=shares.get("mbu_ratio")
     )
 
 
-def _measured_shares(context: LeverContext, setup: Launch, load: Load) -> dict[str, float]:
-    if setup.parallel.pipeline > 1 or context.get("running_min") < 1:
+def _measured_shares(context: LeverContext, launch: Launch, load: Load) -> dict[str, float]:
+    if launch.parallel.pipeline > 1 or context.get("running_min") < 1:
         return {}
-    costs = costs_of(setup)
+    costs = costs_of(launch)
     usual = performance_of(costs, load, DEFAULT)
     prompts = _prompt_time_ratio(usual)
     if prompts <= _FEW_PROMPTS_RATIO and usual.decode_step.binding == "memory":
@@ -197,7 +197,7 @@ class After(Struct, frozen=True, kw_only=True):
     capacity_tokens: float | None = None
     seats: int | None = None
     share_ratio: float = 1.0
-    setup: Launch | None = None
+    launch: Launch | None = None
     replicas: int | None = None
     gpus: int | None = None
     saved_ratio: float | None = None
@@ -370,7 +370,7 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
         sizes = _sizes(context, change)
         return roofline(
             context,
-            change.setup or server.sized_launch,
+            change.launch or server.sized_launch,
             requests=max(demand.requests * change.share_ratio, 1.0),
             most=max(1.0, sizes.get("max_concurrency", inf)),
             saved_ratio=demand.saved_ratio if change.saved_ratio is None else change.saved_ratio,
@@ -460,27 +460,27 @@ def _accepted(factor: float) -> float:
     return min(max(factor, SCALE_LOW), SCALE_HIGH)
 
 
-def _present_load(context: LeverContext, setup: Launch) -> Load:
+def _present_load(context: LeverContext, launch: Launch) -> Load:
     demand = context.demand
     running = max(demand.running, 1.0)
     return load_of(
         context,
-        setup,
+        launch,
         requests=max(demand.requests, running),
         most=running if demand.waiting >= 1 else inf,
         saved_ratio=demand.saved_ratio,
     )
 
 
-def changed_setup(context: LeverContext, **values: object) -> Launch | None:
+def changed_launch(context: LeverContext, **values: object) -> Launch | None:
     """The server's launch with some values changed; None if the launch is unknown.
 
     If the layout of the weights changes, the bytes that the server reported are dropped.
     """
-    setup = context.server.sized_launch
-    if setup is not None and not values.keys().isdisjoint(LAYOUT):
-        setup = replace(setup, weights_bytes=None, available_kv_bytes=None)
-    return None if setup is None else replace(setup, **values)
+    launch = context.server.sized_launch
+    if launch is not None and not values.keys().isdisjoint(LAYOUT):
+        launch = replace(launch, weights_bytes=None, available_kv_bytes=None)
+    return None if launch is None else replace(launch, **values)
 
 
 def resized_tokens(context: LeverContext, changed: Launch | None) -> float | None:

@@ -57,7 +57,7 @@ class Remedies:
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated
         self._cause = ENGINE_DIED if failure.served else STARTUP_FAILED
-        self._setup = deployment({}, stated).sized_launch
+        self._launch = deployment({}, stated).sized_launch
 
     def all(self) -> Iterator[Recommendation]:
         """All changes that can be computed, best first."""
@@ -163,16 +163,16 @@ class Remedies:
     def _lower(self, flag: str) -> Iterator[Recommendation]:
         """Recommends a lower value of a flag: the next with which the launch is predicted to start
         and to need as much less memory as PyTorch could not allocate."""
-        is_share, setup, total_gib = flag == MEMORY_SHARE, self._setup, self._memory_gib
+        is_share, launch, total_gib = flag == MEMORY_SHARE, self._launch, self._memory_gib
         now = self._utilization if is_share else self._count(flag)
         # Before vLLM has sized the KV cache, its share limits nothing.
         if now is None or (is_share and self._read.number("available_kv_gib") is None):
             return
         lacks_gib = log.size_gib(self._failure, "asked") - log.size_gib(self._failure, "free")
-        taken_gib = _taken_gib(computed_memory(setup))
+        taken_gib = _taken_gib(computed_memory(launch))
         for to in _lower_shares(now) if is_share else _halves(now):
-            sized = None if setup is None else computed_memory(_with(setup, flag, to))
-            if setup is not None and (sized is None or not sized.holds_one):
+            sized = None if launch is None else computed_memory(_with(launch, flag, to))
+            if launch is not None and (sized is None or not sized.holds_one):
                 continue
             after_gib, less_gib = _taken_gib(sized), None
             if is_share and total_gib is not None:
@@ -195,9 +195,10 @@ class Remedies:
     def _count(self, flag: str) -> int | None:
         """A flag of the launch, as logged or, if the launch is sized, by default."""
         logged = self._read.number(fact := flag[2:].replace("-", "_")) or self._number(fact)
-        setup = self._setup
-        defaults = {} if setup is None else {SEATS: setup.seqs, STEP_TOKENS: setup.batched_tokens}
-        return defaults.get(flag) if logged is None else int(logged)
+        launch = self._launch
+        if logged is not None or launch is None:
+            return None if logged is None else int(logged)
+        return {SEATS: launch.seqs, STEP_TOKENS: launch.batched_tokens}.get(flag)
 
     def _higher_utilization(self) -> Iterator[Recommendation]:
         """Recommends the lowest utilization at which one request of full length fits."""
@@ -209,7 +210,7 @@ class Remedies:
             sized = self._sized(available_kv_bytes=max(available_gib, 1.0) * GIB)
             if sized is None:
                 return
-            blocks = sized.layout.request_blocks(sized.setup.longest_tokens) + 1
+            blocks = sized.layout.request_blocks(sized.launch.longest_tokens) + 1
             needed_gib = blocks * sized.layout.block_bytes / GIB
         # The log rounds to 0.01 GiB.
         to = ceil(100 * (now + (needed_gib - available_gib + 0.02) / memory_gib)) / 100
@@ -226,17 +227,19 @@ class Remedies:
     def _more_gpus(self) -> Iterator[Recommendation]:
         """Recommends the next larger tensor-parallel degree at which one request of full length
         fits."""
-        setup = self._setup
-        if setup is None or setup.gpu is None:
+        launch = self._launch
+        if launch is None or launch.gpu is None:
             return
-        now = setup.parallel.tensor
-        usd = self._stated.usd_per_gpu_hour or setup.gpu.usd_per_hour
+        now = launch.parallel.tensor
+        usd = self._stated.usd_per_gpu_hour or launch.gpu.usd_per_hour
         for to in (now * 2**power for power in range(1, 4)):
-            wider = replace(setup, parallel=replace(setup.parallel, tensor=to), weights_bytes=None)
+            wider = replace(
+                launch, parallel=replace(launch.parallel, tensor=to), weights_bytes=None
+            )
             sized = computed_memory(wider)
             if to > MOST_TENSOR_PARALLEL or sized is None or not sized.holds_one:
                 continue
-            linked = "connected by NVLink" if to <= setup.gpu.nvlink_gpus else "in one node"
+            linked = "connected by NVLink" if to <= launch.gpu.nvlink_gpus else "in one node"
             held = _held(sized)
             yield self._advice(
                 Change(TENSOR_SPLIT, now, to),
@@ -246,7 +249,7 @@ class Remedies:
                 predicted=held,
                 check=f"confirm that the {to} GPUs are {linked}",
                 risk="All-reduces cost throughput per GPU.",
-                cost_usd_per_hour=usd * (to - now) * setup.parallel.pipeline,
+                cost_usd_per_hour=usd * (to - now) * launch.parallel.pipeline,
             )
             return
 
@@ -300,17 +303,17 @@ class Remedies:
         known."""
         launch = self._stated.command
         logged = launch.number(MEMORY_SHARE) or self._read.number("gpu_memory_utilization")
-        if logged is not None or self._setup is None:
+        if logged is not None or self._launch is None:
             return logged
         default_holds = launch.absent(MEMORY_SHARE) and self._stated.version is not None
-        return self._setup.defaults.gpu_memory_utilization if default_holds else None
+        return self._launch.defaults.gpu_memory_utilization if default_holds else None
 
     def _sized(self, **changes: float | None) -> Memory | None:
-        """The memory of the launch with these fields of the setup changed; None if unknown."""
-        setup = self._setup
-        if setup is None or (setup.gpu is None and "available_kv_bytes" not in changes):
+        """The memory of the launch with these fields of the launch changed; None if unknown."""
+        launch = self._launch
+        if launch is None or (launch.gpu is None and "available_kv_bytes" not in changes):
             return None
-        return computed_memory(replace(setup, **changes))
+        return computed_memory(replace(launch, **changes))
 
 
 def _figure(flag: str, value: Value) -> dict[str, float]:
@@ -342,14 +345,14 @@ def _taken_gib(sized: Memory | None) -> float | None:
     return (sized.overhead.expected_bytes + sized.adapter_bytes) / GIB
 
 
-def _with(setup: Launch, flag: str, value: float) -> Launch:
+def _with(launch: Launch, flag: str, value: float) -> Launch:
     """The launch with another value of a flag that takes memory."""
     if flag != ADAPTER_SLOTS:
-        return replace(setup, **{flag[2:].replace("-", "_"): value})
-    adapters = setup.adapters
-    return (
-        setup if adapters is None else replace(setup, adapters=replace(adapters, slots=int(value)))
-    )
+        return replace(launch, **{flag[2:].replace("-", "_"): value})
+    adapters = launch.adapters
+    if adapters is None:
+        return launch
+    return replace(launch, adapters=replace(adapters, slots=int(value)))
 
 
 # --- The diagnosis of a server by its log alone: started, not started or died ---------------------

@@ -109,39 +109,39 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
         SizingError: an input is invalid or missing, or is one that the search itself computes for
             each configuration, such as `weights_gib`.
     """
-    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    launch, inputs, outputs = question.launch, question.input_tokens, question.output_tokens
     if inputs is None or outputs is None:
         raise SizingError(
             "a search needs the input and output lengths",
             name="input_tokens" if inputs is None else "output_tokens",
         )
     for name, value in (
-        ("weights_gib", setup.weights_bytes),
-        ("available_kv_gib", setup.available_kv_bytes),
+        ("weights_gib", launch.weights_bytes),
+        ("available_kv_gib", launch.available_kv_bytes),
         ("usable_rps", question.usable_requests_per_s),
     ):
         if value is not None:
             raise SizingError("a search computes this for each launch: leave it out", name=name)
     check_question(question)
     data_centre = (card for card in gpus().values() if card.segment == "data-centre")
-    cards = choices.gpus or (tuple(data_centre) if setup.gpu is None else (setup.gpu,))
+    cards = choices.gpus or (tuple(data_centre) if launch.gpu is None else (launch.gpu,))
     if question.usd_per_gpu_hour is not None and len(cards) > 1:
         raise SizingError(
             f"one price cannot apply to {len(cards)} GPUs: set the GPU as well",
             name="usd_per_gpu_hour",
             choices=[card.id for card in cards],
         )
-    is_spread = setup.parallel.tensor * setup.parallel.pipeline > 1
-    tensor = choices.tensor_parallel or (setup.parallel.tensor if is_spread else None)
-    pipeline = choices.pipeline_parallel or (setup.parallel.pipeline if is_spread else None)
-    kv_format(setup.kv_cache_dtype)
-    engines = _DATA_PARALLELS if setup.model.experts.count else _DATA_PARALLELS[:1]
-    if is_spread or setup.parallel.data > 1 or choices.data_parallel is not None:
-        engines = (choices.data_parallel or setup.parallel.data,)
-    experts = choices.expert_parallel or setup.parallel.experts
-    if (experts or engines[0] > 1) and not setup.model.experts.count:
+    is_spread = launch.parallel.tensor * launch.parallel.pipeline > 1
+    tensor = choices.tensor_parallel or (launch.parallel.tensor if is_spread else None)
+    pipeline = choices.pipeline_parallel or (launch.parallel.pipeline if is_spread else None)
+    kv_format(launch.kv_cache_dtype)
+    engines = _DATA_PARALLELS if launch.model.experts.count else _DATA_PARALLELS[:1]
+    if is_spread or launch.parallel.data > 1 or choices.data_parallel is not None:
+        engines = (choices.data_parallel or launch.parallel.data,)
+    experts = choices.expert_parallel or launch.parallel.experts
+    if (experts or engines[0] > 1) and not launch.model.experts.count:
         name = "data_parallel" if engines[0] > 1 else "expert_parallel"
-        raise SizingError(f"{setup.model.id} has no routed experts to share", name=name)
+        raise SizingError(f"{launch.model.id} has no routed experts to share", name=name)
     return Space(
         gpus=cards,
         tensor_parallels=(tensor,) if tensor else _TENSOR_PARALLELS,
@@ -149,26 +149,26 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
         data_parallels=engines,
         expert_parallel=experts,
         deeper=() if pipeline else _PIPELINE_PARALLELS,
-        quantizations=_quantizations(setup),
+        quantizations=_quantizations(launch),
         kv_cache_dtypes=(
-            ("auto", "fp8") if setup.kv_cache_dtype == "auto" else (setup.kv_cache_dtype,)
+            ("auto", "fp8") if launch.kv_cache_dtype == "auto" else (launch.kv_cache_dtype,)
         ),
-        max_model_lens=_max_model_lens(setup, inputs + outputs),
+        max_model_lens=_max_model_lens(launch, inputs + outputs),
         request_tokens=inputs + outputs,
     )
 
 
-def _quantizations(setup: Launch) -> tuple[str, ...]:
-    if setup.quantization is not None:
-        return (scheme(setup.quantization).id,)
-    own = scheme(setup.model.quantization)
+def _quantizations(launch: Launch) -> tuple[str, ...]:
+    if launch.quantization is not None:
+        return (scheme(launch.quantization).id,)
+    own = scheme(launch.model.quantization)
     return (own.id, *_QUANTIZATIONS) if own.linear_bits == own.expert_bits == 16 else (own.id,)
 
 
-def _max_model_lens(setup: Launch, request_tokens: float) -> tuple[int, ...]:
-    lengths, needed = [setup.longest_tokens], max(request_tokens, setup.context_tokens or 0)
+def _max_model_lens(launch: Launch, request_tokens: float) -> tuple[int, ...]:
+    lengths, needed = [launch.longest_tokens], max(request_tokens, launch.context_tokens or 0)
     # The stated lengths are means: leave room for requests of twice that.
-    while setup.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
+    while launch.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
         lengths.append(lengths[-1] // 2)
     return tuple(lengths)
 
@@ -203,81 +203,81 @@ def launches(base: Launch, space: Space) -> Iterator[Started | Rejection]:
             for kv_cache_dtype in space.kv_cache_dtypes:
                 # The checkpoint's own scheme needs no flag.
                 own = scheme(base.model.quantization).id == quantization
-                setup = replace(
+                launch = replace(
                     base,
                     gpu=board,
                     quantization=None if own else quantization,
                     kv_cache_dtype=kv_cache_dtype,
                     max_model_len=space.max_model_lens[0],
                 )
-                misfit = _misfit(setup, board)
+                misfit = _misfit(launch, board)
                 if misfit is None:
-                    yield from _spread(setup, space)
+                    yield from _spread(launch, space)
                 else:
                     configurations = len(space.spreads) * len(space.max_model_lens)
                     yield replace(misfit, configurations=configurations)
 
 
-def _misfit(setup: Launch, gpu: Gpu) -> Rejection | None:
+def _misfit(launch: Launch, gpu: Gpu) -> Rejection | None:
     """Why neither checkpoint nor GPU has the formats of a launch; None if they do."""
-    own, launched = scheme(setup.model.quantization), setup.scheme
-    if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
-        why = f"{setup.model.id} is published in {own.id}"
-        return Rejection(Reason.REQUANTIZED, setup, lambda: why)
+    own, launched = scheme(launch.model.quantization), launch.scheme
+    if launch.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
+        why = f"{launch.model.id} is published in {own.id}"
+        return Rejection(Reason.REQUANTIZED, launch, lambda: why)
     # A checkpoint's own format may still be unpacked by weight-only kernels, which `memory` knows.
-    if setup.quantization is not None and (
+    if launch.quantization is not None and (
         (launched.compute == "fp8" and gpu.fp8_flop_per_s is None)
         or (launched.compute == "fp4" and gpu.architecture != "blackwell")
     ):
         missing = launched.id
-    elif "fp8" in setup.kv_cache_dtype and gpu.fp8_flop_per_s is None:
-        missing = f"{setup.kv_cache_dtype} KV cache"
+    elif "fp8" in launch.kv_cache_dtype and gpu.fp8_flop_per_s is None:
+        missing = f"{launch.kv_cache_dtype} KV cache"
     else:
         return None
-    return Rejection(Reason.FORMAT, setup, lambda: f"{gpu.name} has no {missing}")
+    return Rejection(Reason.FORMAT, launch, lambda: f"{gpu.name} has no {missing}")
 
 
-def _spread(setup: Launch, space: Space) -> Iterator[Started | Rejection]:
+def _spread(launch: Launch, space: Space) -> Iterator[Started | Rejection]:
     started = False
     for spread in space.spreads:
-        for launch in _lengths(replace(setup, parallel=spread), space.max_model_lens):
-            started = started or not isinstance(launch, Rejection)
-            yield launch
+        for start in _lengths(replace(launch, parallel=spread), space.max_model_lens):
+            started = started or not isinstance(start, Rejection)
+            yield start
     if started:
         return
-    heads = setup.model.attention_heads
+    heads = launch.model.attention_heads
     widest = max(
         (tensor for tensor in space.tensor_parallels if not heads % tensor),
         default=space.tensor_parallels[-1],
     )
     engines, experts = space.data_parallels[:1], space.expert_parallel
     for spread in splits((widest,), stages=space.deeper, engines=engines, experts=experts):
-        yield from _lengths(replace(setup, parallel=spread), space.max_model_lens)
+        yield from _lengths(replace(launch, parallel=spread), space.max_model_lens)
 
 
-def _lengths(setup: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
-    gpu, spread, depth = setup.gpu, setup.parallel, setup.model.depth
+def _lengths(launch: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
+    gpu, spread, depth = launch.gpu, launch.parallel, launch.model.depth
     unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
     if gpu is not None and spread.gpus > 1 and unlinked:
         why = f"{gpu.name} has no link to other GPUs"
-        yield Rejection(Reason.NODE, setup, lambda: why, len(lengths))
+        yield Rejection(Reason.NODE, launch, lambda: why, len(lengths))
         return
     if spread.pipeline > depth:
-        yield Rejection(Reason.LAYERS, setup, lambda: f"{depth} layers", len(lengths))
+        yield Rejection(Reason.LAYERS, launch, lambda: f"{depth} layers", len(lengths))
         return
     # V0 profiles whole prompts, so there every length has a memory of its own.
-    for part in [lengths] if setup.version >= V1 else [[length] for length in lengths]:
-        yield from _starts(replace(setup, max_model_len=part[0]), part)
+    for part in [lengths] if launch.version >= V1 else [[length] for length in lengths]:
+        yield from _starts(replace(launch, max_model_len=part[0]), part)
 
 
-def _starts(setup: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
+def _starts(launch: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejection]:
     try:
-        answer = memory(setup)
+        answer = memory(launch)
     except SizingError as error:
         reason, message = _REASONS.get(error.name), str(error)
         if reason is None:
             raise
-        yield Rejection(reason, setup, lambda: message, len(lengths))
+        yield Rejection(reason, launch, lambda: message, len(lengths))
         return
     if answer.available_bytes.expected <= 0:
         yield _no_weights(answer, len(lengths))
@@ -288,19 +288,19 @@ def _starts(setup: Launch, lengths: Sequence[int]) -> Iterator[Started | Rejecti
         # With no block to spare vLLM starts, but a request of that length waits for ever: the null
         # block is missing.
         if blocks > needed:
-            fitting = setup if not short else replace(setup, max_model_len=length)
-            yield replace(answer, setup=fitting), len(lengths) - short
+            fitting = launch if not short else replace(launch, max_model_len=length)
+            yield replace(answer, launch=fitting), len(lengths) - short
             return
         yield _no_length(answer, length, needed / max(blocks, 1))
 
 
 def _no_weights(answer: Memory, configurations: int) -> Rejection:
-    setup, weights_bytes = answer.setup, answer.weights_bytes or 0.0
-    usable = setup.utilization * (setup.gpu.memory_bytes if setup.gpu is not None else 0)
+    launch, weights_bytes = answer.launch, answer.weights_bytes or 0.0
+    usable = launch.utilization * (launch.gpu.memory_bytes if launch.gpu is not None else 0)
     overhead = answer.overhead.expected_bytes if answer.overhead is not None else 0.0
     return Rejection(
         Reason.WEIGHTS,
-        setup,
+        launch,
         lambda: (
             f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
             f"{figure(overhead / GIB)} GiB of overhead, {figure(usable / GIB)} GiB are usable"
@@ -314,7 +314,7 @@ def _no_length(answer: Memory, length: int, needed_ratio: float) -> Rejection:
     needed, left = answer.layout.request_bytes(length), answer.available_bytes.expected
     return Rejection(
         Reason.KV,
-        replace(answer.setup, max_model_len=length),
+        replace(answer.launch, max_model_len=length),
         lambda: f"needs {figure(needed / GIB)} GiB per GPU, {figure(left / GIB)} GiB are left",
         needed_ratio=needed_ratio,
     )
@@ -352,19 +352,19 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     tried, rejected = space(question, choices), list[Rejection]()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
     launched = meeting = 0
-    for launch in launches(question.setup, tried):
-        if isinstance(launch, Rejection):
-            rejected.append(launch)
+    for start in launches(question.launch, tried):
+        if isinstance(start, Rejection):
+            rejected.append(start)
             continue
-        started, configurations = launch
+        started, configurations = start
         launched += 1
         candidate = _candidate(question, tried, started, choices.most_gpus)
         if isinstance(candidate, Rejection):
             rejected.append(replace(candidate, configurations=configurations))
             continue
         meeting += configurations
-        setup = candidate.setup
-        same = candidate.gpu.id, setup.parallel, setup.scheme.id, setup.kv_cache_dtype
+        launch = candidate.launch
+        same = candidate.gpu.id, launch.parallel, launch.scheme.id, launch.kv_cache_dtype
         rank = _rank(question, candidate)
         if same not in chosen or rank < chosen[same][0]:
             chosen[same] = rank, candidate
@@ -392,39 +392,39 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
     if question.peak_requests_per_s is None:
         cost = candidate.usd_per_million_output_tokens
     request_s = candidate.ttft_s + candidate.itl_s * (question.output_tokens or 0.0)
-    longest = candidate.setup.longest_tokens
+    longest = candidate.launch.longest_tokens
     certain = candidate.starts_for_certain
     return not certain, cost, candidate.gpus, candidate.validations, request_s, -longest
 
 
 def _candidate(
-    question: Question, tried: Space, launch: Memory, most_gpus: int | None
+    question: Question, tried: Space, answer: Memory, most_gpus: int | None
 ) -> Candidate | Rejection:
     """The launch with its replicas at the highest load within the targets, or why it fails."""
-    setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
-    held, limit, binding = _limit(tried, launch)
-    question = replace(question, setup=setup)
-    loop = loop_of(question, launch, limit)
+    launch, gpus_per_replica = answer.launch, answer.launch.parallel.gpus
+    held, limit, binding = _limit(tried, answer)
+    question = replace(question, launch=launch)
+    loop = loop_of(question, answer, limit)
     if loop is None:
         raise TypeError("a launch of a search has lengths, a GPU and a number of parameters")
     limit_at_targets = within_targets(question, loop, limit)
     if not limit_at_targets.concurrency:
         return _too_slow(question, limit_at_targets)
     speed = limit_at_targets.performance
-    engines = setup.parallel.data
+    engines = launch.parallel.data
     served_per_s = speed.requests_per_s * engines
     fleet = fleet_of(question, served_per_s)
     replicas = 1 if fleet is None else fleet.deployed_instances
     if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
         why = f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed"
         needed_ratio = replicas * gpus_per_replica / most_gpus
-        return Rejection(Reason.GPUS, setup, lambda: why, needed_ratio=needed_ratio)
+        return Rejection(Reason.GPUS, launch, lambda: why, needed_ratio=needed_ratio)
     price = question.price_usd_per_gpu_hour or 0.0
-    layout = launch.layout
+    layout = answer.layout
     utilization_ratio, _ = peak_utilization(question, served_per_s * replicas)
     tokens_per_s = speed.decode_tokens_per_s * engines
     return Candidate(
-        setup=setup,
+        launch=launch,
         replicas=replicas,
         gpus=replicas * gpus_per_replica,
         usd_per_hour=replicas * gpus_per_replica * price,
@@ -437,8 +437,8 @@ def _candidate(
         itl_s=speed.itl_s,
         kv_usage_ratio=limit_at_targets.concurrency / held,
         binding=binding if limit_at_targets.binding == RUNNING_LIMIT else limit_at_targets.binding,
-        starts_for_certain=layout.blocks(launch.available_bytes.low)
-        >= layout.request_blocks(setup.longest_tokens),
+        starts_for_certain=layout.blocks(answer.available_bytes.low)
+        >= layout.request_blocks(launch.longest_tokens),
     )
 
 
@@ -447,18 +447,18 @@ def _limit(tried: Space, answer: Memory) -> tuple[float, int, str]:
 
     For requests of full length, or of the stated context's length.
     """
-    setup = answer.setup
-    tokens = max(tried.request_tokens, setup.context)
+    launch = answer.launch
+    tokens = max(tried.request_tokens, launch.context)
     held = answer.concurrency.expected
-    if int(tokens) != setup.context:
+    if int(tokens) != launch.context:
         held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
     usable = held * _MOST_KV_RATIO
-    limit = max(int(min(usable, float(setup.seqs))), 1)
-    return held, limit, KV_CACHE if usable < setup.seqs else MAX_NUM_SEQS
+    limit = max(int(min(usable, float(launch.seqs))), 1)
+    return held, limit, KV_CACHE if usable < launch.seqs else MAX_NUM_SEQS
 
 
 def _too_slow(question: Question, reached: Capacity) -> Rejection:
-    speed, targets = reached.performance, safe_targets(question.targets, question.setup)
+    speed, targets = reached.performance, safe_targets(question.targets, question.launch)
     missed_s, target_s = next(
         (latency_s, target_s)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
@@ -466,7 +466,7 @@ def _too_slow(question: Question, reached: Capacity) -> Rejection:
     )
     return Rejection(
         Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
-        question.setup,
+        question.launch,
         lambda: f"{seconds(missed_s)}, the target with its margin is {seconds(target_s)}",
         needed_ratio=missed_s / target_s,
     )

@@ -17,19 +17,19 @@ from kneewatch.diagnose.sizing.memory.launch import Launch, set_values
 _BITSANDBYTES_UNTIL = (0, 32, 0)
 
 
-def sized_command(setup: Launch) -> str:
+def sized_command(launch: Launch) -> str:
     """The command of a sized launch; a shell comment says where it needs another checkpoint."""
-    others = dict(setup.other_flags)
-    values = {flag: value for flag, value in flag_values(setup).items() if flag not in others}
-    if setup.slack is None:
+    others = dict(launch.other_flags)
+    values = {flag: value for flag, value in flag_values(launch).items() if flag not in others}
+    if launch.slack is None:
         flags = [_words(flag, value) for flag, value in values.items()]
-        command = " ".join(["vllm serve", shlex.quote(setup.model.id), *flags])
+        command = " ".join(["vllm serve", shlex.quote(launch.model.id), *flags])
     else:
-        command = _own_command(setup.kind, setup.model.id, values)
+        command = _own_command(launch.kind, launch.model.id, values)
     command = " ".join([command, *(printed_words(*other) for other in others.items())])
-    own = scheme(setup.model.quantization)
-    other = setup.scheme.id != own.id and _quantized_at_load(setup) is None
-    return f"{command}  # needs a checkpoint in {setup.scheme.id}" if other else command
+    own = scheme(launch.model.quantization)
+    other = launch.scheme.id != own.id and _quantized_at_load(launch) is None
+    return f"{command}  # needs a checkpoint in {launch.scheme.id}" if other else command
 
 
 def _own_command(kind: EngineKind, model: str, values: Mapping[str, str | float | bool]) -> str:
@@ -42,24 +42,24 @@ def _own_command(kind: EngineKind, model: str, values: Mapping[str, str | float 
     return " ".join([f"python -m {kind.launchers[0]} --model-path", shlex.quote(model), *flags])
 
 
-def _quantized_at_load(setup: Launch) -> str | None:
+def _quantized_at_load(launch: Launch) -> str | None:
     """The method with which vLLM quantizes the model while it loads it.
 
     None for quantized checkpoints, which state theirs, and for schemes that need one.
     """
-    chosen, is_full = setup.scheme.id, scheme(setup.model.quantization).expert_bits == FULL_BITS
-    loads = chosen == "fp8" or (chosen == "bitsandbytes" and setup.version < _BITSANDBYTES_UNTIL)
+    chosen, is_full = launch.scheme.id, scheme(launch.model.quantization).expert_bits == FULL_BITS
+    loads = chosen == "fp8" or (chosen == "bitsandbytes" and launch.version < _BITSANDBYTES_UNTIL)
     return chosen if is_full and loads else None
 
 
-def flag_values(setup: Launch) -> Mapping[str, str | float | bool]:
+def flag_values(launch: Launch) -> Mapping[str, str | float | bool]:
     """The values of the flags that the launch sets; True for a switch."""
     values: dict[str, str | float | bool] = {}
-    for flag, value in set_values(setup):
+    for flag, value in set_values(launch):
         if flag.field == "adapters.slots":
             values[ADAPTERS] = True
         if flag.field == "quantization":
-            if method := _quantized_at_load(setup):
+            if method := _quantized_at_load(launch):
                 values[flag.launch] = method
         elif flag.kind == "sizes":
             # Versions that lack the flag of its own have this one.
@@ -67,9 +67,9 @@ def flag_values(setup: Launch) -> Mapping[str, str | float | bool]:
         elif flag.launch:
             written = _WRITTEN.get(flag.kind)
             values[flag.launch] = value if written is None else written(value)
-    draft = setup.draft
+    draft = launch.draft
     if draft is not None:
-        own = draft.model == setup.model.own_draft
+        own = draft.model == launch.model.own_draft
         values[SPECULATION] = json.dumps(
             ({"method": "mtp"} if own else {"model": draft.model.id})
             | {"num_speculative_tokens": draft.tokens}
@@ -77,10 +77,10 @@ def flag_values(setup: Launch) -> Mapping[str, str | float | bool]:
     return values
 
 
-def shown_flags(setup: Launch) -> dict[str, str | float | bool]:
+def shown_flags(launch: Launch) -> dict[str, str | float | bool]:
     """The flags of the launch, without values that may be secrets."""
-    others = {flag: text for flag, text in setup.other_flags if not is_hidden(flag, text)}
-    return {**flag_values(setup), **others}
+    others = {flag: text for flag, text in launch.other_flags if not is_hidden(flag, text)}
+    return {**flag_values(launch), **others}
 
 
 _WRITTEN: Mapping[str, Callable[[Any], str | float | bool]] = {

@@ -21,41 +21,42 @@ _PCIE_TENSOR_PARALLEL = 2
 _SHARED_UTILIZATION = 0.85
 
 
-def hardware_notes(setup: Launch) -> Iterator[str]:
+def hardware_notes(launch: Launch) -> Iterator[str]:
     """Warnings about how a launch uses its GPUs: utilization, PCIe, nodes, FP8."""
-    gpu, stated = setup.gpu, setup.quantization
-    if stated and is_format(stated) and scheme(setup.model.quantization).expert_bits == FULL_BITS:
-        yield f"{stated} names a format and not a scheme: sized as {setup.scheme.id}; state another"
-    if setup.utilization > _TIGHT_UTILIZATION:
+    gpu, stated = launch.gpu, launch.quantization
+    if stated and is_format(stated) and scheme(launch.model.quantization).expert_bits == FULL_BITS:
+        sized = launch.scheme.id
+        yield f"{stated} names a format and not a scheme: sized as {sized}; state another"
+    if launch.utilization > _TIGHT_UTILIZATION:
         yield (
-            f"GPU memory utilization {figure(setup.utilization)} leaves "
-            f"{percent(1 - setup.utilization)} for "
+            f"GPU memory utilization {figure(launch.utilization)} leaves "
+            f"{percent(1 - launch.utilization)} for "
             "spikes and other processes: 0.90 to 0.95 is the safe range"
         )
     if gpu is not None:
-        if gpu.shares_host_memory and setup.utilization > _SHARED_UTILIZATION:
+        if gpu.shares_host_memory and launch.utilization > _SHARED_UTILIZATION:
             yield (
                 f"{gpu.name} shares its memory with the host: vLLM does not start where "
-                f"{percent(setup.utilization)} of it is not free; recipes use "
+                f"{percent(launch.utilization)} of it is not free; recipes use "
                 f"{MEMORY_SHARE} {figure(_SHARED_UTILIZATION)}"
             )
-        yield from over_pcie(gpu, setup.parallel.tensor)
-        yield from over_nodes(setup, gpu)
-        if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
+        yield from over_pcie(gpu, launch.parallel.tensor)
+        yield from over_nodes(launch, gpu)
+        if launch.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
             yield (
                 f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
                 "speed"
             )
 
 
-def launch_notes(setup: Launch) -> Iterator[str]:
+def launch_notes(launch: Launch) -> Iterator[str]:
     """Warnings about the launch, and what its prediction assumes of experts and stages."""
-    yield from hardware_notes(setup)
-    parallel = setup.parallel
-    if setup.gpu is not None and (nodes := _nodes(setup, setup.gpu)) > 1:
+    yield from hardware_notes(launch)
+    parallel = launch.parallel
+    if launch.gpu is not None and (nodes := _nodes(launch, launch.gpu)) > 1:
         yield several_nodes(nodes)
-    if parallel.experts and setup.model.experts.count:
-        busiest = busiest_ratio(setup.model.experts.count, parallel.tensor * parallel.data)
+    if parallel.experts and launch.model.experts.count:
+        busiest = busiest_ratio(launch.model.experts.count, parallel.tensor * parallel.data)
         yield (
             f"the prediction assumes that the busiest GPU computes {figure(round(busiest, 2))} "
             "times the mean of the experts' tokens: more slows all"
@@ -68,22 +69,22 @@ def launch_notes(setup: Launch) -> Iterator[str]:
         )
 
 
-def over_nodes(setup: Launch, gpu: Gpu) -> Iterator[str]:
+def over_nodes(launch: Launch, gpu: Gpu) -> Iterator[str]:
     """The warning about a launch that one node does not hold; empty if one does."""
-    tensor, node, nodes = setup.parallel.tensor, gpu.node_gpus, _nodes(setup, gpu)
+    tensor, node, nodes = launch.parallel.tensor, gpu.node_gpus, _nodes(launch, gpu)
     if nodes == 1:
         return
     crossing = "every step" if tensor <= node else "every all-reduce"
-    tcp = "" if setup.network in NETWORKS[:2] else ", which TCP makes longer than predicted"
+    tcp = "" if launch.network in NETWORKS[:2] else ", which TCP makes longer than predicted"
     stages = f"; or use TP {node} with pipeline stages" if 1 < node < tensor else ""
     yield (
-        f"a replica is on {nodes} nodes, and {crossing} crosses {setup.network}: measure its "
+        f"a replica is on {nodes} nodes, and {crossing} crosses {launch.network}: measure its "
         f"latency{tcp}{stages}"
     )
 
 
-def _nodes(setup: Launch, gpu: Gpu) -> int:
-    return ceil(setup.parallel.tensor * setup.parallel.pipeline / gpu.node_gpus)
+def _nodes(launch: Launch, gpu: Gpu) -> int:
+    return ceil(launch.parallel.tensor * launch.parallel.pipeline / gpu.node_gpus)
 
 
 def several_nodes(nodes: int) -> str:

@@ -62,7 +62,7 @@ class Lever(Struct, frozen=True):
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
-        return self.question.setup.parallel.gpus * self.question.replicas
+        return self.question.launch.parallel.gpus * self.question.replicas
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -114,7 +114,7 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     Empty if the GPU is unknown or the KV cache is stated, because then nothing is computed.
     """
     question, before = answer.question, answer.memory
-    if question.setup.gpu is None or question.setup.available_kv_bytes is not None:
+    if question.launch.gpu is None or question.launch.available_kv_bytes is not None:
         return ()
     held = before.concurrency.expected * question.engines if before.starts else 0.0
     better = [
@@ -126,32 +126,35 @@ def levers(answer: Size) -> tuple[Lever, ...]:
 
 
 def _rank(lever: Lever) -> tuple[float, ...]:
-    cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * lever.memory.setup.context
+    cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * lever.memory.launch.context
     if lever.fits:
-        return (0.0, cost, lever.validates, -lever.question.setup.scheme.linear_bits, -tokens)
+        return (0.0, cost, lever.validates, -lever.question.launch.scheme.linear_bits, -tokens)
     return (1.0, -tokens, cost)
 
 
 def _lever(change: str, changed: Question, question: Question) -> Lever | None:
     """The changed launch; None if vLLM refuses it."""
-    setup = changed.setup
+    launch = changed.launch
     try:
-        check(setup)
-        held = memory(setup)
+        check(launch)
+        held = memory(launch)
         longest = held.longest_that_fits
         if not held.holds_one and longest >= _request_tokens(question):
             # A shorter limit lets it start.
-            setup = replace(
-                setup, max_model_len=longest, context_tokens=min(setup.context, longest)
+            launch = replace(
+                launch, max_model_len=longest, context_tokens=min(launch.context, longest)
             )
-            change, changed = f"{change} {LONGEST_TOKENS} {longest}", replace(changed, setup=setup)
-            held = memory(setup)
+            change, changed = (
+                f"{change} {LONGEST_TOKENS} {longest}",
+                replace(changed, launch=launch),
+            )
+            held = memory(launch)
     except SizingError:
         return None
     loop = loop_of(changed, held) if held.starts else None
     speed = None if loop is None else loop.at(loop.load.concurrency)
-    before = question.setup
-    narrower = (setup.scheme, setup.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
+    before = question.launch
+    narrower = (launch.scheme, launch.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
     return Lever(change.strip(), changed, held, speed, narrower)
 
 
@@ -165,70 +168,70 @@ def _request_tokens(question: Question) -> float:
 def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     """Each change as flags, and the question after it."""
     question = answer.question
-    setup, parallel, gpu = question.setup, question.setup.parallel, question.setup.gpu
-    for flags, setups in (*_flags(answer), *_together(answer)):
-        yield flags, replace(question, setup=setups)
+    launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
+    for flags, changed in (*_flags(answer), *_together(answer)):
+        yield flags, replace(question, launch=changed)
     fewest = answer.fewest.spread if answer.fewest is not None else None
     wider = replace(parallel, tensor=2 * parallel.tensor)
     if fewest is not None and fewest.tensor > wider.tensor and fewest.pipeline == 1:
         wider = replace(parallel, tensor=fewest.tensor)
-    split = replace(setup, parallel=wider)
-    yield f"{TENSOR_SPLIT} {wider.tensor}", replace(question, setup=split)
+    split = replace(launch, parallel=wider)
+    yield f"{TENSOR_SPLIT} {wider.tensor}", replace(question, launch=split)
     if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
         yield f"{more} replicas", replace(question, replicas=more)
-    for scheme_id in _fewer_bits(setup):
-        weights = replace(setup, quantization=scheme_id)
-        yield f"{scheme_id} weights", replace(question, setup=weights)
-        if setup.kv_cache_dtype == "auto":
+    for scheme_id in _fewer_bits(launch):
+        weights = replace(launch, quantization=scheme_id)
+        yield f"{scheme_id} weights", replace(question, launch=weights)
+        if launch.kv_cache_dtype == "auto":
             both = replace(weights, kv_cache_dtype="fp8")
-            yield f"{scheme_id} weights {KV_DTYPE} fp8", replace(question, setup=both)
+            yield f"{scheme_id} weights {KV_DTYPE} fp8", replace(question, launch=both)
     larger = None if gpu is None else _next_gpu(gpu)
     if larger is not None:
-        own = replace(question, setup=replace(setup, gpu=larger), usd_per_gpu_hour=None)
+        own = replace(question, launch=replace(launch, gpu=larger), usd_per_gpu_hour=None)
         yield f"--gpu {larger.id}", own
 
 
 def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
     """Changes of vLLM's flags that need no other GPUs or weights."""
-    question, setup = answer.question, answer.question.setup
+    question, launch = answer.question, answer.question.launch
     if not answer.memory.holds_one and answer.memory.longest_that_fits:
-        yield "", setup
-    yield from _roomier(setup, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
-    if not setup.enforce_eager:
-        yield f"{NO_GRAPHS} (slower steps)", replace(setup, enforce_eager=True)
-    latent = any(isinstance(part.kind, LatentAttention) for part in setup.model.layers)
-    ranks = setup.parallel.tensor
-    if latent and ranks > 1 and setup.decode_context_parallel == 1:
+        yield "", launch
+    yield from _roomier(launch, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
+    if not launch.enforce_eager:
+        yield f"{NO_GRAPHS} (slower steps)", replace(launch, enforce_eager=True)
+    latent = any(isinstance(part.kind, LatentAttention) for part in launch.model.layers)
+    ranks = launch.parallel.tensor
+    if latent and ranks > 1 and launch.decode_context_parallel == 1:
         flags = f"--decode-context-parallel-size {ranks}"
-        yield flags, replace(setup, decode_context_parallel=ranks)
+        yield flags, replace(launch, decode_context_parallel=ranks)
 
 
-def _roomier(setup: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
-    if setup.kv_cache_dtype == "auto":
-        yield f"{KV_DTYPE} fp8", replace(setup, kv_cache_dtype="fp8")
-    if setup.utilization < _HIGH_UTILIZATION:
+def _roomier(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
+    if launch.kv_cache_dtype == "auto":
+        yield f"{KV_DTYPE} fp8", replace(launch, kv_cache_dtype="fp8")
+    if launch.utilization < _HIGH_UTILIZATION:
         flags = f"{MEMORY_SHARE} {_HIGH_UTILIZATION}"
-        yield flags, replace(setup, gpu_memory_utilization=_HIGH_UTILIZATION)
-    if setup.seqs > seats:
-        yield f"{SEATS} {seats}", replace(setup, max_num_seqs=seats)
+        yield flags, replace(launch, gpu_memory_utilization=_HIGH_UTILIZATION)
+    if launch.seqs > seats:
+        yield f"{SEATS} {seats}", replace(launch, max_num_seqs=seats)
 
 
 def _together(answer: Size) -> Iterator[tuple[str, Launch]]:
     """KV dtype, utilization and seats in one change."""
-    setup, words = answer.question.setup, list[str]()
+    launch, words = answer.question.launch, list[str]()
     seats = max(ceil(answer.question.concurrency_per_engine), _FEWEST_SEATS)
-    while (change := next(_roomier(setup, seats), None)) is not None:
+    while (change := next(_roomier(launch, seats), None)) is not None:
         words.append(change[0])
-        setup = change[1]
+        launch = change[1]
     if len(words) > 1:
-        yield " ".join(words), setup
+        yield " ".join(words), launch
 
 
-def _fewer_bits(setup: Launch) -> Iterator[str]:
+def _fewer_bits(launch: Launch) -> Iterator[str]:
     """Schemes with fewer bits per weight that the GPU computes in; none for quantized weights."""
-    gpu, own = setup.gpu, setup.scheme
+    gpu, own = launch.gpu, launch.scheme
     if gpu is None or min(own.linear_bits, own.expert_bits) < 16:
         return
     yield "fp8" if gpu.fp8_flop_per_s is not None else "int8"
@@ -255,8 +258,8 @@ def lever_document(lever: Lever) -> dict[str, object]:
         "change": lever.change,
         "fits": lever.fits,
         **lever.figures,
-        "context_tokens": lever.memory.setup.context,
-        "max_model_len": lever.memory.setup.longest_tokens,
+        "context_tokens": lever.memory.launch.context,
+        "max_model_len": lever.memory.launch.longest_tokens,
         "gpus": lever.gpus,
         "usd_per_hour": lever.usd_per_hour,
         "usd_per_million_output_tokens": lever.usd_per_million_output_tokens,
@@ -269,7 +272,7 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
 
     The length of the requests is left out if it is `context_tokens`.
     """
-    context, parts = lever.memory.setup.context, list[str]()
+    context, parts = lever.memory.launch.context, list[str]()
     held = figure(floor(10 * lever.held) / 10 if lever.held < _FEW_REQUESTS else floor(lever.held))
     if lever.speed is not None:
         tokens = figure(round(lever.output_tokens_per_s or 0.0))

@@ -31,7 +31,7 @@ class Question(Struct, frozen=True, kw_only=True):
     - `acceptance_ratio`: the chance that one drafted token is accepted.
     """
 
-    setup: Launch
+    launch: Launch
     replicas: int = 1
     concurrency: float | None = None
     users: int | None = None
@@ -65,14 +65,14 @@ class Question(Struct, frozen=True, kw_only=True):
     @property
     def engines(self) -> int:
         """Engines that share the load."""
-        return self.replicas * self.setup.parallel.data
+        return self.replicas * self.launch.parallel.data
 
     @property
     def price_usd_per_gpu_hour(self) -> float | None:
         """The stated price, else the catalogue's. None if both are unknown."""
         if self.usd_per_gpu_hour is not None:
             return self.usd_per_gpu_hour
-        return None if self.setup.gpu is None else self.setup.gpu.usd_per_hour
+        return None if self.launch.gpu is None else self.launch.gpu.usd_per_hour
 
     @property
     def full_load_ratio(self) -> float:
@@ -107,7 +107,7 @@ def check_question(question: Question) -> None:
     if (stated[0] is None) != (stated[1] is None):
         missing = "input_tokens" if stated[0] is None else "output_tokens"
         raise SizingError("input and output lengths go together: set both", name=missing)
-    longest = question.setup.longest_tokens
+    longest = question.launch.longest_tokens
     if sum(value or 0.0 for value in stated) > longest:
         raise SizingError(
             f"input and output tokens together exceed the longest request of {longest:,} tokens",
@@ -123,13 +123,13 @@ def _check_shares(question: Question) -> None:
     accepted = question.acceptance_ratio
     if accepted is not None:
         within("acceptance", accepted, low=0.0, high=1.0)
-        if question.setup.draft is None:
+        if question.launch.draft is None:
             raise SizingError("an acceptance ratio needs a draft model: set it", name="acceptance")
 
 
 def at_lengths(question: Question) -> Launch:
     """The launch. If it states no context, its context is the question's request length."""
-    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
-    if setup.context_tokens is not None or inputs is None or outputs is None:
-        return setup
-    return replace(setup, context_tokens=min(ceil(inputs + outputs), setup.longest_tokens))
+    launch, inputs, outputs = question.launch, question.input_tokens, question.output_tokens
+    if launch.context_tokens is not None or inputs is None or outputs is None:
+        return launch
+    return replace(launch, context_tokens=min(ceil(inputs + outputs), launch.longest_tokens))

@@ -37,19 +37,19 @@ class Reason(StrEnum):
     GPUS = "needs more GPUs than allowed"
 
 
-def name_of(setup: Launch) -> str:
+def name_of(launch: Launch) -> str:
     """A short name of a launch: GPU, parallelism, weights, KV dtype and longest context."""
-    gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
-    stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
-    if setup.parallel.data > 1:
-        stages += f" DP {setup.parallel.data}"
-    if setup.parallel.experts:
+    gpu = launch.gpu.id if launch.gpu is not None else "no GPU"
+    stages = f" PP {launch.parallel.pipeline}" if launch.parallel.pipeline > 1 else ""
+    if launch.parallel.data > 1:
+        stages += f" DP {launch.parallel.data}"
+    if launch.parallel.experts:
         stages += " EP"
-    if setup.decode_context_parallel > 1:
-        stages += f" DCP {setup.decode_context_parallel}"
+    if launch.decode_context_parallel > 1:
+        stages += f" DCP {launch.decode_context_parallel}"
     return (
-        f"{gpu} TP {setup.parallel.tensor}{stages}, {setup.scheme.id} weights, "
-        f"{kv_format(setup.kv_cache_dtype).label} KV cache, up to {setup.longest_tokens:,} tokens"
+        f"{gpu} TP {launch.parallel.tensor}{stages}, {launch.scheme.id} weights, "
+        f"{kv_format(launch.kv_cache_dtype).label} KV cache, up to {launch.longest_tokens:,} tokens"
     )
 
 
@@ -60,7 +60,7 @@ class Rejection(Struct, frozen=True):
     """
 
     reason: Reason
-    setup: Launch
+    launch: Launch
     detail: Callable[[], str]
     configurations: int = 1
     needed_ratio: float = 1.0
@@ -68,7 +68,7 @@ class Rejection(Struct, frozen=True):
     @property
     def example(self) -> str:
         """The configuration that is closest to passing, in words."""
-        return f"{name_of(self.setup)}: {self.detail()}"
+        return f"{name_of(self.launch)}: {self.detail()}"
 
 
 def by_reason(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
@@ -100,7 +100,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     - `usd_per_million_output_tokens`: at this load times the question's utilization.
     """
 
-    setup: Launch
+    launch: Launch
     replicas: int
     gpus: int
     usd_per_hour: float
@@ -117,14 +117,14 @@ class Candidate(Struct, frozen=True, kw_only=True):
     @property
     def gpu(self) -> Gpu:
         """The GPU of the launch."""
-        return gpu_of(self.setup)
+        return gpu_of(self.launch)
 
     @property
     def validations(self) -> int:
         """Formats narrower than published, of weights and KV cache; their quality must be
         validated."""
-        own = scheme(self.setup.model.quantization).id
-        return (self.setup.scheme.id != own) + kv_format(self.setup.kv_cache_dtype).is_quantized
+        own = scheme(self.launch.model.quantization).id
+        return (self.launch.scheme.id != own) + kv_format(self.launch.kv_cache_dtype).is_quantized
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
@@ -154,18 +154,18 @@ class SearchResult(Struct, frozen=True, kw_only=True):
         return self.best[0] if self.best else None
 
 
-def gpu_of(setup: Launch) -> Gpu:
+def gpu_of(launch: Launch) -> Gpu:
     """The GPU of a launch; a search always sets it."""
-    if setup.gpu is None:
+    if launch.gpu is None:
         raise TypeError("a launch of a search has a GPU")
-    return setup.gpu
+    return launch.gpu
 
 
 def question_of(question: Question, candidate: Candidate) -> Question:
     """The question to give to `size` for one candidate, at the candidate's highest load."""
     return replace(
         question,
-        setup=candidate.setup,
+        launch=candidate.launch,
         replicas=candidate.replicas,
         concurrency=float(candidate.concurrency * candidate.replicas),
     )
@@ -186,30 +186,30 @@ def _assumptions(result: SearchResult) -> list[str]:
         lines.append(f"no ITL target is set, so {seconds(ASSUMED_ITL_S)} is assumed: set --itl-slo")
     if winner is not None:
         lines.append(
-            f"targets have a margin as wide as the accuracy: {margins(stated, winner.setup)}"
+            f"targets have a margin as wide as the accuracy: {margins(stated, winner.launch)}"
         )
     return lines
 
 
 def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
     """What to check before buying this candidate, one sentence each."""
-    setup, gpu = candidate.setup, candidate.gpu
+    launch, gpu = candidate.launch, candidate.gpu
     lines: list[str] = []
-    if setup.quantization is not None:
+    if launch.quantization is not None:
         lines.append(
-            f"weights changed from {scheme(setup.model.quantization).id} to {setup.scheme.id} (fix "
-            f"them with {WEIGHTS_FORMAT}): test answer quality on your own prompts"
+            f"weights changed from {scheme(launch.model.quantization).id} to {launch.scheme.id} "
+            f"(fix them with {WEIGHTS_FORMAT}): test answer quality on your own prompts"
         )
-    if kv_format(setup.kv_cache_dtype).is_quantized:
+    if kv_format(launch.kv_cache_dtype).is_quantized:
         lines.append(
-            f"test answer quality with the {setup.kv_cache_dtype} KV cache, especially on long "
+            f"test answer quality with the {launch.kv_cache_dtype} KV cache, especially on long "
             "contexts"
         )
-    lines += over_pcie(gpu, setup.parallel.tensor)
-    longest = result.question.setup.max_model_len or setup.model.max_context_tokens
-    if setup.longest_tokens < longest:
+    lines += over_pcie(gpu, launch.parallel.tensor)
+    longest = result.question.launch.max_model_len or launch.model.max_context_tokens
+    if launch.longest_tokens < longest:
         lines.append(
-            f"needs {LONGEST_TOKENS} {setup.longest_tokens}: longer requests (up to {longest:,} "
+            f"needs {LONGEST_TOKENS} {launch.longest_tokens}: longer requests (up to {longest:,} "
             "tokens) are rejected"
         )
     if not candidate.starts_for_certain:
@@ -249,11 +249,11 @@ def _tie(winner: Candidate, candidate: Candidate) -> str:
 def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str:
     if result.ranked_by != BY_HOUR:
         return (
-            f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s "
+            f"{figure(candidate.requests_per_s / candidate.launch.parallel.gpus)} requests/s "
             "per GPU "
         )
     if candidate.gpus > winner.gpus:
-        alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
+        alike = candidate.launch.parallel.gpus == winner.launch.parallel.gpus
         added = candidate.replicas - winner.replicas if alike else candidate.gpus - winner.gpus
         return f"needs {plural(added, 'replica' if alike else 'GPU').replace(' ', ' more ')} "
     price = figure(candidate.usd_per_hour / candidate.gpus)
@@ -309,7 +309,7 @@ def explain(result: SearchResult) -> tuple[str, ...]:
 
 def _headline(candidate: Candidate) -> str:
     return (
-        f"{plural(candidate.replicas, 'replica')} on {name_of(candidate.setup)}: "
+        f"{plural(candidate.replicas, 'replica')} on {name_of(candidate.launch)}: "
         f"{plural(candidate.gpus, 'GPU')}, {figure(candidate.usd_per_hour)} USD/h, "
         f"{figure(candidate.usd_per_million_output_tokens)} USD per million output tokens"
     )
@@ -352,20 +352,20 @@ def document(result: SearchResult) -> dict[str, object]:
 
 
 def _entry(result: SearchResult, candidate: Candidate) -> dict[str, object]:
-    setup = candidate.setup
-    launch: dict[str, object] = {
+    launch = candidate.launch
+    fields: dict[str, object] = {
         "gpu": candidate.gpu.id,
-        "tensor_parallel": setup.parallel.tensor,
-        "pipeline_parallel": setup.parallel.pipeline,
-        "data_parallel": setup.parallel.data,
-        "expert_parallel": setup.parallel.experts,
-        "quantization": setup.scheme.id,
-        "kv_cache_dtype": setup.kv_cache_dtype,
-        "max_model_len": setup.longest_tokens,
+        "tensor_parallel": launch.parallel.tensor,
+        "pipeline_parallel": launch.parallel.pipeline,
+        "data_parallel": launch.parallel.data,
+        "expert_parallel": launch.parallel.experts,
+        "quantization": launch.scheme.id,
+        "kv_cache_dtype": launch.kv_cache_dtype,
+        "max_model_len": launch.longest_tokens,
     }
     plain = {
-        name: getattr(candidate, name) for name in candidate.__struct_fields__ if name != "setup"
+        name: getattr(candidate, name) for name in candidate.__struct_fields__ if name != "launch"
     }
     plain["bandwidth_gb_per_s_per_usd_per_hour"] = round(_gb_per_usd(candidate), 2)
     texts = {"reason": difference(result, candidate), "notes": list(notes(result, candidate))}
-    return launch | plain | texts
+    return fields | plain | texts

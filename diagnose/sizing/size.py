@@ -65,34 +65,34 @@ _MOST_RANKS = 8
 
 def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     """Why vLLM would not start, and which change would let it start; None if it starts."""
-    setup, longest = answer.setup, answer.longest_that_fits
+    launch, longest = answer.launch, answer.longest_that_fits
     if answer.starts:
         return None
     if answer.holds_one:
         return (
-            f"vLLM would not start: max_num_seqs is {setup.seqs:,}, and the KV cache has "
+            f"vLLM would not start: max_num_seqs is {launch.seqs:,}, and the KV cache has "
             f"{answer.most_seqs:,} blocks for the states of running requests; use {SEATS} "
             f"{answer.most_seqs} or less"
         )
     gpus = fewest.expected if fewest is not None else None
-    if gpus is not None and gpus <= setup.parallel.tensor * setup.parallel.pipeline:
+    if gpus is not None and gpus <= launch.parallel.tensor * launch.parallel.pipeline:
         gpus = None  # these GPUs are there already
     split = f"split the model over {gpus or 'more'} GPUs"
-    if not longest and setup.available_kv_bytes is not None:
+    if not longest and launch.available_kv_bytes is not None:
         return "vLLM would not start: the stated KV cache holds no request; state a larger one"
     if not longest:
         return (
             "vLLM would not start: weights and overhead leave no room for a KV cache; "
             f"{split}, or serve it with fewer bits per weight"
         )
-    longest = min(longest, setup.model.max_context_tokens or longest)
+    longest = min(longest, launch.model.max_context_tokens or longest)
     change = f"use {LONGEST_TOKENS} {longest}" + (f" or {split}" if gpus else "")
     default = ""
-    if setup.max_model_len is None and setup.context < setup.longest_tokens:
+    if launch.max_model_len is None and launch.context < launch.longest_tokens:
         default = f", the default of {LONGEST_TOKENS}, which --context and mean lengths do not set"
     return (
         "vLLM would not start: the KV cache is too small for one request of "
-        f"{setup.longest_tokens:,} tokens{default}; {change}"
+        f"{launch.longest_tokens:,} tokens{default}; {change}"
     )
 
 
@@ -101,12 +101,12 @@ def memory_notes(
 ) -> Iterator[str]:
     """Doubts about what fits into memory, if each engine should hold `concurrency` requests."""
     yield from _sources(answer)
-    setup, held, layout = answer.setup, answer.concurrency, answer.layout
+    launch, held, layout = answer.launch, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
     failure = start_failure(answer, fewest)
     if failure:
         yield failure
-    elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
+    elif blocks * _TIGHT_RATIO <= layout.request_blocks(launch.longest_tokens):
         yield (
             "a request of full length needs almost the whole KV cache, so it can stay queued "
             "forever"
@@ -120,15 +120,15 @@ def memory_notes(
     if answer.refused_seqs:
         yield (
             f"vLLM refuses its default max_num_seqs of {answer.refused_seqs:,}: the KV cache has "
-            f"fewer blocks for the states of running requests; sized with {setup.seqs}"
+            f"fewer blocks for the states of running requests; sized with {launch.seqs}"
         )
-    if setup.draft is not None:
-        undrafted = memory(replace(setup, draft=None)).concurrency.expected
+    if launch.draft is not None:
+        undrafted = memory(replace(launch, draft=None)).concurrency.expected
         yield (
             f"the draft takes KV cache memory: {figure(held.expected)} requests fit with it, "
             f"{figure(undrafted)} without"
         )
-    if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
+    if not launch.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
             "kv_capacity_tokens is the figure that this version logs; for a model with several "
             "kinds of layers the capacity is kv_tokens_at_context"
@@ -137,87 +137,88 @@ def memory_notes(
 
 def _sources(answer: Memory) -> Iterator[str]:
     """Doubts about the inputs that the figures rest on."""
-    setup = answer.setup
-    own = setup.model.max_context_tokens
-    if own and setup.longest_tokens > own:
+    launch = answer.launch
+    own = launch.model.max_context_tokens
+    if own and launch.longest_tokens > own:
         yield (
             f"{LONGEST_TOKENS} is above the model's {own:,} tokens: vLLM refuses to start unless "
             "rope scaling or an override allows it"
         )
-    if setup.gpu is not None and setup.gpu.given_name:
-        yield f"{setup.gpu.given_name} is taken as {setup.gpu.id} ({setup.gpu.name})"
-    if setup.gpu is not None and setup.gpu.memory_is_estimated:
-        yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
-    by_logs = setup.overhead != "guide" and setup.slack is None
-    if setup.gpu is not None and answer.overhead is not None and by_logs:
-        alike, of_kind = start_ups(setup, setup.gpu)
+    if launch.gpu is not None and launch.gpu.given_name:
+        yield f"{launch.gpu.given_name} is taken as {launch.gpu.id} ({launch.gpu.name})"
+    if launch.gpu is not None and launch.gpu.memory_is_estimated:
+        yield f"{launch.gpu.id}: memory {launch.gpu.memory_source}"
+    by_logs = launch.overhead != "guide" and launch.slack is None
+    if launch.gpu is not None and answer.overhead is not None and by_logs:
+        alike, of_kind = start_ups(launch, launch.gpu)
         yield (
             f"the overhead's band stands on {alike} logged start-ups on GPUs of this class and "
             f"{of_kind} of models of this kind" + ("" if alike else ": it is wider")
         )
-    if setup.gpu is not None and setup.gpu.memory_source == "stated" and setup.gpu.note:
-        yield f"{setup.gpu.name}: {setup.gpu.note}"
-    if setup.gpu is not None and setup.gpu.shows_whole_memory:
+    if launch.gpu is not None and launch.gpu.memory_source == "stated" and launch.gpu.note:
+        yield f"{launch.gpu.name}: {launch.gpu.note}"
+    if launch.gpu is not None and launch.gpu.shows_whole_memory:
         yield (
-            f"{setup.gpu.id}: more memory is stated than Linux reports, so what Windows takes is "
+            f"{launch.gpu.id}: more memory is stated than Linux reports, so what Windows takes is "
             "counted"
         )
-    if setup.cpu_offload_bytes:
+    if launch.cpu_offload_bytes:
         yield (
-            f"{gigabytes(setup.cpu_offload_bytes)} of weights per GPU cross PCIe in every step, "
+            f"{gigabytes(launch.cpu_offload_bytes)} of weights per GPU cross PCIe in every step, "
             "which the predicted speed does not include"
         )
-    if setup.kv_offloading_bytes:
-        per_token = answer.layout.token_bytes * setup.parallel.tensor * setup.parallel.pipeline
+    if launch.kv_offloading_bytes:
+        per_token = answer.layout.token_bytes * launch.parallel.tensor * launch.parallel.pipeline
         yield (
             "host memory keeps the KV cache of "
-            f"{figure(setup.kv_offloading_bytes / per_token)} evicted tokens for reuse: no more "
+            f"{figure(launch.kv_offloading_bytes / per_token)} evicted tokens for reuse: no more "
             "requests run at once"
         )
-    if setup.model.multimodal and setup.version < V1:
+    if launch.model.multimodal and launch.version < V1:
         yield (
             "vLLM V0 profiles vision models with the largest images and may need tens of GiB more "
             "than shown"
         )
-    if setup.slack is not None:
+    if launch.slack is not None:
         yield (
-            f"the memory is by the rule of {setup.kind.title} {setup.slack.version}, not compared "
-            "with start-up logs; another process on the GPU shrinks the KV cache by what it holds"
+            f"the memory is by the rule of {launch.kind.title} {launch.slack.version}, not "
+            "compared with start-up logs; another process on the GPU shrinks the KV cache by "
+            "what it holds"
         )
-    elif not _OLDEST <= setup.version <= LATEST:
+    elif not _OLDEST <= launch.version <= LATEST:
         yield "no start-up log of this vLLM version is known: the nearest version is used"
-    if setup.parallel.tensor > _MOST_RANKS:
+    if launch.parallel.tensor > _MOST_RANKS:
         yield "memory overhead above TP 8 is extrapolated, not measured"
-    if setup.weights_bytes is not None and (setup.adapters or setup.draft):
+    if launch.weights_bytes is not None and (launch.adapters or launch.draft):
         yield "adapters and draft model are added to the stated weights"
-    if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
+    if any(isinstance(part.kind, SlidingStates) for part in launch.model.layers):
         yield (
             "concurrent requests are counted as in vLLM's start-up line, with all of them in "
             f"prefill: a smaller {STEP_TOKENS} holds more"
         )
-    copied_ratio = second_copy_ratio(setup)
+    copied_ratio = second_copy_ratio(launch)
     if copied_ratio:
         yield (
             f"on one AMD GPU vLLM 0.13 to 0.18 took up to {percent(copied_ratio)} more than the "
             "computed weights, which the low end of the estimate includes: set --weights-gib from "
             "the log"
         )
-    if setup.draft is not None:
-        yield from _draft_doubts(setup.draft, setup)
-    own_scheme = setup.model.quantization
-    if own_scheme not in ("bf16", "fp16") and setup.scheme.id != own_scheme:
-        yield (f"the checkpoint is in {own_scheme}: {setup.scheme.id} needs another checkpoint")
+    if launch.draft is not None:
+        yield from _draft_doubts(launch.draft, launch)
+    own_scheme = launch.model.quantization
+    if own_scheme not in ("bf16", "fp16") and launch.scheme.id != own_scheme:
+        yield (f"the checkpoint is in {own_scheme}: {launch.scheme.id} needs another checkpoint")
 
 
-def _draft_doubts(draft: Draft, setup: Launch) -> Iterator[str]:
+def _draft_doubts(draft: Draft, launch: Launch) -> Iterator[str]:
     drafted = draft.model
     yield from drafted.notes
-    own = drafted.target_hidden_size or drafted is setup.model.own_draft
-    if not own and drafted.vocab_size != setup.model.vocab_size:
+    own = drafted.target_hidden_size or drafted is launch.model.own_draft
+    if not own and drafted.vocab_size != launch.model.vocab_size:
         yield (
             f"vLLM refuses this draft model: {drafted.id} has a vocabulary of "
-            f"{drafted.vocab_size:,} tokens, {setup.model.id} of {setup.model.vocab_size:,}; newer "
-            "versions accept it with use_heterogeneous_vocab"
+            f"{drafted.vocab_size:,} tokens, {launch.model.id} of {launch.model.vocab_size:,}; "
+            "newer versions accept it with use_heterogeneous_vocab"
         )
 
 
@@ -230,7 +231,7 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
     defaults = [name for name, stated in sources.items() if stated is None]
     if defaults:
         experts = f" ({shares.expert_mfu_ratio:g} in routed experts)"
-        routed = question.setup.model.experts.count
+        routed = question.launch.model.experts.count
         defaults_by_name = {
             "MFU": f"MFU {shares.mfu_ratio:g}{experts if routed else ''}",
             "MBU": f"MBU {shares.mbu_ratio:g}",
@@ -240,17 +241,17 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
             f"{SOURCE}: set your measured values with "
             f"{' and '.join('--' + name.lower() for name in defaults)}"
         )
-        bands = measured_ratios(question.setup)
+        bands = measured_ratios(question.launch)
         ratios = ", ".join(f"{name} {low:g} to {high:g}x" for name, (low, high) in bands.items())
-        unlike = unlike_measured(question.setup)
+        unlike = unlike_measured(question.launch)
         few = f"; few were {unlike}, so the range is wider" if unlike else ""
         yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction{few}"
-    if question.setup.decode_context_parallel > 1:
+    if question.launch.decode_context_parallel > 1:
         yield (
             "speed is predicted without the traffic between context-parallel ranks: benchmark "
-            f"--dcp {question.setup.decode_context_parallel}"
+            f"--dcp {question.launch.decode_context_parallel}"
         )
-    if question.setup.draft is not None and question.acceptance_ratio is None:
+    if question.launch.draft is not None and question.acceptance_ratio is None:
         yield ("speed is predicted without speculation: set --acceptance to include it")
 
 
@@ -273,7 +274,7 @@ def load_notes(
                 "concurrency with --input-tokens and --output-tokens"
             )
         else:
-            why += f" ({margins(question.targets, question.setup)}): benchmark it for --usable-rps"
+            why += f" ({margins(question.targets, question.launch)}): benchmark it for --usable-rps"
         yield f"no fleet: {why}"
 
 
@@ -347,7 +348,7 @@ class Size(Struct, frozen=True):
         if self.performance is None or peak_per_s is None:
             return None
         replicas = self.question.replicas if self.fleet is None else self.fleet.deployed_instances
-        per_engine_per_s = peak_per_s / (replicas * self.question.setup.parallel.data)
+        per_engine_per_s = peak_per_s / (replicas * self.question.launch.parallel.data)
         return self.performance.loop.serving(per_engine_per_s)
 
     def full_requests_per_s(self) -> float | None:
@@ -370,7 +371,7 @@ class Size(Struct, frozen=True):
         """GPUs of the fleet; without a peak, of the question's replicas."""
         if self.fleet is not None:
             return self.fleet.gpus
-        return self.question.setup.parallel.gpus * self.question.replicas
+        return self.question.launch.parallel.gpus * self.question.replicas
 
 
 def size(question: Question) -> Size:
@@ -379,20 +380,20 @@ def size(question: Question) -> Size:
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
-    check(question.setup)
+    check(question.launch)
     check_question(question)
-    question = replace(question, setup=at_lengths(question))
-    answer, fewest = memory(question.setup), _fewest(question)
-    question = replace(question, setup=answer.setup)
+    question = replace(question, launch=at_lengths(question))
+    answer, fewest = memory(question.launch), _fewest(question)
+    question = replace(question, launch=answer.launch)
     notes = [
-        *question.setup.model.notes,
+        *question.launch.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
     sheet = Sheet()
-    gpu, counted = question.setup.gpu, question.setup.model.parameters
-    if question.setup.overhead == "guide" and gpu is not None and counted is not None:
+    gpu, counted = question.launch.gpu, question.launch.model.parameters
+    if question.launch.overhead == "guide" and gpu is not None and counted is not None:
         each = question.concurrency_per_engine
-        sheet.text(*planned_memory(question.setup, gpu, concurrency=each).steps)
+        sheet.text(*planned_memory(question.launch, gpu, concurrency=each).steps)
     # A launch that would not start has neither speed nor price.
     loop = loop_of(question, answer) if answer.starts else None
     speed = None if loop is None else loop.at(loop.load.concurrency)
@@ -402,7 +403,7 @@ def size(question: Question) -> Size:
         _exchange(sheet, question, speed)
     predicted = Sheet("roofline prediction")
     usable, source, in_flight = _predicted_usable(predicted, question, speed)
-    notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
+    notes += [*launch_notes(question.launch), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
         if not question.is_benchmarked:
@@ -451,38 +452,42 @@ def for_users(question: Question, users: int, tensor_parallel: Sequence[int]) ->
     check_question(base)
     splits: list[Question] = []
     for tensor in tensor_parallel:
-        parallel = replace(base.setup.parallel, tensor=tensor)
-        split = replace(base, setup=replace(base.setup, parallel=parallel))
+        parallel = replace(base.launch.parallel, tensor=tensor)
+        split = replace(base, launch=replace(base.launch, parallel=parallel))
         # A size that does not divide the attention heads is no choice.
         with suppress(SizingError):
             if served := _served(split):
                 splits.append(replace(split, replicas=ceil(users / served)))
-    return min(splits, key=lambda split: split.replicas * split.setup.parallel.gpus, default=base)
+    return min(splits, key=lambda split: split.replicas * split.launch.parallel.gpus, default=base)
 
 
 def _served(question: Question) -> int:
     """Users that one replica surely holds, at most max_num_seqs an engine, within the targets."""
-    setup = at_lengths(question)
-    answer = memory(setup)
-    served = floor(min(answer.concurrency.low, setup.seqs))
-    loop = loop_of(replace(question, setup=setup), answer) if served >= 1 else None
+    launch = at_lengths(question)
+    answer = memory(launch)
+    served = floor(min(answer.concurrency.low, launch.seqs))
+    loop = loop_of(replace(question, launch=launch), answer) if served >= 1 else None
     if loop is not None and question.targets.are_set:
         served = within_targets(question, loop, served).concurrency
-    return served * setup.parallel.data
+    return served * launch.parallel.data
 
 
 def _fewest(question: Question) -> FewestGpus | None:
-    setup = question.setup
+    launch = question.launch
     # A stated KV cache is that of one layout: it says nothing about others.
-    if setup.gpu is None or setup.model.parameters is None or setup.available_kv_bytes is not None:
+    if (
+        launch.gpu is None
+        or launch.model.parameters is None
+        or launch.available_kv_bytes is not None
+    ):
         return None
-    return fewest_gpus(setup, concurrency=question.concurrency_per_engine)
+    return fewest_gpus(launch, concurrency=question.concurrency_per_engine)
 
 
 def running_limit(answer: Memory, mean_tokens: float) -> float:
     """How many requests of this mean length can run at once, given KV cache and max_num_seqs."""
     held = answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
-    return max(min(held, float(answer.setup.seqs)), 0.0)
+    return max(min(held, float(answer.launch.seqs)), 0.0)
 
 
 def loop_of(question: Question, answer: Memory, limit: float | None = None) -> ClosedLoop | None:
@@ -490,20 +495,20 @@ def loop_of(question: Question, answer: Memory, limit: float | None = None) -> C
 
     `limit` are the most requests that may run; by default those of mean length that fit.
     """
-    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
-    if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:
+    launch, inputs, outputs = question.launch, question.input_tokens, question.output_tokens
+    if launch.gpu is None or launch.model.parameters is None or inputs is None or outputs is None:
         return None
     limit = running_limit(answer, inputs + outputs) if limit is None else limit
     if limit < 1:
         return None
-    step_costs = costs(setup)
+    step_costs = costs(launch)
     load = Load(
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=question.concurrency_per_engine,
         max_running=limit,
-        max_num_batched_tokens=setup.batched_tokens,
-        drafting=drafting_of(question, setup, step_costs),
+        max_num_batched_tokens=launch.batched_tokens,
+        drafting=drafting_of(question, launch, step_costs),
     )
     return closed_loop(step_costs, load, question.efficiency)
 
@@ -511,7 +516,7 @@ def loop_of(question: Question, answer: Memory, limit: float | None = None) -> C
 def within_targets(question: Question, loop: ClosedLoop, most: float) -> Capacity:
     """The highest load of one engine, of at most `most` requests, within the targets with a margin
     for the prediction's error."""
-    return capacity(loop, safe_targets(question.targets, question.setup), most)
+    return capacity(loop, safe_targets(question.targets, question.launch), most)
 
 
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
@@ -557,7 +562,7 @@ def _predicted_usable(
     usable_per_s = sheet.line(
         "Usable RPS of one replica",
         f"{{requests/s of one engine ({where}):at {figure(concurrency)} in flight}} x {{engines}}",
-        (speed.requests_per_s, question.setup.parallel.data),
+        (speed.requests_per_s, question.launch.parallel.data),
         result="{} requests/s",
     )
     return usable_per_s, "predicted", concurrency
@@ -567,7 +572,7 @@ def _full_requests_per_s(question: Question, speed: Performance | None) -> float
     """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
     if speed is None:
         return None
-    return speed.loop.most.requests_per_s * question.setup.parallel.data
+    return speed.loop.most.requests_per_s * question.launch.parallel.data
 
 
 def fleet_of(
@@ -580,7 +585,7 @@ def fleet_of(
         Sheet() if sheet is None else sheet,
         peak_requests_per_s=question.peak_requests_per_s,
         usable_requests_per_s=usable,
-        gpus_each=question.setup.parallel.gpus,
+        gpus_each=question.launch.parallel.gpus,
         safety=question.safety,
     )
 
@@ -596,7 +601,7 @@ def _cost(
     outputs, price = question.output_tokens, question.price_usd_per_gpu_hour
     if price is None:
         return None, None
-    per_token, gpus_per_replica = None, question.setup.parallel.gpus
+    per_token, gpus_per_replica = None, question.launch.parallel.gpus
     if usable is not None and outputs is not None:
         per_token = token_cost(
             sheet,
@@ -627,8 +632,8 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> tuple[
 
 def _exchange(sheet: Sheet, question: Question, speed: Performance) -> None:
     """What expert parallelism sends between GPUs in a decode step; nothing without it."""
-    setup = question.setup
-    if setup.parallel.experts and setup.model.experts.count:
-        tokens, gpus = speed.running * setup.parallel.data, setup.parallel.gpus
+    launch = question.launch
+    if launch.parallel.experts and launch.model.experts.count:
+        tokens, gpus = speed.running * launch.parallel.data, launch.parallel.gpus
         of = "per decode step"
-        expert_exchange(sheet, setup.model, speed.loop.costs, tokens=tokens, gpus=gpus, of=of)
+        expert_exchange(sheet, launch.model, speed.loop.costs, tokens=tokens, gpus=gpus, of=of)

@@ -258,7 +258,7 @@ def _answer(
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.profile.targets
     question = Question(
-        setup=launched.sized_launch,
+        launch=launched.sized_launch,
         replicas=max(replicas, 1),
         input_tokens=work.prompt.mean.value or None,
         output_tokens=work.output.mean.value or None,
@@ -274,7 +274,7 @@ def _answer(
 
 def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, ...]:
     """A note, if the KV cache of the server differs from the predicted size."""
-    if answer is None or answer.question.setup.gpu is None or not capacity:
+    if answer is None or answer.question.launch.gpu is None or not capacity:
         return ()
     predicted = answer.memory.logged_tokens
     if NEAR[0] * predicted.low <= capacity <= NEAR[1] * predicted.high:
@@ -287,7 +287,7 @@ def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, .
 
 def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
     """The memory of one GPU by part."""
-    if answer is None or answer.question.setup.gpu is None:
+    if answer is None or answer.question.launch.gpu is None:
         return ()
     memory = answer.memory
     parts: list[MemoryPart] = []
@@ -301,7 +301,7 @@ def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
         ]
     parts.append(MemoryPart("KV cache", max(memory.available_bytes.expected, 0.0)))
     used = sum(part.bytes for part in parts)
-    left = answer.question.setup.gpu.memory_bytes - used
+    left = answer.question.launch.gpu.memory_bytes - used
     return (*parts, MemoryPart("left free", max(left, 0.0)))
 
 
@@ -317,13 +317,13 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
     return tuple(
         Option(
             gpu=option.gpu.id,
-            tensor_parallel=option.setup.parallel.tensor,
+            tensor_parallel=option.launch.parallel.tensor,
             replicas=option.replicas,
             gpus=option.gpus,
             usd_per_hour=option.usd_per_hour,
             usable_requests_per_s=option.requests_per_s,
-            text=f"{option.replicas} x {option.gpu.name} TP {option.setup.parallel.tensor}, "
-            f"weights {option.setup.scheme.id}, KV cache {option.setup.kv_cache_dtype}, "
+            text=f"{option.replicas} x {option.gpu.name} TP {option.launch.parallel.tensor}, "
+            f"weights {option.launch.scheme.id}, KV cache {option.launch.kv_cache_dtype}, "
             f"{ceil(option.concurrency)} requests in flight each",
         )
         for option in best
@@ -333,10 +333,10 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
 def _unpriced(question: Question) -> Question:
     """The question without the present GPU, without its price, and without the parallelism of the
     present launch."""
-    setup = replace(
-        question.setup, gpu=None, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
+    launch = replace(
+        question.launch, gpu=None, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
     )
-    return replace(question, setup=setup, usd_per_gpu_hour=None)
+    return replace(question, launch=launch, usd_per_gpu_hour=None)
 
 
 def _missing(launched: Deployment, need: Need) -> str:

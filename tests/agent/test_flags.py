@@ -138,9 +138,9 @@ SIZED = (
 @pytest.mark.parametrize("flags", SIZED)
 def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
     text = f"vllm serve {MODEL} {flags}"
-    asked = stated_question(with_launch(UNSET | {"launch": text, "gpu": "h100-sxm"}), model).setup
-    launch = parse_command(text, origin="test")
-    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=launch)
+    asked = stated_question(with_launch(UNSET | {"launch": text, "gpu": "h100-sxm"}), model).launch
+    command_line = parse_command(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=command_line)
     live = deployment({}, replace(stated, tensor_parallel=asked.parallel.tensor)).sized_launch
     assert live is not None
     assert replace(live, model=asked.model) == replace(asked, other_flags=())
@@ -149,14 +149,14 @@ def test_size_and_a_live_server_read_a_command_line_alike(flags: str) -> None:
 
 def test_a_live_server_is_sized_with_what_its_page_says() -> None:
     text = f"vllm serve {MODEL} -tp 1 --enable-prefix-caching --gpu-memory-utilization 0.7"
-    launch = parse_command(text, origin="test")
-    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=launch)
+    command_line = parse_command(text, origin="test")
+    stated = Stated(model=model(MODEL), gpu=gpu("h100-sxm"), command_line=command_line)
     page = {"enable_prefix_caching": "False", "gpu_memory_utilization": "0.8", "cache_dtype": "fp8"}
     page |= {"kv_offloading_size": "8.0", "block_size": "32"}
-    setup = deployment(page, stated).sized_launch
-    assert setup is not None
-    assert (setup.prefix_caching, setup.utilization, setup.kv_cache_dtype) == (False, 0.8, "fp8")
-    assert (setup.kv_offloading_bytes, setup.block_tokens) == (8 * 2**30, 32)
+    launch = deployment(page, stated).sized_launch
+    assert launch is not None
+    assert (launch.prefix_caching, launch.utilization, launch.kv_cache_dtype) == (False, 0.8, "fp8")
+    assert (launch.kv_offloading_bytes, launch.block_tokens) == (8 * 2**30, 32)
 
 
 def test_the_document_has_the_flags_and_no_secrets() -> None:

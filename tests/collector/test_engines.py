@@ -205,8 +205,8 @@ def sglang_size(command: str) -> tuple[Size, str]:
 def test_a_launch_of_sglangs_is_sized_by_its_rule_and_answered_in_its_flags() -> None:
     model = "meta-llama/Llama-3.3-70B-Instruct"
     size, text = sglang_size(f"{model} --tp 4 --mem-fraction-static=0.85 --max-running-requests 96")
-    setup, memory = size.memory.setup, size.memory
-    assert (setup.utilization, setup.seqs, setup.parallel.tensor) == (0.85, 96, 4)
+    launch, memory = size.memory.launch, size.memory
+    assert (launch.utilization, launch.seqs, launch.parallel.tensor) == (0.85, 96, 4)
     # By hand: 0.85 x (79.18 - 0.8) GiB free before loading, less 32.86 GiB of weights and 0.03 of
     # tables of rotary positions.
     assert memory.available_bytes.expected / 2**30 == pytest.approx(33.74, abs=0.02)
@@ -226,7 +226,7 @@ def test_a_launch_of_sglangs_is_sized_by_its_rule_and_answered_in_its_flags() ->
 )
 def test_the_default_share_of_sglang_leaves_its_slack(flags: str, share: float) -> None:
     size, _ = sglang_size(f"meta-llama/Llama-3.1-8B-Instruct {flags}")
-    assert size.memory.setup.utilization == pytest.approx(share, abs=0.002)
+    assert size.memory.launch.utilization == pytest.approx(share, abs=0.002)
 
 
 def test_what_sglangs_rule_does_not_cover_is_refused() -> None:

@@ -51,10 +51,10 @@ class Memory(Struct, frozen=True):
     - `logged_tokens`: what this vLLM version logs as "GPU KV cache size".
     - `held_tokens`: tokens that the cache can hold if every request has the context's length.
     - `concurrency`: the number of such requests.
-    - `refused_seqs`: the default max_num_seqs, if vLLM would refuse it and `setup` has another.
+    - `refused_seqs`: the default max_num_seqs, if vLLM would refuse it and `launch` has another.
     """
 
-    setup: Launch
+    launch: Launch
     layout: KvLayout
     weights: Weights | None
     weights_bytes: float | None
@@ -71,13 +71,13 @@ class Memory(Struct, frozen=True):
     def starts(self) -> bool:
         """Whether vLLM starts: one request of full length fits, and a state for each request that
         may run."""
-        return self.holds_one and self.most_seqs >= self.setup.seqs
+        return self.holds_one and self.most_seqs >= self.launch.seqs
 
     @property
     def most_seqs(self) -> float:
         """The largest max_num_seqs that vLLM accepts: recurrent layers keep the state of each
         running request in a block of its own, and CUDA graphs are captured for all of them."""
-        checked = _checks_seqs(self.setup)
+        checked = _checks_seqs(self.launch)
         return self.layout.blocks(self.available_bytes.expected) if checked else inf
 
     @property
@@ -88,13 +88,13 @@ class Memory(Struct, frozen=True):
         forever.
         """
         blocks = self.layout.blocks(self.available_bytes.expected)
-        return blocks > self.layout.request_blocks(self.setup.longest_tokens)
+        return blocks > self.layout.request_blocks(self.launch.longest_tokens)
 
     @property
     def longest_that_fits(self) -> int:
         """Tokens of the longest request that fits beside vLLM's own block; 0 if none fits."""
         blocks = self.layout.blocks(self.available_bytes.expected)
-        low, high = 0, self.setup.longest_tokens
+        low, high = 0, self.launch.longest_tokens
         while low < high:
             middle = (low + high + 1) // 2
             if self.layout.request_blocks(middle) < blocks:
@@ -112,12 +112,12 @@ _SEQS_CHECKED = (0, 20, 0)
 """vLLM pull request 38270: 1,024 refused where 512 states fit; 0.19 started with 1,019."""
 
 
-def _checks_seqs(setup: Launch) -> bool:
+def _checks_seqs(launch: Launch) -> bool:
     # With a draft vLLM lowers the number itself.
-    if setup.enforce_eager or setup.draft is not None or setup.version < _SEQS_CHECKED:
+    if launch.enforce_eager or launch.draft is not None or launch.version < _SEQS_CHECKED:
         return False
-    recurrent = any(isinstance(layers.kind, Recurrent) for layers in setup.model.layers)
-    return recurrent and setup.slack is None
+    recurrent = any(isinstance(layers.kind, Recurrent) for layers in launch.model.layers)
+    return recurrent and launch.slack is None
 
 
 AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"
@@ -128,7 +128,7 @@ AVAILABLE = "{utilization} x {memory:GiB} - {loaded:GiB} - {overhead:GiB}"
 _layout_of = lru_cache(maxsize=1024)(kv_layout)
 
 
-def kv_layout_of(setup: Launch) -> KvLayout:
+def kv_layout_of(launch: Launch) -> KvLayout:
     """The block layout of the launch's KV cache.
 
     Raises:
@@ -136,44 +136,44 @@ def kv_layout_of(setup: Launch) -> KvLayout:
             the message names the setting.
     """
     try:
-        return _laid_out(setup)
+        return _laid_out(launch)
     except SizingError as error:
-        if error.name != "hybrid_pool" or not setup.hybrid_pool:
+        if error.name != "hybrid_pool" or not launch.hybrid_pool:
             raise
-        if not setup.defaults.hybrid_pool:
+        if not launch.defaults.hybrid_pool:
             raise SizingError(
                 f"{error}, and this version has no shared pool of them; 0.9.2 and later do",
                 name="vllm_version",
             ) from error
-        if setup.draft is not None:
+        if launch.draft is not None:
             raise SizingError(
-                f"the layers of the draft {setup.draft.model.id} have no page in common with those "
-                f"of {setup.model.id}",
+                f"the layers of the draft {launch.draft.model.id} have no page in common with "
+                f"those of {launch.model.id}",
                 name="draft_model",
             ) from error
         raise
 
 
-def _laid_out(setup: Launch) -> KvLayout:
-    taken = setup.defaults
-    layers, drafted = setup.model.layers, 0
-    if setup.draft is not None:
-        layers = (*layers, *draft_layers(setup.draft, setup.parallel))
-        drafted = setup.draft.tokens
+def _laid_out(launch: Launch) -> KvLayout:
+    taken = launch.defaults
+    layers, drafted = launch.model.layers, 0
+    if launch.draft is not None:
+        layers = (*layers, *draft_layers(launch.draft, launch.parallel))
+        drafted = launch.draft.tokens
     return _layout_of(
-        _in_records_of(setup.gpu, layers),
+        _in_records_of(launch.gpu, layers),
         KvSettings(
-            tensor_parallel=setup.parallel.tensor,
-            pipeline_parallel=setup.parallel.pipeline,
-            decode_context_parallel=setup.decode_context_parallel,
-            kv_format=kv_format(setup.kv_cache_dtype),
-            block_tokens=setup.block_tokens,
-            in_flight_tokens=setup.batched_tokens
-            * taken.batches_in_flight(setup.parallel.pipeline),
-            hybrid_pool=setup.hybrid_pool and taken.hybrid_pool,
+            tensor_parallel=launch.parallel.tensor,
+            pipeline_parallel=launch.parallel.pipeline,
+            decode_context_parallel=launch.decode_context_parallel,
+            kv_format=kv_format(launch.kv_cache_dtype),
+            block_tokens=launch.block_tokens,
+            in_flight_tokens=launch.batched_tokens
+            * taken.batches_in_flight(launch.parallel.pipeline),
+            hybrid_pool=launch.hybrid_pool and taken.hybrid_pool,
             padded_latent=taken.padded_latent,
-            indexed_format=indexed_format(setup),
-            state_blocks=setup.state_blocks + drafted,
+            indexed_format=indexed_format(launch),
+            state_blocks=launch.state_blocks + drafted,
             draft_tokens=drafted,
             latent_hybrid_tokens=taken.latent_hybrid_tokens,
         ),
@@ -195,7 +195,7 @@ def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, .
     )
 
 
-def indexed_format(setup: Launch) -> KvFormat | None:
+def indexed_format(launch: Launch) -> KvFormat | None:
     """The packed format of latent vectors in an FP8 cache, for models with an indexer.
 
     Kernels of Hopper and of workstation Blackwell (capability 12) store this format; the latter
@@ -205,7 +205,7 @@ def indexed_format(setup: Launch) -> KvFormat | None:
     Source: vllm/platforms/cuda.py, vllm/model_executor/layers/attention/mla_attention.py and
     vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm120.py (0.32).
     """
-    gpu, kept = setup.gpu, kv_format(setup.kv_cache_dtype).id
+    gpu, kept = launch.gpu, kv_format(launch.kv_cache_dtype).id
     packs = kept.startswith("fp8")
     if gpu is not None and gpu.vendor != "nvidia":
         return None
@@ -220,58 +220,60 @@ _SECOND_COPY_VERSIONS = ((0, 13, 0), (0, 19, 0))
 _SECOND_COPY_RATIO = 0.27
 
 
-def second_copy_ratio(setup: Launch) -> float:
+def second_copy_ratio(launch: Launch) -> float:
     """Extra memory for loading weights on this GPU and version, divided by the weights.
 
     The largest measured ratio; 0 for GPUs and versions without a measurement.
     """
     first, after = _SECOND_COPY_VERSIONS
-    amd = setup.gpu is not None and setup.gpu.vendor == "amd"
-    if not amd or setup.weights_bytes is not None or not first <= setup.version < after:
+    amd = launch.gpu is not None and launch.gpu.vendor == "amd"
+    if not amd or launch.weights_bytes is not None or not first <= launch.version < after:
         return 0.0
-    return _SECOND_COPY_RATIO if setup.parallel.tensor == 1 else 0.0
+    return _SECOND_COPY_RATIO if launch.parallel.tensor == 1 else 0.0
 
 
-def memory(setup: Launch) -> Memory:
+def memory(launch: Launch) -> Memory:
     """The memory of the launch's fullest GPU.
 
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
-    check(setup)
-    layout = kv_layout_of(setup)
-    weights, weights_bytes, overhead = None, setup.weights_bytes, None
-    parallel, adapters, draft = setup.parallel, 0.0, 0.0
-    if setup.adapters is not None:
-        adapters = adapter_bytes(setup.model, setup.adapters, parallel)
-    if setup.draft is not None:
-        draft = draft_weights(setup.draft, parallel).total_bytes
-    if setup.available_kv_bytes is not None:
-        available = Range(*[setup.available_kv_bytes] * 3)
+    check(launch)
+    layout = kv_layout_of(launch)
+    weights, weights_bytes, overhead = None, launch.weights_bytes, None
+    parallel, adapters, draft = launch.parallel, 0.0, 0.0
+    if launch.adapters is not None:
+        adapters = adapter_bytes(launch.model, launch.adapters, parallel)
+    if launch.draft is not None:
+        draft = draft_weights(launch.draft, parallel).total_bytes
+    if launch.available_kv_bytes is not None:
+        available = Range(*[launch.available_kv_bytes] * 3)
     else:
         if weights_bytes is None:
-            vendor = setup.gpu.vendor if setup.gpu is not None else "nvidia"
-            weights = weights_per_gpu(setup.model, setup.scheme, parallel, vendor=vendor)
-            weights_bytes = max(weights.total_bytes - setup.cpu_offload_bytes, 0.0)
-        if setup.gpu is None:
+            vendor = launch.gpu.vendor if launch.gpu is not None else "nvidia"
+            weights = weights_per_gpu(launch.model, launch.scheme, parallel, vendor=vendor)
+            weights_bytes = max(weights.total_bytes - launch.cpu_offload_bytes, 0.0)
+        if launch.gpu is None:
             raise SizingError(
                 "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
             )
-        overhead = overhead_of(setup, weights_bytes, setup.gpu)
-        loaded_bytes = weights_bytes + adapters + draft + setup.added_bytes
-        fixed = setup.utilization, setup.gpu.memory_bytes, loaded_bytes
-        copied_bytes = second_copy_ratio(setup) * weights_bytes
+        overhead = overhead_of(launch, weights_bytes, launch.gpu)
+        loaded_bytes = weights_bytes + adapters + draft + launch.added_bytes
+        fixed = launch.utilization, launch.gpu.memory_bytes, loaded_bytes
+        copied_bytes = second_copy_ratio(launch) * weights_bytes
         spared_bytes = 0.0
         if weights is not None:
             doubt_bytes = weights_bytes * (
-                _NVFP4_RATIO if setup.scheme.compute == "fp4" else _WEIGHTS_RATIO
+                _NVFP4_RATIO if launch.scheme.compute == "fp4" else _WEIGHTS_RATIO
             )
             copied_bytes, spared_bytes = copied_bytes + doubt_bytes, doubt_bytes
-        if weights is not None and setup.scheme.id == "nvfp4":
+        if weights is not None and launch.scheme.id == "nvfp4":
             copied_bytes += (_MIXED_PRECISION_RATIO - _NVFP4_RATIO) * weights_bytes
-            attention_bits = setup.scheme.attention_bits_of(mixture=bool(setup.model.experts.count))
+            attention_bits = launch.scheme.attention_bits_of(
+                mixture=bool(launch.model.experts.count)
+            )
             spared_bytes += weights.attention_bytes * (
-                1 - setup.scheme.linear_bits / attention_bits
+                1 - launch.scheme.linear_bits / attention_bits
             )
         available = Range(
             *(
@@ -283,16 +285,16 @@ def memory(setup: Launch) -> Memory:
                 )
             )
         )
-    context = setup.context
+    context = launch.context
     blocks, request = available.map(layout.blocks), layout.request_blocks(context)
     concurrency = blocks.map(lambda count: count / request)
     held = concurrency.map(lambda requests: int(requests * context))
     logged = held
-    if not setup.defaults.capacity_by_context:
+    if not launch.defaults.capacity_by_context:
         logged = available.map(layout.tokens_of_blocks)
-    beside_bytes = adapters + draft + setup.added_bytes
+    beside_bytes = adapters + draft + launch.added_bytes
     answer = Memory(
-        setup=setup,
+        launch=launch,
         layout=layout,
         weights=weights,
         weights_bytes=None if weights_bytes is None else weights_bytes + beside_bytes,
@@ -304,11 +306,11 @@ def memory(setup: Launch) -> Memory:
         adapter_bytes=adapters,
         draft_bytes=draft,
     )
-    if setup.max_num_seqs is not None or answer.starts or not answer.holds_one:
+    if launch.max_num_seqs is not None or answer.starts or not answer.holds_one:
         return answer
     # Fewer requests take less memory beside the cache, so this number is accepted.
     seqs = 1 << int(answer.most_seqs).bit_length() - 1
-    return replace(memory(replace(setup, max_num_seqs=seqs)), refused_seqs=setup.seqs)
+    return replace(memory(replace(launch, max_num_seqs=seqs)), refused_seqs=launch.seqs)
 
 
 # --- The smallest replica that holds a load -------------------------------------------------------
@@ -331,7 +333,7 @@ class FewestGpus(Struct, frozen=True):
     spread: Parallel | None
 
 
-def fewest_gpus(setup: Launch, *, concurrency: float) -> FewestGpus:
+def fewest_gpus(launch: Launch, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
     Stated or measured bytes apply to a single layout, so here they are computed for every layout.
@@ -339,11 +341,11 @@ def fewest_gpus(setup: Launch, *, concurrency: float) -> FewestGpus:
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
-    plain = replace(setup, available_kv_bytes=None, weights_bytes=None, overhead_excess_bytes=None)
+    plain = replace(launch, available_kv_bytes=None, weights_bytes=None, overhead_excess_bytes=None)
     by_bound: dict[str, Parallel] = {}
     # Of layouts with equally many GPUs, the stated one comes first.
     spreads = sorted(
-        {setup.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda parallel: parallel.gpus
+        {launch.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda parallel: parallel.gpus
     )
     for spread in spreads:
         try:

@@ -379,14 +379,14 @@ UNSET = {
     for place, record in (("", Launch), ("parallel.", Parallel))
     for field in struct_fields(record)
 }
-"""The value of a field that no flag sets, by the flags' `setup`; None where vLLM chooses."""
+"""The value of a field that no flag sets, by the flags' `launch`; None where vLLM chooses."""
 
 
-def set_values(setup: Launch) -> Iterator[tuple[Flag, Any]]:
+def set_values(launch: Launch) -> Iterator[tuple[Flag, Any]]:
     """The rows of flags.toml that the launch sets, each with the value of its field."""
     for flag in FLAGS:
         place, _, name = flag.field.rpartition(".")
-        record = getattr(setup, place) if place else setup
+        record = getattr(launch, place) if place else launch
         value = getattr(record, name, None)
         is_set = value is not None and value != UNSET.get(flag.field)
         if is_set and (flag.kind != "switch" or value == flag.sets):
@@ -436,64 +436,64 @@ def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
     return value
 
 
-def check(setup: Launch) -> None:
+def check(launch: Launch) -> None:
     """Check that vLLM would accept the launch.
 
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
-    if not setup.model.id:
+    if not launch.model.id:
         raise SizingError("set the model", name="model")
-    _check_engine(setup)
-    within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
-    _check_counts(setup)
+    _check_engine(launch)
+    within("gpu_memory_utilization", launch.utilization, low=0.01, high=1.0)
+    _check_counts(launch)
     for name, choices in (("overhead", OVERHEADS), ("network", tuple(LINK_BYTES_PER_S))):
-        if getattr(setup, name) not in choices:
+        if getattr(launch, name) not in choices:
             raise SizingError(
-                f"unknown {name} {getattr(setup, name)!r}", name=name, choices=choices
+                f"unknown {name} {getattr(launch, name)!r}", name=name, choices=choices
             )
-    if setup.context > setup.longest_tokens:
+    if launch.context > launch.longest_tokens:
         raise SizingError(
-            f"context of {setup.context:,} tokens exceeds the longest allowed request of "
-            f"{setup.longest_tokens:,} tokens",
+            f"context of {launch.context:,} tokens exceeds the longest allowed request of "
+            f"{launch.longest_tokens:,} tokens",
             name="context",
         )
-    if setup.batched_tokens < min(setup.seqs, setup.max_num_seqs or 0):
+    if launch.batched_tokens < min(launch.seqs, launch.max_num_seqs or 0):
         raise SizingError(
-            f"vLLM refuses a budget of {setup.batched_tokens} tokens per step, because "
-            f"max_num_seqs is {setup.seqs}; it must not be smaller",
+            f"vLLM refuses a budget of {launch.batched_tokens} tokens per step, because "
+            f"max_num_seqs is {launch.seqs}; it must not be smaller",
             name="max_num_batched_tokens",
         )
-    _check_parallel(setup)
-    _check_dtypes(setup)
-    if setup.model.target_hidden_size:
+    _check_parallel(launch)
+    _check_dtypes(launch)
+    if launch.model.target_hidden_size:
         raise SizingError(
-            f"{setup.model.id} is a draft head and cannot run alone: set the target model here and "
-            "the head as the draft model",
+            f"{launch.model.id} is a draft head and cannot run alone: set the target model here "
+            "and the head as the draft model",
             name="model",
         )
-    if setup.adapters is not None:
-        check_adapters(setup.adapters, setup.model)
-    if setup.draft is not None:
-        check_draft(setup.draft, setup.model, setup.parallel)
+    if launch.adapters is not None:
+        check_adapters(launch.adapters, launch.model)
+    if launch.draft is not None:
+        check_draft(launch.draft, launch.model, launch.parallel)
 
 
-def _check_engine(setup: Launch) -> None:
+def _check_engine(launch: Launch) -> None:
     titles = tuple(kind.title.lower() for kind in sized_kinds())
-    if setup.engine.lower() not in titles:
-        raise SizingError(f"unknown engine {setup.engine!r}", name="engine", choices=titles)
-    if setup.slack is None:
+    if launch.engine.lower() not in titles:
+        raise SizingError(f"unknown engine {launch.engine!r}", name="engine", choices=titles)
+    if launch.slack is None:
         return
     unread = {
-        "max_loras": setup.adapters,
-        "draft_model": setup.draft,
-        "limit_mm_per_prompt": setup.limit_mm_per_prompt,
-        "dcp": setup.decode_context_parallel > 1,
-        "kv_offloading_size": setup.kv_offloading_bytes,
+        "max_loras": launch.adapters,
+        "draft_model": launch.draft,
+        "limit_mm_per_prompt": launch.limit_mm_per_prompt,
+        "dcp": launch.decode_context_parallel > 1,
+        "kv_offloading_size": launch.kv_offloading_bytes,
     }
     for name, given in unread.items():
         if given:
-            raise SizingError(f"not sized for {setup.kind.title}", name=name)
+            raise SizingError(f"not sized for {launch.kind.title}", name=name)
 
 
 # The fields that are counts, each with its input's name; adapters are checked with their model.
@@ -504,18 +504,18 @@ _COUNTS = {
 }
 
 
-def _check_counts(setup: Launch) -> None:
+def _check_counts(launch: Launch) -> None:
     for field, (name, value_of) in _COUNTS.items():
-        value = value_of(setup)
+        value = value_of(launch)
         if value is not None:
             positive(name, value)
             within(name, value, low=1, high=_MOST_OF.get(field, _LARGEST_COUNT))
-    if setup.weights_bytes is not None:
-        positive("weights_gib", setup.weights_bytes)
+    if launch.weights_bytes is not None:
+        positive("weights_gib", launch.weights_bytes)
 
 
-def _check_parallel(setup: Launch) -> None:
-    parallel, model = setup.parallel, setup.model
+def _check_parallel(launch: Launch) -> None:
+    parallel, model = launch.parallel, launch.model
     heads, tp = model.attention_heads, parallel.tensor
     if heads and heads % tp:
         fitting = [str(size) for size in range(1, heads + 1) if not heads % size and size <= 64]
@@ -530,17 +530,17 @@ def _check_parallel(setup: Launch) -> None:
             "layers",
             name="pipeline_parallel",
         )
-    fitting_ranks = _context_ranks(setup)
-    if setup.decode_context_parallel not in fitting_ranks:
+    fitting_ranks = _context_ranks(launch)
+    if launch.decode_context_parallel not in fitting_ranks:
         raise SizingError(
-            f"vLLM refuses decode context parallel size {setup.decode_context_parallel} at TP {tp} "
-            f"for {model.id}: it is limited by the copies of each KV head",
+            f"vLLM refuses decode context parallel size {launch.decode_context_parallel} at "
+            f"TP {tp} for {model.id}: it is limited by the copies of each KV head",
             name="dcp",
             choices=[str(ranks) for ranks in fitting_ranks],
         )
 
 
-def _context_ranks(setup: Launch) -> list[int]:
+def _context_ranks(launch: Launch) -> list[int]:
     """The decode context parallel sizes that vLLM accepts at this tensor-parallel size.
 
     A latent vector is copied to every rank. If there are more ranks than KV heads, each KV head is
@@ -548,8 +548,8 @@ def _context_ranks(setup: Launch) -> list[int]:
 
     Source: vllm/config/model.py, verify_with_parallel_config (0.32).
     """
-    tp, queries = setup.parallel.tensor, setup.model.attention_heads
-    kinds = [part.kind for part in setup.model.layers]
+    tp, queries = launch.parallel.tensor, launch.model.attention_heads
+    kinds = [part.kind for part in launch.model.layers]
     ranks = [size for size in range(1, tp + 1) if not tp % size]
     if any(isinstance(kind, LatentAttention) for kind in kinds):
         return ranks
@@ -557,25 +557,25 @@ def _context_ranks(setup: Launch) -> list[int]:
     return [size for size in ranks if size <= max(tp // heads, 1) and not queries // heads % size]
 
 
-def _check_dtypes(setup: Launch) -> None:
-    gpu, arithmetic = setup.gpu, setup.scheme.compute
-    kept = kv_format(setup.kv_cache_dtype)
+def _check_dtypes(launch: Launch) -> None:
+    gpu, arithmetic = launch.gpu, launch.scheme.compute
+    kept = kv_format(launch.kv_cache_dtype)
     indexed = any(
         (isinstance(part.kind, LatentAttention) and part.kind.index_dim)
         or isinstance(part.kind, SlidingStates)
-        for part in setup.model.layers
+        for part in launch.model.layers
     )
     missing = None if gpu is None else kernel_missing(kept, gpu)
     if kept.needs_indexer and not indexed:
         missing = (
-            f"a {kept.id} KV cache needs sparse latent attention, which {setup.model.id} lacks"
+            f"a {kept.id} KV cache needs sparse latent attention, which {launch.model.id} lacks"
         )
     if missing is not None:
         raise SizingError(missing, name="kv_cache_dtype")
     # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
     if gpu is not None and arithmetic == "fp4" and gpu.fp8_flop_per_s is None:
         raise SizingError(
-            f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {setup.scheme.id} weights need",
+            f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {launch.scheme.id} weights need",
             name="quantization",
             choices=tuple(key for key, scheme in schemes().items() if scheme.compute != "fp4"),
         )

@@ -35,7 +35,7 @@ _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
 
 def draft_token_bytes(answer: Memory) -> float:
     """Bytes of one more token in the draft's layers on one GPU; 0 without a draft."""
-    draft, settings = answer.setup.draft, answer.layout.settings
+    draft, settings = answer.launch.draft, answer.layout.settings
     if draft is None:
         return 0.0
     return sum(part.count * token_bytes(part.kind, settings) for part in draft.model.layers)
@@ -45,17 +45,17 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
     """Lines for weights, overhead, available KV, bytes per token, blocks and requests."""
     sheet, settings = Sheet(), answer.layout.settings
     available = answer.available_bytes.expected
-    if answer.setup.available_kv_bytes is None:
+    if answer.launch.available_kv_bytes is None:
         available = _available(sheet, answer)
     else:
         _stated(sheet, "Available KV cache on each GPU", available)
     own_layout = answer.layout
-    if answer.setup.draft is not None:
+    if answer.launch.draft is not None:
         # The groups also contain the draft's layers: lay out the target alone.
-        own_layout = kv_layout_of(replace(answer.setup, draft=None))
+        own_layout = kv_layout_of(replace(answer.launch, draft=None))
     for group in own_layout.groups:
         _token(sheet, group, settings)
-    for part in () if answer.setup.draft is None else answer.setup.draft.model.layers:
+    for part in () if answer.launch.draft is None else answer.launch.draft.model.layers:
         sheet.line(
             "KV cache per token, draft model",
             "{layers} x {bytes per layer}",
@@ -74,28 +74,28 @@ def _stated(sheet: Sheet, title: str, amount_bytes: float) -> None:
 
 def _loaded(sheet: Sheet, answer: Memory) -> float:
     """Lines for the weights, the adapters' buffers and the draft, and the total loaded."""
-    setup, weights = answer.setup, answer.weights
+    launch, weights = answer.launch, answer.weights
     parts: dict[str, float] = {}
     if weights is None:
-        own = setup.weights_bytes or 0.0
+        own = launch.weights_bytes or 0.0
         _stated(sheet, "Weights on each GPU", own)
         parts["weights"] = own
     else:
-        offloaded = {"in host memory": setup.cpu_offload_bytes} if setup.cpu_offload_bytes else {}
+        offloaded = {"in host memory": launch.cpu_offload_bytes} if launch.cpu_offload_bytes else {}
         kept = weights.parts
         total = " + ".join(f"{{{name}:GiB}}" for name in kept)
         parts["weights"] = sheet.line(
-            f"Weights on each GPU ({setup.scheme.id})",
+            f"Weights on each GPU ({launch.scheme.id})",
             f"max({total} - {{in host memory:GiB}}, 0)" if offloaded else total,
             (*kept.values(), *offloaded.values()),
             result="{:GiB}",
-            source=f"guide 2.1; {setup.scheme.source}",
+            source=f"guide 2.1; {launch.scheme.source}",
         )
-    if setup.adapters is not None and setup.adapters.each_bytes:
+    if launch.adapters is not None and launch.adapters.each_bytes:
         parts["adapters"] = answer.adapter_bytes
         _stated(sheet, "LoRA adapters on each GPU", answer.adapter_bytes)
-    elif setup.adapters is not None:
-        slots, rank = setup.adapters.slots, setup.adapters.rank
+    elif launch.adapters is not None:
+        slots, rank = launch.adapters.slots, launch.adapters.rank
         each = "bytes of an adapter for all matrices at the largest rank"
         parts["adapters"] = sheet.line(
             "LoRA adapters on each GPU",
@@ -104,8 +104,8 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             result="{:GiB}",
             source="guide 2.5; vllm/lora/layers (0.32)",
         )
-    if setup.draft is not None:
-        draft, kept = setup.draft.model, draft_weights(setup.draft, setup.parallel).parts
+    if launch.draft is not None:
+        draft, kept = launch.draft.model, draft_weights(launch.draft, launch.parallel).parts
         parts["draft"] = sheet.line(
             f"Draft on each GPU ({draft.id} in {scheme(draft.quantization).id})",
             " + ".join(f"{{{name}:GiB}}" for name in kept),
@@ -113,9 +113,9 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             result="{:GiB}",
             source="guide 6.6; vllm/config/speculative.py (0.32)",
         )
-    if setup.added_bytes:
-        parts["draft"] = setup.added_bytes
-        _stated(sheet, "Draft on each GPU", setup.added_bytes)
+    if launch.added_bytes:
+        parts["draft"] = launch.added_bytes
+        _stated(sheet, "Draft on each GPU", launch.added_bytes)
     if len(parts) == 1:
         return parts["weights"]
     return sheet.line(
@@ -128,36 +128,36 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
 
 
 def _available(sheet: Sheet, answer: Memory) -> float:
-    setup, free, taken = answer.setup, answer.available_bytes, answer.overhead
-    if taken is None or setup.gpu is None:
+    launch, free, taken = answer.launch, answer.available_bytes, answer.overhead
+    if taken is None or launch.gpu is None:
         raise AssertionError("an available amount that was computed has an overhead and a GPU")
     loaded_bytes = _loaded(sheet, answer)
     result = f"{{:GiB}} ({gibibytes(taken.low_bytes)} to {gibibytes(taken.high_bytes)})"
-    if setup.slack is not None:
+    if launch.slack is not None:
         overhead_bytes = sheet.line(
             "Taken on each GPU before the weights are loaded",
             "{share} x {CUDA context and communication:GiB}",
-            (setup.utilization, setup.slack.process_gib[1] * GIB),
+            (launch.utilization, launch.slack.process_gib[1] * GIB),
             result=result,
             source="an assumption",
         )
     else:
-        guide = setup.overhead == "guide"
+        guide = launch.overhead == "guide"
         overhead_bytes = sheet.line(
-            f"Overhead on each GPU ({setup.overhead})",
+            f"Overhead on each GPU ({launch.overhead})",
             "{activations:GiB} + {framework:GiB} + {CUDA graphs:GiB}",
             (taken.activation_bytes, taken.framework_bytes, taken.graphs_bytes),
             result=result,
             source="guide 2.3, 2.4" if guide else "fitted to logged start-ups of vLLM 0.6 to 0.31",
         )
-    beside = answer.adapter_bytes or answer.draft_bytes or setup.added_bytes
+    beside = answer.adapter_bytes or answer.draft_bytes or launch.added_bytes
     loaded = "loaded" if beside else "weights"
     return sheet.line(
         "Available KV cache on each GPU",
         AVAILABLE.replace("loaded", loaded),
-        (setup.utilization, setup.gpu.memory_bytes, loaded_bytes, overhead_bytes),
+        (launch.utilization, launch.gpu.memory_bytes, loaded_bytes, overhead_bytes),
         result=f"{{:GiB}} ({gibibytes(free.low)} to {gibibytes(free.high)})",
-        source="vllm/v1/worker/gpu_worker.py" if setup.slack is None else "its memory rule",
+        source="vllm/v1/worker/gpu_worker.py" if launch.slack is None else "its memory rule",
     )
 
 
@@ -195,7 +195,7 @@ def _token(sheet: Sheet, group: Group, settings: KvSettings) -> None:
 
 
 def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
-    layout, context, held = answer.layout, answer.setup.context, answer.concurrency
+    layout, context, held = answer.layout, answer.launch.context, answer.concurrency
     growing = [g for g in layout.groups if not isinstance(g.kind, SlidingStates)]
     block_tokens = min(group.block_tokens for group in growing)
     blocks = sheet.line(

@@ -76,19 +76,21 @@ class Overhead(Struct, frozen=True):
         return self.activation_bytes + self.framework_bytes + self.graphs_bytes
 
 
-def overhead_of(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
+def overhead_of(launch: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     """GPU memory used beside weights and KV cache, by the launch's overhead model.
 
     If it was measured on the running server, the measured value, which is then also both bounds.
     """
-    guide = setup.overhead == "guide"
-    if setup.slack is not None:
+    guide = launch.overhead == "guide"
+    if launch.slack is not None:
         # Activations and graphs take the slack. What the process takes before it loads its weights
         # is taken from the share too.
-        low, expected, high = (setup.utilization * GIB * each for each in setup.slack.process_gib)
+        low, expected, high = (launch.utilization * GIB * each for each in launch.slack.process_gib)
         return Overhead(0.0, expected, 0.0, low, high)
-    predicted = guide_overhead(setup, weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
-    excess_bytes = setup.overhead_excess_bytes
+    predicted = (
+        guide_overhead(launch, weights_bytes, gpu) if guide else _fitted_overhead(launch, gpu)
+    )
+    excess_bytes = launch.overhead_excess_bytes
     if excess_bytes is None:
         return predicted
     shown_bytes = predicted.expected_bytes + excess_bytes
@@ -100,19 +102,19 @@ def overhead_of(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     )
 
 
-def guide_overhead(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
+def guide_overhead(launch: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     """Overhead to plan with: 20% of the weights as published, and 5 to 10% of the memory.
 
     Activations keep the checkpoint's own precision whatever the weights are quantized to.
 
     Source: guide 2.3, 2.4 and figure 2.1.
     """
-    own = scheme(setup.model.quantization)
+    own = scheme(launch.model.quantization)
     published_ratio = 1.0
-    if own.id != setup.scheme.id:
+    if own.id != launch.scheme.id:
         published_ratio = (
-            weights_per_gpu(setup.model, own, setup.parallel).total_bytes
-            / weights_per_gpu(setup.model, setup.scheme, setup.parallel).total_bytes
+            weights_per_gpu(launch.model, own, launch.parallel).total_bytes
+            / weights_per_gpu(launch.model, launch.scheme, launch.parallel).total_bytes
         )
     activation = ACTIVATION_RATIO * weights_bytes * published_ratio
     high = activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes
@@ -125,25 +127,25 @@ def guide_overhead(setup: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     )
 
 
-def _fitted_overhead(setup: Launch, gpu: Gpu) -> Overhead:
+def _fitted_overhead(launch: Launch, gpu: Gpu) -> Overhead:
     """The overhead, by vLLM's own terms and the figures of logged start-ups.
 
     The lower bound is at least half of the expected value. The upper bound includes the largest
     size that CUDA graphs may have.
     """
     figures = _figures()
-    activation = _activation_bytes(setup, gpu)
-    framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
-    graphs, graphs_high = _graphs_bytes(setup, gpu)
+    activation = _activation_bytes(launch, gpu)
+    framework = _framework_bytes(gpu, launch.parallel.tensor, launch.version)
+    graphs, graphs_high = _graphs_bytes(launch, gpu)
     if gpu.shares_host_memory:
-        images_gib = figures["shared_host_images_gib"] if _encoder_bytes(setup, gpu)[0] else 0.0
+        images_gib = figures["shared_host_images_gib"] if _encoder_bytes(launch, gpu)[0] else 0.0
         framework += (figures["shared_host_gib"] + images_gib) * GIB
-    if setup.decode_context_parallel > 1:
+    if launch.decode_context_parallel > 1:
         framework += figures["context_parallel_gib"] * GIB
     expected = activation + framework + graphs
-    band = _band(setup, gpu)
+    band = _band(launch, gpu)
     above_gib = band["above_gib"]
-    if start_ups(setup, gpu)[1] < figures["few_start_ups"]:
+    if start_ups(launch, gpu)[1] < figures["few_start_ups"]:
         above_gib += figures["few_start_ups_gib"]
     return Overhead(
         activation_bytes=activation,
@@ -154,21 +156,21 @@ def _fitted_overhead(setup: Launch, gpu: Gpu) -> Overhead:
     )
 
 
-def _band(setup: Launch, gpu: Gpu) -> Mapping[str, float]:
+def _band(launch: Launch, gpu: Gpu) -> Mapping[str, float]:
     """The row of the GPU's class in the table of bands."""
     bands, name = _tables()["bands"], gpu.architecture
     if gpu.shares_host_memory:
-        name = "unified" if setup.parallel.gpus == 1 else "unified_nodes"
+        name = "unified" if launch.parallel.gpus == 1 else "unified_nodes"
     elif name == "blackwell" and gpu.segment != "data-centre":
         name = "workstation_blackwell"
     row: Mapping[str, float] = bands.get(name, bands["unmeasured"])
     return row
 
 
-def start_ups(setup: Launch, gpu: Gpu) -> tuple[int, int]:
+def start_ups(launch: Launch, gpu: Gpu) -> tuple[int, int]:
     """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
     families: Mapping[str, int] = _tables()["family_start_ups"]
-    return int(_band(setup, gpu)["start_ups"]), families[_family(setup.model)]
+    return int(_band(launch, gpu)["start_ups"]), families[_family(launch.model)]
 
 
 def _family(model: Model) -> str:
@@ -183,46 +185,46 @@ def _family(model: Model) -> str:
     return "mixture" if model.experts.count else "dense"
 
 
-def _activation_bytes(setup: Launch, gpu: Gpu) -> float:
+def _activation_bytes(launch: Launch, gpu: Gpu) -> float:
     """The peak of the profiling run: of the encoder, or of the decoder beside the encoder's output.
 
     Source: `profile_run` of vllm/v1/worker/gpu_model_runner.py (0.32).
     """
-    model = setup.model
-    encoder, kept = _encoder_bytes(setup, gpu)
-    peak = max(encoder, kept + _decoder_bytes(setup, gpu))
+    model = launch.model
+    encoder, kept = _encoder_bytes(launch, gpu)
+    peak = max(encoder, kept + _decoder_bytes(launch, gpu))
     latent = [part.kind for part in model.layers if isinstance(part.kind, LatentAttention)]
     if latent and latent[0].index_dim:
-        peak += _INDEX_WORKSPACE_BYTES_PER_TOKEN * setup.longest_tokens
+        peak += _INDEX_WORKSPACE_BYTES_PER_TOKEN * launch.longest_tokens
     return peak
 
 
-def _decoder_bytes(setup: Launch, gpu: Gpu) -> float:
+def _decoder_bytes(launch: Launch, gpu: Gpu) -> float:
     """The sampler's peak or the widest layer's activations, whichever is larger."""
-    model, tokens, figures = setup.model, setup.batched_tokens, _figures()
+    model, tokens, figures = launch.model, launch.batched_tokens, _figures()
     copies = figures["sampler_copies"]
-    if setup.version >= _KERNEL_SAMPLER:
+    if launch.version >= _KERNEL_SAMPLER:
         copies = figures["kernel_sampler_copies"]
-    elif setup.version >= V1 and gpu.architecture == "ampere":
+    elif launch.version >= V1 and gpu.architecture == "ampere":
         copies = figures["ampere_copies"]
-    sampler = copies * setup.seqs * model.vocab_size * _LOGIT_BYTES
+    sampler = copies * launch.seqs * model.vocab_size * _LOGIT_BYTES
     latent = any(isinstance(part.kind, LatentAttention) for part in model.layers)
     # V0 profiled whole prompts at once, and chunked only contexts beyond 32,768 tokens; latent
     # attention could not be chunked at first.
-    chunked = setup.longest_tokens > _V0_WHOLE_PROMPT_TOKENS
-    if setup.version < V1 and (not chunked or (setup.version < _V0_CHARGED and latent)):
-        tokens = max(tokens, setup.longest_tokens)
+    chunked = launch.longest_tokens > _V0_WHOLE_PROMPT_TOKENS
+    if launch.version < V1 and (not chunked or (launch.version < _V0_CHARGED and latent)):
+        tokens = max(tokens, launch.longest_tokens)
     # Gate, up and their product, and three rows of the hidden state, in 16 bit.
-    inner_elements = 3 * model.intermediate_size / setup.parallel.tensor
-    if setup.version >= V1:
-        inner_elements = max(inner_elements, _expert_elements(setup, gpu))
+    inner_elements = 3 * model.intermediate_size / launch.parallel.tensor
+    if launch.version >= V1:
+        inner_elements = max(inner_elements, _expert_elements(launch, gpu))
     row_bytes = (inner_elements + 3 * model.hidden_size) * _ELEMENT_BYTES
     if any(isinstance(part.kind, SlidingStates) for part in model.layers):
         row_bytes += _STREAM_COPIES * _LOGIT_BYTES * model.hidden_size
     return max(sampler, tokens * row_bytes)
 
 
-def _expert_elements(setup: Launch, gpu: Gpu) -> float:
+def _expert_elements(launch: Launch, gpu: Gpu) -> float:
     """Elements per token of the buffers between the two matrices of a layer's routed experts.
 
     CUTLASS kernels of NVFP4, which experts with GELU had before FlashInfer's, copy the rows in
@@ -231,16 +233,16 @@ def _expert_elements(setup: Launch, gpu: Gpu) -> float:
     Source: `workspace_shapes` and `run_cutlass_moe_fp4` of vllm/model_executor/layers/fused_moe
     (0.32).
     """
-    model, parallel = setup.model, setup.parallel
+    model, parallel = launch.model, launch.parallel
     width = model.expert_width / (1 if parallel.experts else parallel.tensor)
     row_elements = max(2 * width, model.hidden_size) + width
-    native = setup.scheme.compute == "fp4" and gpu.fp4_flop_per_s is not None
-    if native and model.experts.gelu and setup.version < _FLASHINFER_GELU:
+    native = launch.scheme.compute == "fp4" and gpu.fp4_flop_per_s is not None
+    if native and model.experts.gelu and launch.version < _FLASHINFER_GELU:
         row_elements += 3 * model.hidden_size
     return model.experts.per_token * row_elements
 
 
-def _encoder_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
+def _encoder_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     """Peak bytes of encoding the largest items that fit into a step, and those of their output.
 
     vLLM encodes as many items of the modality with the most tokens as the encoder's budget holds,
@@ -248,13 +250,13 @@ def _encoder_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
 
     Source: vllm/multimodal/encoder_budget.py (0.32).
     """
-    model, tower = setup.model, setup.model.tower
-    if not model.multimodal or setup.version < V1:
+    model, tower = launch.model, launch.model.tower
+    if not model.multimodal or launch.version < V1:
         return 0.0, 0.0
     if tower is None:
         unknown = _figures()["unknown_tower_gib"] * GIB
         return 0.0, unknown
-    limits = dict(setup.limit_mm_per_prompt)
+    limits = dict(launch.limit_mm_per_prompt)
     items = [
         (tokens, patches, limits.get(modality))
         for modality, patches, tokens in tower.modalities
@@ -263,25 +265,25 @@ def _encoder_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
     if not items:
         return 0.0, 0.0
     tokens, patches, limit = max(items)
-    count = max(setup.batched_tokens // tokens, 1)
+    count = max(launch.batched_tokens // tokens, 1)
     if limit is not None:
-        count = min(count, setup.seqs * limit)
+        count = min(count, launch.seqs * limit)
     output = count * tokens * model.hidden_size * tower.levels * _ELEMENT_BYTES
-    return _tower_bytes(tower, count * patches, setup, gpu) + output, output
+    return _tower_bytes(tower, count * patches, launch, gpu) + output, output
 
 
-def _tower_bytes(tower: Tower, patches: int, setup: Launch, gpu: Gpu) -> float:
+def _tower_bytes(tower: Tower, patches: int, launch: Launch, gpu: Gpu) -> float:
     """Peak bytes of a vision tower that encodes these patches: of its attention or its MLP."""
     if tower.positions:
         # A one-hot row of int64 a coordinate and its cast to 16 bit; batches of frames are chosen
         # for 32 bytes a position within a tenth of the memory.
         row_bytes = 2 * tower.positions * (8 + _ELEMENT_BYTES)
-        if setup.version < _BATCHED_FRAMES:
+        if launch.version < _BATCHED_FRAMES:
             return tower.frame_patches * row_bytes
         most = max(gpu.memory_bytes / 10 * (8 + _ELEMENT_BYTES) / 16, 1)
         return min(patches * row_bytes, max(most, tower.frame_patches * row_bytes))
     inner = max(8 * tower.width, (3 if tower.gated else 2) * tower.inner)
-    row_elements = 2 * tower.width + inner / setup.parallel.tensor + tower.patch_elements
+    row_elements = 2 * tower.width + inner / launch.parallel.tensor + tower.patch_elements
     return patches * row_elements * _ELEMENT_BYTES
 
 
@@ -307,11 +309,11 @@ def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
     return taken * GIB
 
 
-def _graphs_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
+def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     """Bytes that CUDA graphs take from the KV budget: expected, and at most."""
-    if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
+    if launch.version < GRAPHS_TAKEN or launch.enforce_eager:
         return 0.0, 0.0
-    model, parallel, figures = setup.model, setup.parallel, _figures()
+    model, parallel, figures = launch.model, launch.parallel, _figures()
     mixture = bool(model.experts.count)
     if mixture and parallel.experts and parallel.data > 1 and gpu.architecture == "blackwell":
         return figures["wide_graphs_gib"] * GIB, figures["most_wide_graphs_gib"] * GIB
@@ -321,10 +323,10 @@ def _graphs_bytes(setup: Launch, gpu: Gpu) -> tuple[float, float]:
     nccl = parallel.tensor > gpu.nvlink_gpus or (mixture and parallel.experts)
     each += figures["graph_mib_per_layer_nccl"] * nccl
     layers = model.depth / parallel.pipeline
-    expected = figures["first_graph_gib"] * GIB + _graphs(setup) * layers * each * _MIB
+    expected = figures["first_graph_gib"] * GIB + _graphs(launch) * layers * each * _MIB
     if gpu.architecture == "blackwell" and _flashinfer(model):
         expected += figures["flashinfer_workspace_mib"] * _MIB
-    above_gib, ranks = figures["graphs_above_gib"], setup.decode_context_parallel
+    above_gib, ranks = figures["graphs_above_gib"], launch.decode_context_parallel
     if ranks > 1:
         above_gib += figures["context_parallel_graphs_gib_per_rank"] * ranks
     return expected, expected + above_gib * GIB
@@ -340,7 +342,7 @@ def _flashinfer(model: Model) -> bool:
     return len(heads) == 1
 
 
-def _graphs(setup: Launch) -> int:
+def _graphs(launch: Launch) -> int:
     """How many CUDA graphs vLLM captures: of whole decode steps, and of mixed steps in pieces.
 
     Mixed steps up to twice the tokens of a decode step with all seats taken, of 1, 2, 4, every 8 to
@@ -348,8 +350,8 @@ def _graphs(setup: Launch) -> int:
 
     Source: vllm/config/vllm.py, `_set_cudagraph_sizes` (0.32).
     """
-    drafted = 0 if setup.draft is None else setup.draft.tokens
-    seated = setup.seqs * (1 + drafted)
-    sizes = setup.cudagraph_capture_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    mixed = [size for size in sizes if setup.cudagraph_capture_sizes or size <= 2 * seated]
+    drafted = 0 if launch.draft is None else launch.draft.tokens
+    seated = launch.seqs * (1 + drafted)
+    sizes = launch.cudagraph_capture_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    mixed = [size for size in sizes if launch.cudagraph_capture_sizes or size <= 2 * seated]
     return len(mixed) + sum(size <= seated for size in mixed)

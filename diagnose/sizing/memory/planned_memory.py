@@ -79,23 +79,23 @@ class PlannedMemory(Struct, frozen=True):
         return sheet.steps
 
 
-def planned_memory(setup: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMemory:
+def planned_memory(launch: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMemory:
     """The parts for so many requests of the context's length.
 
     Raises:
         SizingError: the parameters cannot be counted, or the dtype is unknown.
     """
-    alone = replace(setup, parallel=ONE_GPU, decode_context_parallel=1)
-    request_bytes = kv_layout_of(alone).request_bytes(setup.context)
-    weights, sheet = weights_per_gpu(setup.model, setup.scheme, ONE_GPU), Sheet()
-    adapters = setup.adapters
+    alone = replace(launch, parallel=ONE_GPU, decode_context_parallel=1)
+    request_bytes = kv_layout_of(alone).request_bytes(launch.context)
+    weights, sheet = weights_per_gpu(launch.model, launch.scheme, ONE_GPU), Sheet()
+    adapters = launch.adapters
     activation_bytes = guide_overhead(alone, weights.total_bytes, gpu).activation_bytes
-    drafted_bytes = setup.added_bytes * setup.parallel.gpus
-    if setup.draft is not None:
-        drafted_bytes += draft_weights(setup.draft, ONE_GPU).total_bytes
+    drafted_bytes = launch.added_bytes * launch.parallel.gpus
+    if launch.draft is not None:
+        drafted_bytes += draft_weights(launch.draft, ONE_GPU).total_bytes
     parts = weights.parts | ({"draft": drafted_bytes} if drafted_bytes else {})
     weights_bytes = sheet.line(
-        f"Weights ({setup.scheme.id})",
+        f"Weights ({launch.scheme.id})",
         " + ".join(f"{{{name}:GB}}" for name in parts),
         (*parts.values(),),
         result="{:GB}",
@@ -103,7 +103,7 @@ def planned_memory(setup: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMem
     )
     kv_bytes = sheet.line(
         "KV cache",
-        f"{{requests}} x {{bytes of a request:GB ({setup.context:,} tokens)}}",
+        f"{{requests}} x {{bytes of a request:GB ({launch.context:,} tokens)}}",
         (concurrency, request_bytes),
         result="{:GB}",
         source="guide 2.2",
@@ -121,6 +121,6 @@ def planned_memory(setup: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMem
         kv_bytes=kv_bytes,
         request_bytes=request_bytes,
         activation_bytes=activation_bytes,
-        adapters_bytes=adapter_bytes(setup.model, adapters, ONE_GPU) if adapters else 0.0,
+        adapters_bytes=adapter_bytes(launch.model, adapters, ONE_GPU) if adapters else 0.0,
         sheet=sheet,
     )

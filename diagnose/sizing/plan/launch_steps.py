@@ -104,8 +104,8 @@ def _budget(replica: Serving) -> tuple[Part, Serving]:
 
     It is vLLM's own budget, or a smaller one if that serves more within the targets.
     """
-    own, (best, tried) = replica.setup.batched_tokens, tuned(replica)
-    taken = best.setup.batched_tokens
+    own, (best, tried) = replica.launch.batched_tokens, tuned(replica)
+    taken = best.launch.batched_tokens
     part = Part(
         decision=f"chunked prefill with vLLM's budget of {own:,} tokens",
         output={"max_num_batched_tokens": taken},

@@ -29,8 +29,8 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
-    launch,
     planned_concurrency,
+    replica_launch,
     serving,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape
@@ -47,9 +47,9 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Plann
 
     Source: guide 2.1 to 2.6.
     """
-    setup = launch(pool, ONE_GPU, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    launch = replica_launch(pool, ONE_GPU, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     concurrency = planned_concurrency(pool)
-    return planned_memory(replace(setup, overhead="guide"), pool.gpu, concurrency=concurrency)
+    return planned_memory(replace(launch, overhead="guide"), pool.gpu, concurrency=concurrency)
 
 
 def _floor(pool: Pool, needed: PlannedMemory) -> Part:
@@ -194,12 +194,12 @@ _STARVED_RATIO = 1.25
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> PlanStep:
     """Step 8: the KV cache, compared with the baseline's."""
-    setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
-    prefix, replica = stored_prefixes(pool, serving(pool, setup))
+    launch = replace(baseline.launch, kv_cache_dtype=kv_cache_dtype)
+    prefix, replica = stored_prefixes(pool, serving(pool, launch))
     offload = _offload(pool, replica)
     cached = "prefix caching on, " if pool.profile.prefix or pool.profile.session else ""
     before, after = (state.memory.concurrency.expected for state in (baseline, replica))
-    labels = [kv_format(dtype).label for dtype in (kv_cache_dtype, baseline.setup.kv_cache_dtype)]
+    labels = [kv_format(dtype).label for dtype in (kv_cache_dtype, baseline.launch.kv_cache_dtype)]
     step = PlanStep(
         number=8,
         title="Configure the KV cache",
@@ -222,7 +222,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> PlanStep:
             result="{}x",
             source="guide 4.3, 7.5",
         )
-    if kv_cache_dtype != baseline.setup.kv_cache_dtype:
+    if kv_cache_dtype != baseline.launch.kv_cache_dtype:
         step.to_measure.append("answer quality with this KV cache on your longest contexts")
     step.add(prefix)
     step.add(offload)
@@ -325,7 +325,7 @@ def _session_hits(pool: Pool, session: SessionShape, replica: Serving) -> tuple[
 def _starved(replica: Serving) -> bool:
     """Whether throughput is still rising steeply when the KV cache is full (guide 7.6)."""
     limit = replica.limit
-    if limit >= replica.setup.seqs:
+    if limit >= replica.launch.seqs:
         return False
     if limit < 2:
         return True
@@ -338,8 +338,8 @@ def _offload(pool: Pool, replica: Serving) -> Part:
 
     Guide 7.4, 7.6.
     """
-    profile, gpus = pool.profile, replica.setup.parallel.gpus
-    request_bytes = replica.memory.layout.request_bytes(replica.setup.context)
+    profile, gpus = pool.profile, replica.launch.parallel.gpus
+    request_bytes = replica.memory.layout.request_bytes(replica.launch.context)
     host = pool.gpu.host_bytes_per_s
     drive_s = request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
     part = Part(decision="no offloading")

@@ -37,7 +37,7 @@ _BATCH_GAIN_RATIO = 0.99
 """A batch runs at the lowest concurrency that has this share of the highest throughput."""
 
 
-def launch(
+def replica_launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Launch:
     """The launch of one replica, with its adapters and the draft's weights."""
@@ -72,9 +72,9 @@ class Serving(Struct, frozen=True, kw_only=True):
     drafting: Drafting | None = None
 
     @property
-    def setup(self) -> Launch:
+    def launch(self) -> Launch:
         """The launch."""
-        return self.memory.setup
+        return self.memory.launch
 
     @property
     def limit(self) -> int:
@@ -82,15 +82,15 @@ class Serving(Struct, frozen=True, kw_only=True):
         max_num_seqs. A prefill server computes one prompt at a time."""
         if not self.memory.starts:
             return 0
-        engines = self.setup.parallel.data
+        engines = self.launch.parallel.data
         if self.pool.phase == "prefill":
             return engines
         free = self.memory.available_bytes.expected - self.stored_bytes
-        held = self.memory.layout.concurrency(free, self.setup.context)
-        return max(min(int(held), self.setup.seqs), 0) * engines
+        held = self.memory.layout.concurrency(free, self.launch.context)
+        return max(min(int(held), self.launch.seqs), 0) * engines
 
 
-def serving(pool: Pool, setup: Launch) -> Serving:
+def serving(pool: Pool, launch: Launch) -> Serving:
     """A replica of this launch, without prefix caching or speculation.
 
     A decode server computes no prompt.
@@ -98,8 +98,8 @@ def serving(pool: Pool, setup: Launch) -> Serving:
     cached = float(pool.phase == "decode")
     return Serving(
         pool=pool,
-        memory=memory(setup),
-        costs=costs(setup),
+        memory=memory(launch),
+        costs=costs(launch),
         hit_ratio=cached,
         tail_hit_ratio=cached,
     )
@@ -110,13 +110,13 @@ def at(replica: Serving, concurrency: float) -> Performance:
 
     Data-parallel engines have equal parts of it.
     """
-    lengths, engines = replica.pool.lengths, replica.setup.parallel.data
+    lengths, engines = replica.pool.lengths, replica.launch.parallel.data
     load = Load(
         input_tokens=lengths.mean_input_tokens,
         output_tokens=max(lengths.mean_output_tokens, 1.0),
         concurrency=_per_engine(replica, concurrency),
         max_running=max(replica.limit / engines, 1),
-        max_num_batched_tokens=replica.setup.batched_tokens,
+        max_num_batched_tokens=replica.launch.batched_tokens,
         prefix_hit_ratio=replica.hit_ratio,
         drafting=replica.drafting,
     )
@@ -124,7 +124,7 @@ def at(replica: Serving, concurrency: float) -> Performance:
 
 
 def _per_engine(replica: Serving, concurrency: float) -> float:
-    return max(concurrency / replica.setup.parallel.data, min(concurrency, 1.0))
+    return max(concurrency / replica.launch.parallel.data, min(concurrency, 1.0))
 
 
 def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
@@ -138,7 +138,7 @@ def _tail(replica: Serving, concurrency: float, predicted: Performance) -> Bench
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     longer *= 1 - replica.tail_hit_ratio
     # Engines that share their experts step together: the prompt of one delays all.
-    chunked = predicted.prefill_step_ratio * replica.setup.parallel.data > _P99_STEP_RATIO
+    chunked = predicted.prefill_step_ratio * replica.launch.parallel.data > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
     ttft_s = predicted.ttft_s + longer / predicted.prefill_tokens_per_s
     busy = concurrency / _per_engine(replica, concurrency)
@@ -166,7 +166,7 @@ def best_point(replica: Serving) -> BenchmarkPoint | None:
     if not profile.slo.are_set:
         return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
 
-    safe = safe_targets(profile.slo, replica.setup)
+    safe = safe_targets(profile.slo, replica.launch)
 
     def seen_at(count: int) -> tuple[BenchmarkPoint, Performance]:
         predicted = at(replica, count)
@@ -187,7 +187,7 @@ def predicted_misses(replica: Serving, tail: BenchmarkPoint) -> tuple[str, ...]:
     """The targets that a predicted point misses: by its P99s, or by its means with the margin for
     the prediction's error."""
     slo, mean = replica.pool.profile.slo, at(replica, tail.concurrency)
-    safe = safe_targets(slo, replica.setup)
+    safe = safe_targets(slo, replica.launch)
     return (
         *missed_targets(tail, slo),
         *(
@@ -228,7 +228,7 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
 
     Source: guide 6.4.
     """
-    own, most = replica.setup.batched_tokens, usable_per_s(replica)
+    own, most = replica.launch.batched_tokens, usable_per_s(replica)
     is_stated = "max_num_batched_tokens" in replica.pool.deployment.flags
     if replica.pool.profile.slo.itl_p99_s is None or replica.limit < 1 or is_stated:
         return replica, []
@@ -236,8 +236,8 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
     for tokens in BUDGETS_TOKENS:
         if tokens >= own:
             continue
-        setup = replace(replica.setup, max_num_batched_tokens=tokens)
-        smaller = replace(replica, memory=memory(setup))
+        launch = replace(replica.launch, max_num_batched_tokens=tokens)
+        smaller = replace(replica, memory=memory(launch))
         usable = usable_per_s(smaller)
         tried.append((tokens, usable))
         if usable > most * GAIN_RATIO:
@@ -245,7 +245,7 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
     return chosen, tried
 
 
-def refusal(pool: Pool, setup: Launch) -> str:
+def refusal(pool: Pool, launch: Launch) -> str:
     """Why the launch is no replica: vLLM refuses its split, or the KV cache holds fewer requests of
     P95 length than planned; empty if it is.
 
@@ -254,7 +254,7 @@ def refusal(pool: Pool, setup: Launch) -> str:
     """
     concurrency = planned_concurrency(pool)
     try:
-        held = memory(setup).fits(math.ceil(concurrency / setup.parallel.data))
+        held = memory(launch).fits(math.ceil(concurrency / launch.parallel.data))
     except SizingError as error:
         if error.name not in ("tensor_parallel", "dcp"):
             raise
@@ -314,12 +314,12 @@ class Sized(Struct, frozen=True, kw_only=True):
     @property
     def parallel(self) -> Parallel:
         """The split."""
-        return self.replica.setup.parallel
+        return self.replica.launch.parallel
 
     @property
     def scheme_id(self) -> str:
         """The precision of the weights."""
-        return self.replica.setup.scheme.id
+        return self.replica.launch.scheme.id
 
     @property
     def gpus_each(self) -> int:
@@ -437,7 +437,7 @@ def predicted_curve(replica: Serving) -> Curve:
     profile, limit = replica.pool.profile, replica.limit
     part = Part(to_measure=[_SWEEP + _MORE])
     if limit < 1:
-        longest = replica.setup.longest_tokens
+        longest = replica.launch.longest_tokens
         part.notes.append(f"the KV cache holds no request of {longest:,} tokens")
         return Curve(None, "unknown", part)
     best = best_point(replica)
@@ -445,7 +445,7 @@ def predicted_curve(replica: Serving) -> Curve:
     if profile.slo.are_set:
         part.notes.append(
             "means have a margin to the targets as wide as the accuracy: "
-            f"{margins(profile.slo, replica.setup)}"
+            f"{margins(profile.slo, replica.launch)}"
         )
     if best is None and profile.slo.are_set:
         part.notes.append(

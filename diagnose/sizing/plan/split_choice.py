@@ -32,11 +32,11 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Sized,
     at,
     best_point,
-    launch,
     planned_concurrency,
     point,
     predicted_misses,
     refusal,
+    replica_launch,
     serving,
 )
 from kneewatch.diagnose.sizing.speed.performance import (
@@ -139,11 +139,13 @@ def _trials(pool: Pool, quantization: str) -> tuple[list[Sized], list[str]]:
     for parallel in possible_splits(pool):
         if trials and parallel.pipeline in _OTHER_STAGES and "pp" not in pool.deployment.flags:
             break
-        setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
-        if reason := refusal(pool, setup):
+        launch = replica_launch(
+            pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+        )
+        if reason := refusal(pool, launch):
             short.setdefault(reason, []).append(named(parallel))
         else:
-            trials.append(_trial(pool, setup))
+            trials.append(_trial(pool, launch))
     return trials, [f"{', '.join(names)} rejected: {reason}" for reason, names in short.items()]
 
 
@@ -190,8 +192,8 @@ def _reason(name: str, trial: Sized, taken: str, chosen: Sized) -> str:
     return f"{name} rejected: {needed} for the peak, {chosen.fleet.gpus} with {taken}"
 
 
-def _trial(pool: Pool, setup: Launch) -> Sized:
-    replica, parts = configured(pool, stored_prefixes(pool, serving(pool, setup))[1])
+def _trial(pool: Pool, launch: Launch) -> Sized:
+    replica, parts = configured(pool, stored_prefixes(pool, serving(pool, launch))[1])
     best = best_point(replica)
     return Sized(
         replica=replica,
@@ -225,14 +227,14 @@ def named(parallel: Parallel) -> str:
 
 def parallel_step(
     pool: Pool,
-    setup: Launch,
+    launch: Launch,
     before: PlannedMemory,
     after: PlannedMemory,
     notes: Sequence[str],
 ) -> PlanStep:
     """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
-    node, replica = pool.profile.hosting.node_gpus, serving(pool, setup)
-    parallel = setup.parallel
+    node, replica = pool.profile.hosting.node_gpus, serving(pool, launch)
+    parallel = launch.parallel
     stages, decode = parallel.pipeline, at(replica, 1).decode_step
     link, planned = replica.costs.link.lower(), None
     if link in TP_OVERHEAD_RATIO:
@@ -295,7 +297,7 @@ def parallel_step(
 
 def _experts(pool: Pool, replica: Serving) -> Part:
     """The part of the plan on expert parallelism: its imbalance, and its share of the TTFT."""
-    gpus, costs = replica.setup.parallel.gpus, replica.costs
+    gpus, costs = replica.launch.parallel.gpus, replica.costs
     part = Part(
         to_measure=["how unevenly production tokens use the experts: the busiest GPU sets the pace"]
     )

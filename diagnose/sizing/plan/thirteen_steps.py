@@ -42,10 +42,10 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Sized,
     at,
     curve_step,
-    launch,
     measured_curve,
     point,
     predicted_curve,
+    replica_launch,
     serving,
 )
 from kneewatch.diagnose.sizing.plan.split_choice import (
@@ -130,7 +130,7 @@ def _limits(sized: Sized) -> Part:
 
 def _guardrails(sized: Sized) -> Part:
     pool, lengths = sized.pool, sized.pool.lengths
-    longest = sized.replica.setup.longest_tokens
+    longest = sized.replica.launch.longest_tokens
     part = Part()
     limit = input_limit(
         part.sheet,
@@ -189,13 +189,13 @@ def _slot_s(sized: Sized) -> float | None:
 
 def _launch(sized: Sized) -> Launch:
     """The launch of a replica as it was planned. C_max bounds what runs at once."""
-    setup, best = sized.replica.setup, None if sized.pool.phase == "prefill" else sized.point
+    launch, best = sized.replica.launch, None if sized.pool.phase == "prefill" else sized.point
     return replace(
-        setup,
-        max_num_seqs=setup.max_num_seqs
+        launch,
+        max_num_seqs=launch.max_num_seqs
         if best is None
-        else math.ceil(best.concurrency / setup.parallel.data),
-        max_num_batched_tokens=setup.batched_tokens,
+        else math.ceil(best.concurrency / launch.parallel.data),
+        max_num_batched_tokens=launch.batched_tokens,
     )
 
 
@@ -407,7 +407,7 @@ def _sent_s(replica: Serving, pool: Pool) -> float:
 
 def _moved_s(prefill: Sized, decode: Sized) -> float:
     """Seconds from one pool to the other: the smaller side's network cards carry all of it."""
-    sizes = [each.replica.setup.parallel.tensor for each in (prefill, decode)]
+    sizes = [each.replica.launch.parallel.tensor for each in (prefill, decode)]
     return sizes[0] / min(sizes) * _sent_s(prefill.replica, prefill.pool)
 
 
@@ -489,7 +489,7 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     )
     mean = max(pool.lengths.mean_output_tokens - 1, 1)
     lengths = dataclasses.replace(pool.lengths, output_mean_tokens=mean)
-    kept, vendor = prefill.replica.setup, prefill.pool.gpu.vendor
+    kept, vendor = prefill.replica.launch, prefill.pool.gpu.vendor
     deployment = dataclasses.replace(
         pool.deployment,
         gpus=tuple(card.id for card in candidates(pool.deployment) if card.vendor == vendor),
@@ -557,16 +557,16 @@ def size_pool(
         SizingError: a benchmark is missing or unreadable.
     """
     final, pool = chosen.replica, chosen.replica.pool
-    kv, scheme_id = final.setup.kv_cache_dtype, chosen.scheme_id
+    kv, scheme_id = final.launch.kv_cache_dtype, chosen.scheme_id
     before = memory_floor(pool, quantization=pool.model.quantization, kv_cache_dtype="auto")
     after = memory_floor(pool, quantization=scheme_id, kv_cache_dtype=kv)
     quantized = quantization_step(pool, scheme_id, before, after)
     quantized.notes += notes[5]
     quantized.add(four_bit_gpus(pool, chosen))
-    setup = launch(pool, chosen.parallel, quantization=scheme_id, kv_cache_dtype=kv)
+    launch = replica_launch(pool, chosen.parallel, quantization=scheme_id, kv_cache_dtype=kv)
     # The baseline runs with the KV cache that vLLM takes by itself, unless one is stated.
     plain = pool.deployment.flags.get("kv_cache_dtype", "auto")
-    baseline = serving(pool, replace(setup, kv_cache_dtype=plain))
+    baseline = serving(pool, replace(launch, kv_cache_dtype=plain))
     first = _curve(pool, baseline, pool.deployment.baseline_benchmark, benchmarks)
     last = _final(pool, final, first, benchmarks)
     stated = pool.usable_requests_per_s
@@ -577,7 +577,7 @@ def size_pool(
         steps=(
             floor_step(pool, before),
             quantized,
-            parallel_step(pool, setup, before, after, notes[6]),
+            parallel_step(pool, launch, before, after, notes[6]),
             curve_step(pool, first, number=7),
             kv_step(pool, baseline, kv_cache_dtype=kv),
             batching_step(pool, final, chosen.parts),

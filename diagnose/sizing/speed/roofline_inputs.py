@@ -141,34 +141,34 @@ MEASURED_GPUS: Final = frozenset(
 """The GPUs with several of those benchmarks."""
 
 
-def unlike_measured(setup: Launch) -> str:
+def unlike_measured(launch: Launch) -> str:
     """What few published benchmarks share with this launch; empty if many are like it."""
-    gpu = setup.gpu
-    if setup.parallel.experts and setup.model.experts.count:
+    gpu = launch.gpu
+    if launch.parallel.experts and launch.model.experts.count:
         return "with expert parallelism"
-    if setup.parallel.tensor > NODE_GPUS:
+    if launch.parallel.tensor > NODE_GPUS:
         return "over several nodes"
     return "" if gpu is None or gpu.id in MEASURED_GPUS else f"on {gpu.id}"
 
 
-def measured_ratios(setup: Launch) -> Mapping[str, tuple[float, float]]:
+def measured_ratios(launch: Launch) -> Mapping[str, tuple[float, float]]:
     """Range of measured over predicted speed for launches like this, by figure."""
-    return _UNLIKE_RATIOS if unlike_measured(setup) else MEASURED_RATIOS
+    return _UNLIKE_RATIOS if unlike_measured(launch) else MEASURED_RATIOS
 
 
-def safe_targets(targets: Targets, setup: Launch) -> Targets:
+def safe_targets(targets: Targets, launch: Launch) -> Targets:
     """The mean latencies that may be predicted so that the targets are met in 19 of 20
     benchmarks."""
-    ttft_s, itl_s, ratios = targets.ttft_p99_s, targets.itl_p99_s, measured_ratios(setup)
+    ttft_s, itl_s, ratios = targets.ttft_p99_s, targets.itl_p99_s, measured_ratios(launch)
     return Targets(
         None if ttft_s is None else ttft_s / ratios["TTFT"][1],
         None if itl_s is None else itl_s / ratios["ITL"][1],
     )
 
 
-def margins(targets: Targets, setup: Launch) -> str:
+def margins(targets: Targets, launch: Launch) -> str:
     """Up to which prediction each target counts as met, in words."""
-    safe = safe_targets(targets, setup)
+    safe = safe_targets(targets, launch)
     beside = targets.beside(safe.ttft_p99_s or 0.0, safe.itl_p99_s or 0.0)
     return ", ".join(
         f"{name} predicted up to {seconds(safe_s)} for a target of {seconds(target_s)}"
@@ -293,7 +293,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self.tensor_parallel * self.pipeline_parallel
 
 
-def costs(setup: Launch) -> Costs:
+def costs(launch: Launch) -> Costs:
     """What a step of this launch reads and computes on one GPU.
 
     Weights in a format that the GPU cannot compute in are unpacked and computed in 16 bit. Decode
@@ -305,7 +305,7 @@ def costs(setup: Launch) -> Costs:
 
     Source: guide 3.3, 3.4 and 5.1; text 001, 4.2 and 4.3; text 003, Q4.
     """
-    model, gpu, parallel, network = setup.model, setup.gpu, setup.parallel, setup.network
+    model, gpu, parallel, network = launch.model, launch.gpu, launch.parallel, launch.network
     parameters, tensor_parallel = model.parameters, parallel.tensor
     if gpu is None:
         raise SizingError("set the GPU: speed cannot be predicted without it", name="gpu")
@@ -315,7 +315,7 @@ def costs(setup: Launch) -> Costs:
             "the path of its config.json",
             name="model",
         )
-    stored = scheme(setup.quantization or model.quantization)
+    stored = scheme(launch.quantization or model.quantization)
     # Other formats are computed in 16 bit.
     narrow = {
         "fp8": gpu.fp8_flop_per_s,
@@ -326,9 +326,9 @@ def costs(setup: Launch) -> Costs:
     linear_bits = stored.linear_bits
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
-    kinds = _kinds(model, tensor_parallel, kv_format(setup.kv_cache_dtype).element_bytes)
+    kinds = _kinds(model, tensor_parallel, kv_format(launch.kv_cache_dtype).element_bytes)
     link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel, network)
-    skipped = kinds.skipped_layers if setup.version >= _SKIPS_SHARED_LAYERS else 0
+    skipped = kinds.skipped_layers if launch.version >= _SKIPS_SHARED_LAYERS else 0
     attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     token_ratio = experts.per_token / experts.count if experts.count else 0.0
@@ -352,7 +352,7 @@ def costs(setup: Launch) -> Costs:
         experts=experts.count * experts.layers // engines,
         expert_layers=experts.layers if experts.count else 0,
         touched_ratio=touched_ratio(token_ratio, engines),
-        kv_bytes_per_token=kinds.kv_bytes_per_token / setup.decode_context_parallel,
+        kv_bytes_per_token=kinds.kv_bytes_per_token / launch.decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
         windows=kinds.windows,

@@ -31,17 +31,17 @@ from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
 
-def drafting_of(question: Question, setup: Launch, target: Costs) -> Drafting | None:
-    """Speculative decoding with the draft of `setup`: draft tokens, acceptance and relative cost.
+def drafting_of(question: Question, launch: Launch, target: Costs) -> Drafting | None:
+    """Speculative decoding with the draft of `launch`: draft tokens, acceptance and relative cost.
 
     None if the draft, its acceptance ratio, the GPU or the request lengths are not given.
     """
-    draft, accepted, gpu = setup.draft, question.acceptance_ratio, setup.gpu
+    draft, accepted, gpu = launch.draft, question.acceptance_ratio, launch.gpu
     inputs, outputs = question.input_tokens, question.output_tokens
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
         return None
-    split = Parallel(tensor=setup.parallel.tensor)
-    own = costs(Launch(draft.model, gpu, split, kv_cache_dtype=setup.kv_cache_dtype))
+    split = Parallel(tensor=launch.parallel.tensor)
+    own = costs(Launch(draft.model, gpu, split, kv_cache_dtype=launch.kv_cache_dtype))
     context = inputs + outputs / 2
     times = [
         step_model(

@@ -92,9 +92,9 @@ def test_a_server_without_its_tower_is_sized_without_it(flags: str, has_tower: b
         model=model("Qwen/Qwen3-VL-30B-A3B-Instruct"),
         command_line=parse_command(f"vllm serve m {flags}", origin="f"),
     )
-    setup = deployment(PAGE, seeing).sized_launch
-    assert setup is not None
-    assert setup.model.multimodal == has_tower
+    launch = deployment(PAGE, seeing).sized_launch
+    assert launch is not None
+    assert launch.model.multimodal == has_tower
 
 
 def test_a_full_cache_does_not_hide_the_demand() -> None:

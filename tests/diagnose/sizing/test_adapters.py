@@ -153,8 +153,8 @@ def test_the_arithmetic_adds_up() -> None:
     ],
 )
 def test_what_vllm_refuses(name: str, asked: Adapters, flag: str, message: str) -> None:
-    setup = Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, adapters=asked)
+    launch = Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, adapters=asked)
 
     with pytest.raises(SizingError, match=message) as refused:
-        memory(setup)
+        memory(launch)
     assert refused.value.name == flag

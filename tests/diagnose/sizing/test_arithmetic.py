@@ -81,11 +81,11 @@ def figures_of(sized: Size) -> dict[str, str]:
 @examples(60)
 @given(launches(), LOADS)
 def test_the_arithmetic_of_a_launch_gives_its_results(
-    setup: Launch, load: tuple[int, int, int]
+    launch: Launch, load: tuple[int, int, int]
 ) -> None:
     concurrency, prompt_tokens, answer_tokens = load
     question = Question(
-        setup=setup,
+        launch=launch,
         concurrency=float(concurrency),
         input_tokens=float(prompt_tokens),
         output_tokens=float(answer_tokens),

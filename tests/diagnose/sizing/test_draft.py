@@ -111,9 +111,9 @@ def test_a_head_alone_is_no_model() -> None:
 
 def test_a_head_fits_its_target() -> None:
     target = model("meta-llama/Llama-3.1-8B-Instruct")
-    setup = Launch(model=target, gpu=gpu("h100-sxm"), max_model_len=8192, draft=Draft(head(), 3))
+    launch = Launch(model=target, gpu=gpu("h100-sxm"), max_model_len=8192, draft=Draft(head(), 3))
 
-    assert memory(setup).draft_bytes == 2 * (head().parameters or pytest.fail("none")).total
+    assert memory(launch).draft_bytes == 2 * (head().parameters or pytest.fail("none")).total
 
 
 def test_fewest_gpus_skips_what_the_draft_does_not_split_over() -> None:
@@ -127,7 +127,7 @@ def test_fewest_gpus_skips_what_the_draft_does_not_split_over() -> None:
 
 
 ASKED = Question(
-    setup=DRAFTED, concurrency=8, input_tokens=1000, output_tokens=200, acceptance_ratio=0.8
+    launch=DRAFTED, concurrency=8, input_tokens=1000, output_tokens=200, acceptance_ratio=0.8
 )
 
 
@@ -155,7 +155,7 @@ def test_a_small_draft_costs_a_small_share_of_a_step() -> None:
 def test_drafts_that_are_never_accepted_only_cost() -> None:
     useless, plain = (
         size(replace(ASKED, acceptance_ratio=0.0)),
-        size(replace(ASKED, setup=LARGE, acceptance_ratio=None)),
+        size(replace(ASKED, launch=LARGE, acceptance_ratio=None)),
     )
 
     assert useless.performance is not None
@@ -166,21 +166,21 @@ def test_drafts_that_are_never_accepted_only_cost() -> None:
 def test_another_vocabulary_is_doubted() -> None:
     other = replace(LARGE, parallel=Parallel(2), draft=Draft(model("Qwen/Qwen3-0.6B"), 4))
 
-    answer = size(replace(ASKED, setup=other))
+    answer = size(replace(ASKED, launch=other))
 
     assert any("use_heterogeneous_vocab" in note for note in answer.notes)
 
 
 def test_a_search_carries_the_draft_along() -> None:
-    setup = replace(DRAFTED, gpu=gpu("h200"), parallel=Parallel())
+    launch = replace(DRAFTED, gpu=gpu("h200"), parallel=Parallel())
 
-    winner = search(replace(ASKED, setup=setup, targets=Targets(2.0))).winner
+    winner = search(replace(ASKED, launch=launch, targets=Targets(2.0))).winner
 
     assert winner is not None
-    assert winner.setup.draft == SMALL
+    assert winner.launch.draft == SMALL
 
 
 def test_acceptance_needs_a_draft() -> None:
     with pytest.raises(SizingError, match="needs a draft model") as refused:
-        size(replace(ASKED, setup=LARGE))
+        size(replace(ASKED, launch=LARGE))
     assert refused.value.name == "acceptance"

@@ -20,11 +20,11 @@ from tests.kvtruth import (
     capacity_misses,
     cases,
     is_told,
+    launch_of,
     rule_misses,
     weights_misses,
 )
-from tests.kvtruth import setup_of as case_setup
-from tests.kvtruth_2026 import RECORDED, recorded, row_of, rows, setup_of
+from tests.kvtruth_2026 import RECORDED, launch_of_case, recorded, row_of, rows
 from tests.kvtruth_2026 import within as within_bound
 
 VERSIONS = {case["case_id"]: case["version"] for case in cases()}
@@ -102,14 +102,14 @@ def test_a_figure_of_2026_is_near_the_logged_one(
 
 def test_prediction_layers_of_a_hybrid_cost_a_layer_and_states() -> None:
     case = next(case for case in recorded() if case["case_id"].endswith("27b-nvfp4-mtp2"))
-    setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
+    launch = replace(launch_of_case(case), available_kv_bytes=case["available_kv_gib"] * GIB)
 
-    layout = memory(setup).layout
+    layout = memory(launch).layout
     assert min(group.block_tokens for group in layout.groups) == 1600
     assert layout.blocks(case["available_kv_gib"] * GIB) == 936
     # 164 blocks of context in one group, and 3 groups with 2 states and 2 of drafted tokens.
     assert layout.request_blocks(262_144) == 164 + 3 * 4
-    assert memory(setup).logged_tokens.expected == case["kv_tokens"]
+    assert memory(launch).logged_tokens.expected == case["kv_tokens"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -125,7 +125,7 @@ def test_the_band_of_an_unmeasured_class_holds_nine_of_ten_of_the_measured_ones(
 ) -> None:
     """Each class as if none of its start-ups were recorded."""
 
-    def unmeasured(_setup: Launch, _gpu: Gpu) -> dict[str, float]:
+    def unmeasured(_launch: Launch, _gpu: Gpu) -> dict[str, float]:
         tables = packaged_tables("diagnose.sizing.memory", "overhead.toml")
         return dict(tables["bands"]["unmeasured"])
 
@@ -138,15 +138,17 @@ def test_the_band_of_an_unmeasured_class_holds_nine_of_ten_of_the_measured_ones(
 
 def test_a_launch_without_towers_has_more_kv_cache() -> None:
     case = next(case for case in recorded() if case.get("language_model_only"))
-    whole = setup_of({**case, "language_model_only": False})
+    whole = launch_of_case({**case, "language_model_only": False})
 
-    assert memory(setup_of(case)).available_bytes.low > memory(whole).available_bytes.low
+    assert memory(launch_of_case(case)).available_bytes.low > memory(whole).available_bytes.low
 
 
 def test_the_band_says_on_how_many_recorded_start_ups_it_stands() -> None:
-    setups = [case_setup(case) for case in cases() if is_told(case)]
-    setups += [setup_of(row.case) for row in rows() if row.case["util_known"] and not row.refused]
-    stands = [start_ups(setup, setup.gpu) for setup in setups if setup.gpu is not None]
+    launches = [launch_of(case) for case in cases() if is_told(case)]
+    launches += [
+        launch_of_case(row.case) for row in rows() if row.case["util_known"] and not row.refused
+    ]
+    stands = [start_ups(launch, launch.gpu) for launch in launches if launch.gpu is not None]
     tables = packaged_tables("diagnose.sizing.memory", "overhead.toml")
     of_class = Counter(alike for alike, _of_kind in stands)
     of_kind = Counter(kind for _alike, kind in stands)
@@ -157,14 +159,14 @@ def test_the_band_says_on_how_many_recorded_start_ups_it_stands() -> None:
     ):
         assert counted == Counter({count: count * table.count(count) for count in table if count})
     unknown = replace(gpu("l4"), architecture="turing")
-    assert start_ups(setups[0], unknown)[0] == 0
+    assert start_ups(launches[0], unknown)[0] == 0
 
 
 def test_the_band_is_wider_where_nothing_was_measured() -> None:
-    setup = setup_of(next(case for case in recorded() if case["gpu"] == "l40s"))
-    assert setup.gpu is not None
-    elsewhere = replace(setup, gpu=replace(setup.gpu, architecture="turing"))
-    known, unknown = memory(setup).available_bytes, memory(elsewhere).available_bytes
+    launch = launch_of_case(next(case for case in recorded() if case["gpu"] == "l40s"))
+    assert launch.gpu is not None
+    elsewhere = replace(launch, gpu=replace(launch.gpu, architecture="turing"))
+    known, unknown = memory(launch).available_bytes, memory(elsewhere).available_bytes
 
     assert unknown.expected == known.expected
     assert unknown.low < known.low

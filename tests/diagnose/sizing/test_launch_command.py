@@ -58,14 +58,14 @@ def refused(line: str) -> list[str]:
 
 
 def test_a_sized_launch() -> None:
-    setup = replace(
+    launch = replace(
         LLAMA,
         parallel=Parallel(tensor=2),
         kv_cache_dtype="fp8",
         max_num_seqs=64,
         enforce_eager=True,
     )
-    assert sized_command(setup) == (
+    assert sized_command(launch) == (
         "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 "
         "--kv-cache-dtype fp8 --max-num-seqs 64 --enforce-eager"
     )
@@ -121,10 +121,10 @@ def test_a_flag_of_size_that_is_vllms_is_in_the_command() -> None:
 @pytest.mark.parametrize("checkpoint", BY_CHECKPOINT)
 def test_a_scheme_is_a_method_of_vllm_or_a_checkpoint(name: str, checkpoint: str) -> None:
     """vLLM refuses `--quantization nvfp4`: such weights come with their checkpoint."""
-    setup = replace(LLAMA, model=BY_CHECKPOINT[checkpoint], quantization=name)
-    line = sized_command(setup)
+    launch = replace(LLAMA, model=BY_CHECKPOINT[checkpoint], quantization=name)
+    line = sized_command(launch)
     assert refused(line) == []
-    is_own = setup.scheme.id == setup.model.quantization
+    is_own = launch.scheme.id == launch.model.quantization
     loads = name == "fp8" and checkpoint == "bf16"
     assert ("--quantization" in line) == loads
     assert ("# needs a checkpoint in" in line) == (not is_own and not loads)

@@ -99,8 +99,8 @@ def test_rows_of_16_bit_experts_are_longer_on_amd() -> None:
 
 
 def test_a_load_on_one_amd_gpu_may_take_more_than_computed() -> None:
-    setup = replace(LLAMA_8B, gpu=gpu("mi300x"), version=(0, 18, 0))
-    old, new = memory(setup), memory(replace(setup, version=(0, 19, 0)))
+    launch = replace(LLAMA_8B, gpu=gpu("mi300x"), version=(0, 18, 0))
+    old, new = memory(launch), memory(replace(launch, version=(0, 19, 0)))
     assert old.weights_bytes is not None
     widened = old.available_bytes.expected - old.available_bytes.low
     assert widened - (new.available_bytes.expected - new.available_bytes.low) == pytest.approx(
@@ -108,10 +108,10 @@ def test_a_load_on_one_amd_gpu_may_take_more_than_computed() -> None:
     )
     assert any("AMD GPU" in note for note in memory_notes(old, 1))
     for other in (
-        replace(setup, version=(0, 19, 0)),
-        replace(setup, gpu=gpu("h200")),
-        replace(setup, parallel=Parallel(tensor=2)),
-        replace(setup, weights_bytes=16 * GIB),
+        replace(launch, version=(0, 19, 0)),
+        replace(launch, gpu=gpu("h200")),
+        replace(launch, parallel=Parallel(tensor=2)),
+        replace(launch, weights_bytes=16 * GIB),
     ):
         assert not any("AMD GPU" in note for note in memory_notes(memory(other), 1))
 
@@ -128,16 +128,16 @@ def test_weights_of_deepseek_v41_are_those_of_its_checkpoint() -> None:
 
 
 def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
-    setup = Launch(
+    launch = Launch(
         model=model_from_config("m", DEEPSEEK_V41),
         gpu=gpu("h200"),
         version=(0, 32, 0),
         parallel=Parallel(tensor=8),
         max_model_len=32_768,
     )
-    blackwell = replace(setup, gpu=gpu("b200"))
+    blackwell = replace(launch, gpu=gpu("b200"))
     # As vLLM's own cache code has it: tests/fixtures/kvlayout.
-    assert memory(setup).layout.block_bytes == 460_224
+    assert memory(launch).layout.block_bytes == 460_224
     assert memory(blackwell).layout.block_bytes == 422_400
 
 
@@ -149,14 +149,14 @@ def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
     ],
 )
 def test_why_vllm_would_not_start(weights_gib: int, why: str) -> None:
-    setup = replace(LLAMA_8B, weights_bytes=weights_gib * GIB, max_model_len=131_072)
-    refusals = [note for note in memory_notes(memory(setup), 1) if "would not start" in note]
+    launch = replace(LLAMA_8B, weights_bytes=weights_gib * GIB, max_model_len=131_072)
+    refusals = [note for note in memory_notes(memory(launch), 1) if "would not start" in note]
     assert len(refusals) == 1
     assert why in refusals[0]
 
 
 def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
-    setup = replace(
+    launch = replace(
         LLAMA_8B,
         model=model("deepseek-ai/DeepSeek-V4-Flash"),
         gpu=gpu("h200"),
@@ -165,8 +165,8 @@ def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
         parallel=Parallel(tensor=4),
         max_model_len=32_768,
     )
-    usual = memory(setup)
-    smaller = memory(replace(setup, max_num_batched_tokens=2048))
+    usual = memory(launch)
+    smaller = memory(replace(launch, max_num_batched_tokens=2048))
     assert smaller.concurrency.expected > 1.5 * usual.concurrency.expected
     assert any("--max-num-batched-tokens holds more" in note for note in memory_notes(usual, 1))
     assert not any("compressors" in note for note in memory_notes(memory(LLAMA_8B), 1))
@@ -257,42 +257,42 @@ def test_a_version_that_is_none_is_refused() -> None:
 
 
 def test_the_fewest_gpus_start_and_hold_the_load() -> None:
-    setup = replace(LLAMA_70B, max_model_len=8192)
-    fewest = fewest_gpus(setup, concurrency=100)
+    launch = replace(LLAMA_70B, max_model_len=8192)
+    fewest = fewest_gpus(launch, concurrency=100)
     assert fewest.expected == 8
     assert fewest.spread == Parallel(tensor=8)
-    assert memory(replace(setup, parallel=Parallel(tensor=8))).fits(100)
-    assert not memory(replace(setup, parallel=Parallel(tensor=4))).fits(100)
+    assert memory(replace(launch, parallel=Parallel(tensor=8))).fits(100)
+    assert not memory(replace(launch, parallel=Parallel(tensor=4))).fits(100)
 
 
 @pytest.mark.parametrize("weights_gib", [60, 170])
 def test_a_launch_is_not_told_to_use_the_gpus_that_it_has(weights_gib: int) -> None:
     parallel = Parallel(tensor=2)
-    setup = replace(LLAMA_8B, parallel=parallel, weights_bytes=weights_gib * GIB)
-    setup = replace(setup, max_model_len=131_072)
+    launch = replace(LLAMA_8B, parallel=parallel, weights_bytes=weights_gib * GIB)
+    launch = replace(launch, max_model_len=131_072)
     fewest = replace(fewest_gpus(LLAMA_8B, concurrency=1), expected=2)
-    refused = start_failure(memory(replace(setup, gpu=gpu("l4"))), fewest)
+    refused = start_failure(memory(replace(launch, gpu=gpu("l4"))), fewest)
     assert refused is not None
     assert "2 GPUs" not in refused
 
 
 def test_a_state_for_each_running_request() -> None:
     """Logged for Qwen3.6-27B-FP8 on an H100: 1,024 exceeds 856, so vLLM does not start."""
-    setup = Launch(model("Qwen/Qwen3.6-27B-FP8"), gpu("h100-sxm"), gpu_memory_utilization=0.95)
-    stated = memory(replace(setup, max_num_seqs=1024))
+    launch = Launch(model("Qwen/Qwen3.6-27B-FP8"), gpu("h100-sxm"), gpu_memory_utilization=0.95)
+    stated = memory(replace(launch, max_num_seqs=1024))
     assert stated.most_seqs == pytest.approx(856, rel=0.03)
     assert stated.holds_one
     assert not stated.fits(1)
     refused = start_failure(stated, None)
     assert refused is not None
     assert f"--max-num-seqs {stated.most_seqs} or less" in refused
-    unstated = memory(setup)
+    unstated = memory(launch)
     assert unstated.starts
-    assert (unstated.setup.seqs, unstated.refused_seqs) == (512, 1024)
+    assert (unstated.launch.seqs, unstated.refused_seqs) == (512, 1024)
     notes = list(memory_notes(unstated, 1))
     assert any("default max_num_seqs of 1,024" in note for note in notes)
     for other in ({"enforce_eager": True}, {"version": (0, 19, 0)}, {"max_num_seqs": 512}):
-        assert memory(replace(stated.setup, **other)).starts
+        assert memory(replace(stated.launch, **other)).starts
 
 
 def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
@@ -335,13 +335,13 @@ def test_the_steps_end_in_the_answer() -> None:
 )
 def test_the_budget_closes(utilization: float, tensor: int, context: int) -> None:
     """Weights, overhead and KV are what vLLM may use, to the byte."""
-    setup = replace(
+    launch = replace(
         LLAMA_70B,
         gpu_memory_utilization=utilization,
         parallel=Parallel(tensor=tensor),
         context_tokens=context,
     )
-    budget = memory(setup)
+    budget = memory(launch)
     assert budget.weights_bytes is not None
     assert budget.overhead is not None
     used = budget.weights_bytes + budget.overhead.expected_bytes + budget.available_bytes.expected
@@ -398,13 +398,13 @@ def test_context_ranks_multiply_what_is_held(name: str, tensor: int, ranks: int)
 def test_context_ranks_that_vllm_refuses(
     name: str, tensor: int, ranks: int, choices: tuple[str, ...]
 ) -> None:
-    setup = Launch(
+    launch = Launch(
         model=model(name),
         gpu=gpu("b200"),
         parallel=Parallel(tensor=tensor),
         decode_context_parallel=ranks,
     )
     with pytest.raises(SizingError) as caught:
-        memory(setup)
+        memory(launch)
     assert caught.value.name == "dcp"
     assert tuple(caught.value.choices) == choices

@@ -99,7 +99,7 @@ def test_the_guides_fleet_of_52_gpus() -> None:
 def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
     """20% of the published weights, whatever they are quantized to, and 10% of each GPU."""
     fleet_plan = planned(profile_text(deployment="concurrency = 50\ntensor_parallel = 4"))
-    floor, setup = (
+    floor, launch = (
         fleet_plan.step(5),
         Launch(
             model=model(LLAMA),
@@ -111,7 +111,7 @@ def test_size_and_plan_have_one_overhead_model_to_plan_with() -> None:
             overhead="guide",
         ),
     )
-    sized = size(Question(setup=setup, concurrency=50))
+    sized = size(Question(launch=launch, concurrency=50))
     lines = [line.line() for line in sized.sheet.steps]
     assert [line.line() for line in floor.steps] == lines[: len(floor.steps)]
     assert any("Fewest GPUs with 30% headroom" in line for line in lines)

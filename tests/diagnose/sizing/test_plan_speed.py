@@ -71,7 +71,7 @@ def test_a_plan_leaves_the_margin_of_a_search(slo: str) -> None:
     assert best is not None
     assert not missed_targets(best, targets)
     # Were every step as slow as in the worst of 20 benchmarks, the means would keep the targets.
-    mean, ratios = at(served, best.concurrency), measured_ratios(served.setup)
+    mean, ratios = at(served, best.concurrency), measured_ratios(served.launch)
     slowest = mean.ttft_s * ratios["TTFT"][1], mean.itl_s * ratios["ITL"][1]
     assert all(slowest_s <= target_s for _, slowest_s, target_s in targets.beside(*slowest))
 
@@ -79,8 +79,8 @@ def test_a_plan_leaves_the_margin_of_a_search(slo: str) -> None:
 def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:
     best, tried = tuned(instance(slo=TIGHT))
     carried = dict(tried)
-    assert best.setup.batched_tokens < 8192
-    assert carried[best.setup.batched_tokens] > 2 * carried[8192]
+    assert best.launch.batched_tokens < 8192
+    assert carried[best.launch.batched_tokens] > 2 * carried[8192]
     assert tuned(instance())[1] == []
 
 

@@ -48,10 +48,10 @@ def asked(
     ttft_s: float | None = 1.0,
     itl_s: float | None = 0.05,
     lengths: tuple[float, float] = (1000, 300),
-    setup: Launch | None = None,
+    launch: Launch | None = None,
 ) -> Question:
     return Question(
-        setup=setup or Launch(model=model(name)),
+        launch=launch or Launch(model=model(name)),
         input_tokens=lengths[0],
         output_tokens=lengths[1],
         peak_requests_per_s=peak,
@@ -143,18 +143,18 @@ def test_nothing_that_size_accepts_is_cheaper(
 ) -> None:
     question = asked(peak=peak, itl_s=itl_s, ttft_s=ttft_s, lengths=lengths)
     plain = Launch(model=model(LLAMA_8B), gpu=gpu("l4"), max_model_len=16384)
-    winner = search(replace(question, setup=plain)).winner
+    winner = search(replace(question, launch=plain)).winner
     for tensor, quantization, kv_cache_dtype, concurrency in itertools.product(
         [1, 4], [None, "fp8"], ["auto", "fp8"], [1, 6, 24, 90, 256]
     ):
-        setup = replace(
+        launch = replace(
             plain,
             parallel=Parallel(tensor=tensor),
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             context_tokens=int(sum(lengths)),
         )
-        answer = size(replace(question, setup=setup, concurrency=concurrency))
+        answer = size(replace(question, launch=launch, concurrency=concurrency))
         if answer.missed or not answer.fits or answer.fleet is None:
             continue
         assert winner is not None
@@ -162,7 +162,7 @@ def test_nothing_that_size_accepts_is_cheaper(
 
 
 def test_of_equal_cost_the_published_formats_win() -> None:
-    result = search(asked(peak=0.1, setup=on("h100-sxm")))
+    result = search(asked(peak=0.1, launch=on("h100-sxm")))
     assert result.winner is not None
     assert result.winner.validations == 0
     assert "more formats whose answer quality must be tested" in "\n".join(explain(result))
@@ -189,7 +189,7 @@ def test_looser_targets_never_cost_more(looser: float) -> None:
 
 
 def test_every_configuration_is_counted_once() -> None:
-    result = search(asked(LLAMA_70B, setup=on("a100-80gb", LLAMA_70B)))
+    result = search(asked(LLAMA_70B, launch=on("a100-80gb", LLAMA_70B)))
     # 4 TP sizes x 4 formats of weights x 2 of the KV cache x 131,072 tokens and their halves.
     assert result.configurations == 4 * 4 * 2 * 6
     assert result.meeting == result.configurations - sum(rejected(result).values())
@@ -197,7 +197,7 @@ def test_every_configuration_is_counted_once() -> None:
 
 
 def test_what_is_stated_is_fixed() -> None:
-    setup = Launch(
+    launch = Launch(
         model=model(LLAMA_8B),
         gpu=gpu("l40s"),
         parallel=Parallel(tensor=2),
@@ -205,25 +205,28 @@ def test_what_is_stated_is_fixed() -> None:
         kv_cache_dtype="fp8",
         max_model_len=8192,
     )
-    result = search(asked(setup=setup))
+    result = search(asked(launch=launch))
     assert result.winner is not None
-    assert (result.configurations, result.winner.setup.max_model_len) == (1, 8192)
-    assert replace(result.winner.setup, context_tokens=None) == setup
+    assert (result.configurations, result.winner.launch.max_model_len) == (1, 8192)
+    assert replace(result.winner.launch, context_tokens=None) == launch
 
 
 def test_pipeline_stages_only_where_a_node_is_too_small() -> None:
-    small = search(asked(setup=on("h100-sxm")))
-    assert {candidate.setup.parallel.pipeline for candidate in small.best} == {1}
-    large = search(asked(setup=on("h100-sxm", DEEPSEEK), itl_s=0.2))
-    assert {candidate.setup.parallel.tensor for candidate in large.best} == {8}
-    assert {candidate.setup.parallel.pipeline for candidate in large.best} == {2, 4}
+    small = search(asked(launch=on("h100-sxm")))
+    assert {candidate.launch.parallel.pipeline for candidate in small.best} == {1}
+    large = search(asked(launch=on("h100-sxm", DEEPSEEK), itl_s=0.2))
+    assert {candidate.launch.parallel.tensor for candidate in large.best} == {8}
+    assert {candidate.launch.parallel.pipeline for candidate in large.best} == {2, 4}
 
 
 def test_the_longest_context_that_starts_is_taken() -> None:
     awq = replace(on("l4"), quantization="awq")
-    result = search(asked(setup=awq, ttft_s=None, itl_s=0.2), Choices(tensor_parallel=1))
+    result = search(asked(launch=awq, ttft_s=None, itl_s=0.2), Choices(tensor_parallel=1))
     lengths = {
-        (candidate.setup.scheme.id, candidate.setup.kv_cache_dtype): candidate.setup.longest_tokens
+        (
+            candidate.launch.scheme.id,
+            candidate.launch.kv_cache_dtype,
+        ): candidate.launch.longest_tokens
         for candidate in result.best
     }
     assert lengths["awq", "fp8"] == 131072
@@ -232,28 +235,28 @@ def test_the_longest_context_that_starts_is_taken() -> None:
 
 
 def test_a_length_that_takes_every_block_waits_for_ever() -> None:
-    setup = replace(on("l4"), quantization="awq", max_model_len=65536, kv_cache_dtype="bfloat16")
-    answer = memory(setup)
+    launch = replace(on("l4"), quantization="awq", max_model_len=65536, kv_cache_dtype="bfloat16")
+    answer = memory(launch)
     whole = 16 * answer.layout.blocks(answer.available_bytes.expected)
     choices = Choices(tensor_parallel=1, pipeline_parallel=1)
     for length, meeting in ((whole, 0), (whole - 16, 1)):
-        question = asked(setup=replace(setup, max_model_len=length), ttft_s=None, itl_s=0.2)
-        assert memory(question.setup).holds_one is bool(meeting)
+        question = asked(launch=replace(launch, max_model_len=length), ttft_s=None, itl_s=0.2)
+        assert memory(question.launch).holds_one is bool(meeting)
         assert search(question, choices).meeting == meeting
 
 
 def test_context_ranks_leave_the_sizes_that_have_copies() -> None:
-    setup = Launch(
+    launch = Launch(
         model=model("moonshotai/Kimi-K2-Instruct"), gpu=gpu("b200"), decode_context_parallel=8
     )
-    result = search(asked(setup=setup, peak=None))
-    assert {entry.setup.parallel.tensor for entry in result.best} == {8}
+    result = search(asked(launch=launch, peak=None))
+    assert {entry.launch.parallel.tensor for entry in result.best} == {8}
     assert rejected(result)[Reason.CONTEXT_RANKS]
 
 
 def test_v0_has_a_memory_for_every_length() -> None:
-    setup = replace(on("l4"), quantization="fp8", version=(0, 7, 3))
-    result = search(asked(setup=setup), Choices(tensor_parallel=1))
+    launch = replace(on("l4"), quantization="fp8", version=(0, 7, 3))
+    result = search(asked(launch=launch), Choices(tensor_parallel=1))
     # 131,072 tokens and their halves down to 4,096, each with either KV cache.
     assert result.configurations == 12
     assert result.launches == result.meeting + sum(
@@ -265,9 +268,9 @@ def test_v0_has_a_memory_for_every_length() -> None:
 @pytest.mark.parametrize(
     ("question", "choices", "reason"),
     [
-        pytest.param(asked(setup=on("l4", LLAMA_70B)), Choices(), Reason.WEIGHTS, id="weights"),
+        pytest.param(asked(launch=on("l4", LLAMA_70B)), Choices(), Reason.WEIGHTS, id="weights"),
         pytest.param(
-            asked(setup=on("l4")),
+            asked(launch=on("l4")),
             Choices(tensor_parallel=1),
             Reason.KV,
             id="16 GiB of KV cache on an L4",
@@ -276,13 +279,13 @@ def test_v0_has_a_memory_for_every_length() -> None:
         pytest.param(asked(ttft_s=0.001), Choices(), Reason.TTFT_MISSED, id="TTFT"),
         pytest.param(asked(peak=1000), Choices(most_gpus=2), Reason.GPUS, id="GPUs"),
         pytest.param(
-            asked(setup=on("gh200")),
+            asked(launch=on("gh200")),
             Choices(tensor_parallel=2),
             Reason.NODE,
             id="a GH200 has no neighbours",
         ),
         pytest.param(
-            asked(setup=Launch(model=model(DEEPSEEK), quantization="awq")),
+            asked(launch=Launch(model=model(DEEPSEEK), quantization="awq")),
             Choices(),
             Reason.REQUANTIZED,
             id="DeepSeek-V3 is published in FP8",
@@ -316,10 +319,10 @@ def test_nothing_found_is_an_answer() -> None:
         (replace(asked(), safety=0.5), "safety"),
         (asked(peak=-1), "peak_rps"),
         (asked(itl_s=0), "itl_slo"),
-        (asked(setup=Launch(model=model(LLAMA_8B), weights_bytes=1e9)), "weights_gib"),
-        (asked(setup=Launch(model=model(LLAMA_8B), quantization="fp7")), "quantization"),
-        (asked(setup=Launch(model=model(LLAMA_8B), kv_cache_dtype="fp7")), "kv_cache_dtype"),
-        (asked(setup=Launch(model=model(LLAMA_8B), max_model_len=1000)), "input_tokens"),
+        (asked(launch=Launch(model=model(LLAMA_8B), weights_bytes=1e9)), "weights_gib"),
+        (asked(launch=Launch(model=model(LLAMA_8B), quantization="fp7")), "quantization"),
+        (asked(launch=Launch(model=model(LLAMA_8B), kv_cache_dtype="fp7")), "kv_cache_dtype"),
+        (asked(launch=Launch(model=model(LLAMA_8B), max_model_len=1000)), "input_tokens"),
     ],
 )
 def test_bad_input_is_named(question: Question, name: str) -> None:
@@ -332,8 +335,8 @@ def test_bad_input_is_named(question: Question, name: str) -> None:
 
 
 def test_a_runner_up_says_what_it_costs_more_and_why() -> None:
-    setup = replace(on("h100-sxm"), quantization="bf16", max_model_len=8192)
-    result = search(asked(peak=300, itl_s=0.02, setup=setup), Choices(tensor_parallel=1))
+    launch = replace(on("h100-sxm"), quantization="bf16", max_model_len=8192)
+    result = search(asked(peak=300, itl_s=0.02, launch=launch), Choices(tensor_parallel=1))
     first, second = result.best
     more = second.replicas - first.replicas
     assert more > 0
@@ -363,7 +366,7 @@ def test_thousands_of_configurations_are_little_work() -> None:
 
 def test_targets_have_a_margin_as_wide_as_the_band() -> None:
     """9 of 10 benchmarks measured an ITL of up to 1.8 times the prediction."""
-    result = search(asked(setup=on("h100-sxm"), itl_s=0.04))
+    result = search(asked(launch=on("h100-sxm"), itl_s=0.04))
     assert result.winner is not None
     assert result.winner.itl_s <= 0.04 / MEASURED_RATIOS["ITL"][1]
     assert "ITL predicted up to 22.22 ms for a target of 40 ms" in "\n".join(explain(result))
@@ -384,7 +387,7 @@ def test_only_the_allowed_gpus_are_tried_and_changed_weights_are_said() -> None:
     allowed = (gpu("h100-sxm"), gpu("l40s"))
     result = search(asked(), Choices(gpus=allowed))
     assert {candidate.gpu for candidate in result.by_gpu} <= set(allowed)
-    changed = [each for each in result.best if each.setup.quantization is not None]
+    changed = [each for each in result.best if each.launch.quantization is not None]
     assert changed
     for each in changed:
         assert "weights changed from bf16 to" in "\n".join(notes(result, each))
@@ -398,7 +401,7 @@ def test_no_fleet_of_many_times_the_gpus_is_an_alternative() -> None:
 
 def test_engines_that_share_their_experts_are_tried() -> None:
     question = asked(
-        DEEPSEEK, setup=on("h200", DEEPSEEK), lengths=(4000, 1000), ttft_s=4, itl_s=0.08
+        DEEPSEEK, launch=on("h200", DEEPSEEK), lengths=(4000, 1000), ttft_s=4, itl_s=0.08
     )
     tried = space(question).spreads
     assert {(each.tensor, each.data) for each in tried if each.data > 1} == {
@@ -407,10 +410,10 @@ def test_engines_that_share_their_experts_are_tried() -> None:
     assert all(each.experts == (each.data > 1) for each in tried)
     assert {each.data for each in space(asked(LLAMA_8B)).spreads} == {1}
     eight = search(question, Choices(data_parallel=8))
-    assert {each.setup.parallel.data for each in eight.best} == {8}
+    assert {each.launch.parallel.data for each in eight.best} == {8}
     shared = search(question, Choices(expert_parallel=True))
     assert shared.winner is not None
-    assert all(each.setup.parallel.experts for each in shared.best)
+    assert all(each.launch.parallel.experts for each in shared.best)
     assert "EP" in "\n".join(explain(shared))
     with pytest.raises(SizingError, match="no routed experts"):
         search(asked(LLAMA_8B), Choices(expert_parallel=True))
