@@ -486,7 +486,7 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
 }
 """By the beginning of a row: its numbers, those given by the text among them."""
 
-_TABLE = Path(__file__).with_name("errata.md")
+_TABLE = Path(__file__).parents[1] / "docs/explanation/errata.md"
 # Names of things, and what is quoted from a command line.
 _NAMES = re.compile(
     r"`[^`]*`|[HLAB]\d+[A-Z]*|MI300X|[WV]\d+A?\d*|[BT]?FP?\d+|INT\d+|BF16|R1|Qwen3-30B-A3B|x4|1/N"

@@ -134,7 +134,7 @@ def test_the_guides_memory_example_before_and_after_quantization() -> None:
         fleet_plan.step(5).output,
         fleet_plan.step(6).output,
     )
-    # 327,680 bytes a token; the guide's 0.26 MB are too few (tests/errata.md).
+    # 327,680 bytes a token; the guide's 0.26 MB are too few (docs/explanation/errata.md).
     assert before["kv_bytes"] == pytest.approx(50 * 8000 * 327_680)
     assert before["weights_bytes"] == pytest.approx(141.1e9, rel=0.001)
     assert before["activation_bytes"] == pytest.approx(0.2 * 141.1e9, rel=0.001)
