@@ -90,7 +90,6 @@ class Captures:
         self.unusable = 0
 
     def __len__(self) -> int:
-        """The number of captures."""
         return len(self._readers)
 
     def __iter__(self) -> Iterator[Numbered]:
@@ -481,7 +480,6 @@ class _RecordedGpus:
         self._fetcher = Fetcher(*page)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._fetcher is not None:
             self._fetcher.close()
 

@@ -182,7 +182,6 @@ def _cleaned(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text without credentials in URLs."""
     return CREDENTIALS.sub("//", text)
 
 

@@ -226,7 +226,6 @@ class GpuStream:
             self.monitor.failed(str(error))
 
     def close(self) -> None:
-        """Close the connection."""
         self._collector.close()
 
 

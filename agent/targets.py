@@ -54,7 +54,6 @@ class TargetSpec(Struct, frozen=True):
 
     @property
     def played(self) -> bool:
-        """Whether the target is a capture."""
         return "://" not in self.address
 
     @property

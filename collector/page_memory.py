@@ -62,7 +62,6 @@ class PageMemory:
         return self._taken_bytes + sum(list(self._layouts.values()))
 
     def give_back(self, size: int) -> None:
-        """Give back what was taken."""
         with self._lock:
             self._taken_bytes -= size
 

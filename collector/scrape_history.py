@@ -354,7 +354,6 @@ class History:
 
     @property
     def gauges(self) -> Table:
-        """The gauge columns."""
         return self.columns.gauges
 
     @property

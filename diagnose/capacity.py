@@ -71,7 +71,6 @@ class Degree(Struct, frozen=True):
 
     @property
     def in_flight_per_gpu(self) -> float:
-        """Requests in flight per GPU."""
         return 0.0 if self.point is None else self.point.concurrency / self.tensor_parallel
 
     @property
@@ -113,7 +112,6 @@ class StatedServer(Struct, frozen=True, kw_only=True):
 
     @property
     def degree(self) -> int | None:
-        """The tensor-parallel size."""
         return self.tensor_parallel
 
     @property
@@ -123,7 +121,6 @@ class StatedServer(Struct, frozen=True, kw_only=True):
 
     @property
     def server_gpus(self) -> int | None:
-        """GPUs of the server."""
         return self.gpus
 
     @property

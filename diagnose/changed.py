@@ -77,7 +77,6 @@ class Restarted(Struct, frozen=True):
     changes: tuple[str, ...] = ()
 
     def words(self) -> str:
-        """The restart in words."""
         changes = f" with {', '.join(self.changes)}" if self.changes else ""
         return f"since the restart at {clock(self.t_s)[:5]}{changes}"
 

@@ -120,7 +120,6 @@ class IntervalBook:
 
     @property
     def opened(self) -> list[Interval]:
-        """The open intervals."""
         return list(self._open.values())
 
     def pause(self) -> list[Change]:

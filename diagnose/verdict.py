@@ -244,7 +244,6 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def severity(self) -> Severity:
-        """The worst severity of causes, stage and findings."""
         return worst_of(self.causes, self.stage, self.findings)
 
 

@@ -114,7 +114,6 @@ class Style(Struct, frozen=True):
         return f"\x1b[{COLOURS[health]}m{text}\x1b[0m" if self.colour else text
 
     def bold(self, text: str) -> str:
-        """Text in bold."""
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
 

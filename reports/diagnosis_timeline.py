@@ -68,7 +68,6 @@ class Timeline:
 
     @property
     def worst(self) -> Severity:
-        """The worst severity so far."""
         return self._worst.severity
 
     def lines(self, diagnoses: Sequence[Verdict]) -> list[str]:

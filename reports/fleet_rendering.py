@@ -117,7 +117,6 @@ def state(fleet: FleetVerdict) -> list[str]:
 
 
 def tier_words(tier: TierVerdict) -> str:
-    """The name of a tier, and the number of its replicas and engines."""
     engines = plural(tier.engines, "engine")
     return f"{tier.name}: {plural(tier.replicas, 'replica')}, {engines}"
 

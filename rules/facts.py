@@ -46,7 +46,6 @@ class Targets:
 
     @property
     def are_set(self) -> bool:
-        """Whether any target is set."""
         return self != type(self)()
 
     def beside(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,12 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+SHORT_LINES, STEM = 3, 4
+PLAIN = re.compile(r"(?!.*\bNone\b)[A-Za-z_' ,.-]+")
+"""A docstring of one line without figures, code, reasons or what an absent value means."""
+
+FILLERS = {"the", "and", "for", "not", "all", "this", "that", "with", "from", "each", "its", "are"}
+
 CAUSES = "kneewatch.diagnose.causes"
 VERDICT = "kneewatch.diagnose.engine.target_monitor"
 """What makes a verdict of a page."""
@@ -68,6 +75,23 @@ class Module:
     def classes(self) -> int:
         """Classes, nested ones included."""
         return sum(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree))
+
+    @property
+    def repeating_docstrings(self) -> Iterator[str]:
+        """Docstrings of functions of up to three lines that only have words of the code itself."""
+        for owner in ast.walk(self.tree):
+            for node in owner.body if isinstance(owner, ast.Module | ast.ClassDef) else ():
+                if not isinstance(node, ast.FunctionDef) or not node.body[1:]:
+                    continue
+                text, body = ast.get_docstring(node) or "", node.body[1:]
+                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
+                if lines > SHORT_LINES or not PLAIN.fullmatch(text):
+                    continue
+                code = f"{getattr(owner, 'name', '')} {node.name} {ast.unparse(node)}"
+                code = code.replace(text, "").lower()
+                words = set(re.findall(r"[a-z]{3,}", text.lower())) - FILLERS
+                if all(word[:STEM] in code for word in words):
+                    yield f"{self.name}.{node.name}: {text}"
 
     @property
     def imports(self) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tests.house import CAUSES, VERDICT, Module, broken, budgets, figures
+from tests.house import CAUSES, VERDICT, Module, broken, budgets, figures, modules
 
 ROOT = Path(__file__).parent.parent
 CODE = '''"""A module's docstring
@@ -69,3 +69,22 @@ def test_a_figure_above_its_budget_fails() -> None:
 def test_every_budget_limits_a_figure() -> None:
     limits = budgets(tomllib.loads((ROOT / "pyproject.toml").read_text()))
     assert list(limits) == list(figures([]))
+
+
+def test_no_docstring_of_a_short_function_repeats_its_code() -> None:
+    assert not [line for module in modules(ROOT) for line in module.repeating_docstrings]
+
+
+def test_a_docstring_that_repeats_its_code_is_found() -> None:
+    code = """
+class Tier:
+    def engines(self) -> list[str]:
+        '''The engines of the tier.'''
+        return self._engines
+
+    def age_s(self, now_s: float) -> float:
+        '''Seconds since the newest scrape.'''
+        return now_s - self._t_s
+"""
+    found = [*Module("kneewatch.diagnose.tier", code).repeating_docstrings]
+    assert found == ["kneewatch.diagnose.tier.engines: The engines of the tier."]

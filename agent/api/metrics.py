@@ -41,7 +41,6 @@ counters end in `_total`."""
 
 
 def described(section: str) -> Described:
-    """The metrics of a section of metrics.toml."""
     rows = packaged_tables("agent.api", "metrics.toml")[section]
     return {name: (row["help"], row.get("labels", ())) for name, row in rows.items()}
 

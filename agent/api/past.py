@@ -51,7 +51,6 @@ class History(Struct, frozen=True):
     store: Store | None = None
 
     def engines(self, target: str | None) -> list[StoredEngine]:
-        """The stored engines of a target, or of all targets."""
         return self._read(lambda reader: reader.engines(target))
 
     def verdicts(
@@ -131,7 +130,6 @@ class History(Struct, frozen=True):
     def signals(
         self, engine_id: int, keys: Sequence[str], *, since_s: float, until_s: float
     ) -> Series:
-        """Signals of an engine over a period."""
         return self._read(
             lambda reader: reader.signals(engine_id, keys, from_s=since_s, to_s=until_s)
         )

@@ -287,7 +287,6 @@ class HttpServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:

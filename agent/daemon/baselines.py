@@ -304,7 +304,6 @@ class Windows:
 
     @property
     def empty(self) -> bool:
-        """Whether no window was collected."""
         return not self._steps
 
     def lacks(self, series: Series) -> bool:

@@ -256,7 +256,6 @@ class FileTargets:
         return True
 
     def specs(self) -> list[TargetSpec]:
-        """The targets of all files, file by file."""
         return [target for path in sorted(self._files) for target in self._files[path].specs]
 
     def problems(self) -> list[str]:
@@ -460,7 +459,6 @@ class Discovery:
         return self._files.problems()
 
     def specs(self) -> list[TargetSpec]:
-        """All targets."""
         return [*self._static, *self._files.specs(), *self._pod_specs]
 
     def _refresh_pods(self) -> bool:

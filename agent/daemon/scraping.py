@@ -53,7 +53,6 @@ class LivePages:
         return None
 
     def close(self) -> None:
-        """Close the connection."""
         self._fetcher.close()
 
 

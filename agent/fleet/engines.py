@@ -296,5 +296,4 @@ def engine_of(monitor: TargetMonitor, member: Member) -> EngineMonitor | None:
 
 
 def verdicts_of(engines: Mapping[Key, EngineMonitor]) -> dict[Key, Verdict]:
-    """The newest verdict on each engine."""
     return {key: engine.newest for key, engine in engines.items() if engine.newest is not None}

@@ -82,7 +82,6 @@ def engines_of(observed: Observed) -> Engines:
 
 
 def stored(pool: TargetState) -> Cycle:
-    """A pool's state in the form that is stored."""
     engines = tuple(EngineCycle(verdict) for verdict in pool.diagnoses)
     return Cycle(pool.t_s, pool.name, pool.labels, engines)
 

@@ -131,7 +131,6 @@ class QueryScope(Struct, frozen=True):
         return self.series("", f"{by_name},{own}" if own else by_name)
 
     def of_kind(self, kind: EngineKind) -> list[str]:
-        """The prefixes of one kind of engine."""
         return [prefix for prefix in self.prefixes if kind_of(prefix) is kind]
 
     def either(self, make: Callable[[Dialect], str | None], of_vllm: str = "") -> str:
@@ -424,7 +423,6 @@ class AnswerLog(Struct):
             self.failed[name] = error
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Add the warnings of an answer."""
         with self._lock:
             self.warnings.update(dict.fromkeys(warnings))
 

@@ -219,7 +219,6 @@ class FleetWatch(Job):
         return self._judged(observe(self._past, replace(self._config, at_s=at_s)))
 
     def close(self) -> None:
-        """Close the connections."""
         self._source.close()
         self._past.close()
 

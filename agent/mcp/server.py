@@ -80,7 +80,6 @@ class Tool(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The tool's name."""
         return self.listed.name
 
 

@@ -37,7 +37,6 @@ class Alert(Struct, frozen=True, rename="camel"):
 
     @property
     def name(self) -> str:
-        """The name of the alerting rule."""
         return self.labels.get("alertname") or "alert"
 
     @property
@@ -114,7 +113,6 @@ class DiagnosedAlert(Struct, frozen=True):
 
     @property
     def key(self) -> DedupKey:
-        """The key for deduplication."""
         return DedupKey(self.alert.fingerprint, self.alert.status, self.alert.starts_s)
 
 

@@ -36,7 +36,6 @@ class Line(Struct, frozen=True):
     code: str = ""
 
     def plain(self) -> str:
-        """The line as plain text."""
         label = f"{self.label}: " if self.label else ""
         return f"{label}{self.code}. {self.text}".strip() if self.code else f"{label}{self.text}"
 

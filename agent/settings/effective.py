@@ -456,7 +456,6 @@ def _check_text(setting: Setting, text: str, origin: str) -> None:
 
 
 def is_texts(value: object) -> TypeGuard[list[str]]:
-    """Whether a value is a list of strings."""
     return isinstance(value, list) and all(
         isinstance(item, str) for item in cast("list[object]", value)
     )

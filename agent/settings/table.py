@@ -291,7 +291,6 @@ class Count(click.ParamType[int]):
     name = click.INT.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - as click has it
-        """The number."""
         large = number_of(str(value)) if str(value)[-1:].isalpha() else None
         return click.INT.convert(value if large is None else int(large), param, ctx)
 

@@ -156,7 +156,6 @@ class SignalChunk(ChunkBody):
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the signals in the chunk."""
         return list(self._columns)
 
     def column(self, key: str) -> array[float]:

@@ -43,7 +43,6 @@ Fold = Callable[[Sequence[float]], float]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
     return math.fsum(values) / len(values)
 
 

@@ -329,7 +329,6 @@ class StoreFill:
         engine.book.forget_steps()
 
     def close(self) -> None:
-        """Commit, and close the file."""
         self._connection.execute("COMMIT")
         self._connection.close()
 

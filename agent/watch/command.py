@@ -118,7 +118,6 @@ class Help(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        """The help text."""
         with Pane():
             yield Static(HELP, markup=False)
 
@@ -329,7 +328,6 @@ class View(App[None]):
         self.draw()
 
     def action_page(self, by: int) -> None:
-        """Scroll the details by a page."""
         self._pane.scroll_relative(y=by * max(1, self._pane.size.height - 2), animate=False)
         self.call_after_refresh(self._draw_rule)
 
@@ -354,7 +352,6 @@ class View(App[None]):
         self.draw()
 
     def action_help(self) -> None:
-        """Show the help screen."""
         self.push_screen(Help())
 
 

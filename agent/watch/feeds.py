@@ -321,7 +321,6 @@ class FeedThreads:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 

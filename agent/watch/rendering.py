@@ -252,7 +252,6 @@ def chart(
 
 
 def top_of(values: Sequence[float | None], bound: float | None, *, least: float) -> float:
-    """The value at the top of a chart."""
     highest = max((value for value in values if value is not None), default=0.0)
     return max(highest, least, ROOM * (bound or 0.0))
 

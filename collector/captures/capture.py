@@ -212,7 +212,6 @@ class CaptureWriter:
         return CaptureError(f"{self.path}: cannot be written: {exc.strerror or exc}")
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

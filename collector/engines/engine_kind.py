@@ -53,7 +53,6 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
     @property
     def metric(self) -> str:
-        """The canonical metric."""
         return self.is_ or self.name
 
     def is_for(self, names: Collection[str], prefix: str) -> bool:
@@ -179,7 +178,6 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
         return re.compile("|".join(f"{re.escape(word)}(?![-_a-z])" for word in words) or r"(?!)")
 
     def said(self, text: str) -> str:
-        """A text in this engine's words and flags."""
         return self._spoken.sub(
             lambda match: self.words.get(match[0]) or self.flags[match[0]], text
         )
@@ -225,7 +223,6 @@ def other_quantities() -> frozenset[str]:
 
 @cache
 def sized_kinds() -> tuple[EngineKind, ...]:
-    """The engines whose launches are sized."""
     return (VLLM, *(kind for kind in engine_kinds() if kind.slack))
 
 

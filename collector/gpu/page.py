@@ -95,5 +95,4 @@ class DcgmCollector:
             raise CollectError(f"{self.url}: {error}", kind=error.kind, hint=error.hint) from error
 
     def close(self) -> None:
-        """Close the connection."""
         self._fetcher.close()

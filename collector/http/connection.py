@@ -70,14 +70,12 @@ def not_connected(address: Address, exc: OSError) -> CollectError:
 
 
 def unknown_name(address: Address, exc: Exception) -> CollectError:
-    """The error when the host name does not resolve."""
     why = "not a valid name" if isinstance(exc, UnicodeError) else words_of(exc)
     problem = f"the host name {address.host!r} cannot be resolved: {why}"
     return failure(address, "dns", problem, "check the spelling, or use the IP address")
 
 
 def slow(address: Address, what: str, timeout_s: float) -> CollectError:
-    """The error when connecting took longer than the timeout."""
     hint = "check the load of the server and the network, or raise fetch.connect_timeout_s"
     return failure(address, "timeout", f"{what} took longer than {timeout_s:g} s", hint)
 
@@ -144,7 +142,6 @@ def truncated(address: Address, problem: str) -> CollectError:
 
 
 def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
-    """The error when the page is larger than any metrics page should be."""
     problem = f"the page is larger than {limit_bytes} bytes {when}"
     hint = "check that this is a metrics page; raise limits.body_bytes if it is"
     return failure(address, "too_large", problem, hint)

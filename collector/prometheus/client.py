@@ -88,7 +88,6 @@ class TimedSession(requests.Session):
         self._origin = f"{address.scheme}://{address.authority}"
 
     def close(self) -> None:
-        """Close the connections."""
         while self._idle:
             self._idle.pop().close()
 

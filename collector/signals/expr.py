@@ -74,7 +74,6 @@ class Dialect(Struct, frozen=True):
 
     @property
     def program(self) -> EngineKind:
-        """The kind of the engines."""
         return kind_of(self.prefix) if self.kind is None else self.kind
 
     def series(self, metric: str, suffix: str = "", where: Where = (), extra: str = "") -> str:

@@ -139,7 +139,6 @@ class Server:
         return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
 
     def named(self, metric: str, *labels: str) -> str:
-        """A series name with the labels of the engine."""
         spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
         return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
 

@@ -260,7 +260,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def sized_launch(self) -> Launch | None:
-        """The launch, if it can be sized."""
         return None if self.layout is None else self.launch
 
     @property
@@ -307,7 +306,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
         return self.chunked_prefill
 
     def supports(self, flag: str) -> bool:
-        """Whether the running version supports the flag."""
         return supports_flag(flag, version=self.version, config=self.config)
 
     def in_force(self, flag: str) -> object:

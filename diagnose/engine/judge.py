@@ -120,7 +120,6 @@ class Catalogue(Struct, frozen=True):
 
     @classmethod
     def of(cls, profile: Profile) -> Catalogue:
-        """The catalogue of a profile."""
         signals = profile.signals()
         core = tuple(signal.key for signal in signals if signal.core)
         return cls(signals, profile.rules(), core, profile.unstated(), profile.split())

@@ -90,7 +90,6 @@ class _Pool(Struct, frozen=True):
     scrape_s: float = 0.0
 
     def gone_because(self, *reasons: Why) -> list[Gone]:
-        """Replicas that are gone for one of these reasons."""
         return [replica for replica in self.gone if replica.why in reasons]
 
     @property

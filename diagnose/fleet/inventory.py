@@ -125,7 +125,6 @@ class Member(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The engine's name in reports."""
         return f"{self.replica} engine {self.engine}" if self.engine else self.replica
 
     @property

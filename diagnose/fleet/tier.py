@@ -78,7 +78,6 @@ class Tier(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The tier's name in reports."""
         return place(self.pool, self.tier, self.role)
 
     @property
@@ -88,7 +87,6 @@ class Tier(Struct, frozen=True):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas."""
         return len({engine.member.replica for engine in self.engines})
 
     @property

@@ -73,7 +73,6 @@ class Spread(Struct, frozen=True):
     worst: str
 
     def worst_value(self, signal: str) -> float:
-        """The value of the worst engine."""
         return self.least if signal in LESS_IS_WORSE else self.most
 
 
@@ -140,7 +139,6 @@ class TierVerdict(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The tier's name in reports."""
         return place(self.pool, self.tier, self.role)
 
 
@@ -213,7 +211,6 @@ class EngineVerdict(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The engine's name in reports."""
         return f"{self.replica} engine {self.engine}" if self.engine else self.replica
 
 
@@ -313,7 +310,6 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def severity(self) -> Severity:
-        """The worst severity of causes and engines."""
         severities = [cause.severity for cause in self.causes]
         return max([*severities, *(STATES[engine.health] for engine in self.engines)], default=OK)
 
@@ -419,7 +415,6 @@ _DECODER = decoder(FleetVerdict)
 
 
 def encode(verdict: FleetVerdict) -> bytes:
-    """The verdict as JSON."""
     return _ENCODER.encode(verdict)
 
 
@@ -436,7 +431,6 @@ def decode(data: bytes | str) -> FleetVerdict:
 
 
 def documented(cause: FleetCause) -> FleetCause:
-    """A cause as documents contain it."""
     return replace(told(cause).rounded(), tier=cause.tier or None)
 
 

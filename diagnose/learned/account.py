@@ -254,7 +254,6 @@ class Account:
         return round(sum(running) / len(running), 2) if running else None
 
     def _begin(self, now_s: float, totals: tuple[float, ...]) -> None:
-        """Begin a sample."""
         self._begun, self._usages = (now_s, totals), self._usages[-1:]
         self._waiting_begun = self._waiting
 

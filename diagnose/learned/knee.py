@@ -190,7 +190,6 @@ class CurveLearner:
             self.take(point)
 
     def points(self) -> list[Point]:
-        """All points, for the store."""
         return [_unpacked(row) for kept in self._steps.values() for row in _rows(kept)]
 
     def column(self, name: str) -> array[float]:

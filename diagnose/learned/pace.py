@@ -146,7 +146,6 @@ class Noise:
         self._samples, self._square = NOISE_WEIGHT, prior * prior
 
     def add(self, difference: float) -> None:
-        """Add a difference."""
         self._samples = min(self._samples + 1.0, NOISE_KEPT)
         square = min(NOISE_MAX, abs(difference)) ** 2
         self._square += (square - self._square) / self._samples
@@ -247,7 +246,6 @@ class Pace:
         self._unsettled.clear()
 
     def state(self) -> PaceState:
-        """What was learned."""
         references = tuple([copy(reference) for reference in self._references.values()])
         since_s = None if self.since_s == inf else self.since_s
         return PaceState(references, self.samples, self.token_s, since_s)

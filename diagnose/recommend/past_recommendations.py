@@ -49,7 +49,6 @@ class Incident(Struct):
 
     @property
     def values(self) -> dict[str, Value]:
-        """The recommended values by lever."""
         return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
     def take(self, recommendations: Sequence[Recommendation], demand: Demand, now_s: float) -> None:
@@ -184,7 +183,6 @@ class RecommendationTracker:
     def advised(
         self, now_s: float, recommendations: Iterable[Recommendation], *, requests: float
     ) -> None:
-        """Remember the recommended changes."""
         for recommendation in recommendations:
             for change in recommendation.changes:
                 self._advised[_key(change.flag)] = Advised(change, now_s, requests)

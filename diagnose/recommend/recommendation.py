@@ -200,7 +200,6 @@ def _value(value: Value) -> str:
 
 
 def changes_words(recommendation: Recommendation) -> str:
-    """All changes of a recommendation in one line."""
     return ", ".join(map(change_words, recommendation.changes))
 
 
@@ -208,5 +207,4 @@ def changes_words(recommendation: Recommendation) -> str:
 
 
 def in_document(recommendation: Recommendation) -> Recommendation:
-    """The recommendation with its cost rounded as in documents."""
     return replace(recommendation, cost_usd_per_hour=rounded(recommendation.cost_usd_per_hour))

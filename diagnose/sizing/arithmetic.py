@@ -59,7 +59,6 @@ class Sheet:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The lines as text."""
         return tuple(line() for line in self._lines)
 
     def line(

@@ -61,7 +61,6 @@ class Lever(Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs of all replicas."""
         return self.question.launch.parallel.gpus * self.question.replicas
 
     @property

@@ -116,7 +116,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU of the launch."""
         return gpu_of(self.launch)
 
     @property

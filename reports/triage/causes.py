@@ -69,7 +69,6 @@ class EnginePart(Struct, frozen=True):
 
     @property
     def diagnosis(self) -> Verdict:
-        """The engine's diagnosis."""
         return self.engine.diagnosis
 
     @property
@@ -88,7 +87,6 @@ class EnginePart(Struct, frozen=True):
         return not self.diagnosis.values or CASCADE_SIGNALS[0] in self.diagnosis.values
 
     def lanes(self) -> Lanes:
-        """The timeline."""
         return lanes(self.standing.intervals, self.axis, self.moment_s)
 
     def log(self) -> list[Interval]:

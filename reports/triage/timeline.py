@@ -86,7 +86,6 @@ def lanes(intervals: Iterable[Interval], axis: Axis, moment_s: float) -> Lanes:
 
 
 def holds(interval: Interval, moment_s: float) -> bool:
-    """Whether an interval contains a moment."""
     started = interval.start_s <= moment_s
     return started and (interval.end_s is None or interval.end_s > moment_s)
 

@@ -163,7 +163,6 @@ class Standing(Struct, frozen=True):
 
     @property
     def diagnosis(self) -> Verdict | None:
-        """The engine's diagnosis."""
         return None if self.engine is None else self.engine.diagnosis
 
     @property

@@ -28,7 +28,6 @@ from kneewatch.rules.rule import Severity
 
 
 def title(cause: str) -> str:
-    """The title of a cause."""
     return BY_ID[cause].title if cause in BY_ID else cause.replace("_", " ")
 
 
@@ -91,7 +90,6 @@ def _rank(episode: Episode) -> float:
 
 
 def _effects(episode: Episode) -> Sequence[str]:
-    """The causes that an incident explains."""
     return (DOWN, *EXPLAINS[DOWN]) if _is_loop(episode) else EXPLAINS.get(episode.cause, ())
 
 

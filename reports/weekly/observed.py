@@ -237,7 +237,6 @@ class Episode(Struct):
 
     @property
     def kind(self) -> str:
-        """cascade or cause."""
         return "cascade" if self.stages else "cause"
 
     @property
@@ -249,7 +248,6 @@ class Episode(Struct):
 
     @property
     def severity(self) -> Severity:
-        """The worst severity."""
         return max(interval.severity for interval in self.harm)
 
     @property
@@ -259,7 +257,6 @@ class Episode(Struct):
 
     @property
     def last(self) -> Interval:
-        """The interval that ends last."""
         return max(self.harm, key=ends_last)
 
     @property

@@ -60,7 +60,6 @@ class TierSections(Struct, frozen=True):
 
     @property
     def watched_ratio(self) -> float:
-        """The share of the period in which the tier was watched."""
         return self.period.covered_s / (self.period.to_s - self.period.from_s)
 
     @property

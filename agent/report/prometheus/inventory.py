@@ -95,11 +95,9 @@ class FleetEngines(Struct, frozen=True):
         return part.key(engine.member.labels)
 
     def tiers(self) -> list[str]:
-        """The names of the tiers, sorted."""
         return sorted({engine.tier for engine in self.members})
 
     def of(self, tier: str) -> list[TierEngine]:
-        """The engines of a tier."""
         return [engine for engine in self.members if engine.tier == tier]
 
 

@@ -122,7 +122,6 @@ def _fitting(grid: Grid, wanted_s: float) -> float:
 
 
 def steps(grid: Grid, step_s: float) -> Steps:
-    """All steps of a period."""
     return Steps(grid.from_s + step_s, step_s, max(1, int((grid.to_s - grid.from_s) // step_s)))
 
 

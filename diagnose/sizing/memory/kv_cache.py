@@ -270,7 +270,6 @@ class KvLayout(Struct, frozen=True, dict=True):
         return " + ".join(_group_formula(group, self.settings) for group in self.groups)
 
     def request_quantities(self, context_tokens: int) -> tuple[int, ...]:
-        """The quantities of the formula for a request of this length."""
         tokens = {"context": context_tokens, "tokens in flight": self.settings.in_flight_tokens}
         return tuple(tokens[name] for name in names_of(self.request_formula))
 

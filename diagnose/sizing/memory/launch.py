@@ -261,7 +261,6 @@ class Launch(Struct, frozen=True):
 
     @property
     def kind(self) -> EngineKind:
-        """The engine."""
         named = (kind for kind in sized_kinds() if kind.title.lower() == self.engine.lower())
         return next(named, VLLM)
 

@@ -76,7 +76,6 @@ class Weights(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> float:
-        """The sum of all kinds."""
         return float(sum(astuple(self)))
 
     @property

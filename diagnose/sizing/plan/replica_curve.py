@@ -73,7 +73,6 @@ class Serving(Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> Launch:
-        """The launch."""
         return self.memory.launch
 
     @property
@@ -313,7 +312,6 @@ class Sized(Struct, frozen=True, kw_only=True):
 
     @property
     def parallel(self) -> Parallel:
-        """The split."""
         return self.replica.launch.parallel
 
     @property
@@ -323,7 +321,6 @@ class Sized(Struct, frozen=True, kw_only=True):
 
     @property
     def gpus_each(self) -> int:
-        """GPUs of one replica."""
         return self.parallel.gpus
 
     @property
@@ -356,7 +353,6 @@ class Sized(Struct, frozen=True, kw_only=True):
         return min(average / capacity_per_s, 1.0)
 
     def decided(self, number: int) -> Mapping[str, Value]:
-        """The values of the step with this number."""
         return next(step.output for step in self.steps if step.number == number)
 
 

@@ -279,7 +279,6 @@ _SHARE_TOLERANCE = 1e-6
 
 
 def example_profile() -> str:
-    """The text of the packaged example."""
     folder = resources.files("kneewatch.diagnose.sizing.plan")
     return folder.joinpath("example_profile.toml").read_text("utf-8")
 

@@ -64,7 +64,6 @@ class StepTime(Struct, frozen=True):
 
     @property
     def total_s(self) -> float:
-        """Seconds of the step."""
         rest_s = self.interconnect_s + self.launch_s + self.host_s
         return self.weights.total_s + self.experts.total_s + self.attention.total_s + rest_s
 

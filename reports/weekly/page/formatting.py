@@ -216,12 +216,10 @@ def has_number(text: str) -> bool:
 
 
 def size_name(verdict: str) -> str:
-    """The heading for a verdict on the size."""
     return SIZES.get(verdict, SIZES["unknown"])
 
 
 def size_state(verdict: str) -> str:
-    """The health state for a verdict on the size."""
     return SIZE_STATES.get(verdict, "unknown")
 
 
@@ -300,7 +298,6 @@ class Calendar(Struct, frozen=True, dict=True):
         return len({self.local(t_s).utcoffset() for t_s in ends}) > 1
 
     def local(self, t_s: float) -> datetime:
-        """A time in the report's time zone."""
         return datetime.fromtimestamp(t_s, self._zone)
 
     def day(self, t_s: float) -> str:
@@ -367,12 +364,10 @@ class Calendar(Struct, frozen=True, dict=True):
 
     @property
     def week(self) -> bool:
-        """Whether the period is a week."""
         return self._whole and self.period.days == WEEK_DAYS
 
     @property
     def now(self) -> str:
-        """The report's name for the period."""
         return "this week" if self.week else "this period"
 
     @property

@@ -312,7 +312,6 @@ def _stylesheet() -> str:
 
 
 def read_template(name: str, package: str = __package__ or "") -> str:
-    """The text of a template or stylesheet."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 

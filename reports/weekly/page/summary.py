@@ -26,7 +26,6 @@ ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns
 
 
 def title(report: WeeklyReport) -> str:
-    """The report's title."""
     week = Calendar(report.timezone, report.period).week
     return "Weekly health report" if week else "Health report"
 
