@@ -12,9 +12,10 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
-from kneewatch.diagnose.learned.knee import CurveLearner, reaches
+from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.diagnose.recommend.step_times import reaches
 from kneewatch.rules.formatting import about, percent, plural, singular, span
 
 VERIFY_S = 300.0

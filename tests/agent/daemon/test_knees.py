@@ -34,13 +34,8 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine_history import ConfigChange
-from kneewatch.diagnose.learned.knee import (
-    LOAD_SIGNALS,
-    WINDOW_SIGNALS,
-    LiveKnee,
-    StepTimes,
-    same_launch,
-)
+from kneewatch.diagnose.learned.knee import LOAD_SIGNALS, WINDOW_SIGNALS, LiveKnee, same_launch
+from kneewatch.diagnose.recommend.step_times import StepTimes
 from kneewatch.rules.facts import Targets
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon

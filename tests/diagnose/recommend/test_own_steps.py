@@ -11,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
-from kneewatch.diagnose.learned.knee import (
-    BUSY_MOST_RATIO,
-    CurveLearner,
-    Point,
-    Prompts,
-    StepTimes,
-)
+from kneewatch.diagnose.learned.knee import CurveLearner, Point
 from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.step_times import BUSY_MOST_RATIO, Prompts, StepTimes
 from tests.diagnose.recommend.scenes import FULL, advised
 from tests.diagnose.situations import NOW_S, Situation
 from tests.diagnose.test_knee import swept
