@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, first_of, those_that_hold
+from kneewatch.rules.conditions import Condition, Number, first_of, those_that_hold
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import Held, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity
@@ -107,11 +107,10 @@ REASONS: tuple[tuple[int, Condition, str], ...] = (
 above."""
 
 
-def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
-    """Each severity and its condition, worst first.
-
-    `evicting` is the rule KV-EVICT; its bounds are settings.
-    """
+@lru_cache(maxsize=8)
+def compiled_severities(evicting: Rule) -> Callable[[Moment], Severity]:
+    """A function that returns the severity of a moment's stage, shared by all engines whose rule
+    KV-EVICT has the same bounds."""
     ratio = Signal(evicting.signal)
     many = (Signal("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
 
@@ -119,18 +118,12 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
         bound = evicting.threshold(severity) or 0.0
         return (STAGE >= 2.0) & many & (ratio > bound)
 
-    return (
+    worst_first = (
         (CRITICAL, (STAGE >= 4.0) | over(CRITICAL)),
         (WARNING, (STAGE >= 3.0) | over(WARNING)),
         (INFO, STAGE >= 1.0),
-        (OK, ALWAYS),
     )
-
-
-@lru_cache(maxsize=8)
-def compiled_severities(evicting: Rule) -> Callable[[Moment], Severity]:
-    """`severities` compiled to a function, shared by all engines whose rule has the same bounds."""
-    return first_of(severities(evicting))
+    return first_of(worst_first, OK)
 
 
 FORECAST = "kv_exhausted_in_s"
@@ -175,7 +168,7 @@ def staged(
     return Stage(number, NAMES[number], to_ms(since_s), forecast, severity, reasons)
 
 
-_STAGE_OF = first_of([*EVIDENCE, (0, ALWAYS)])
+_STAGE_OF = first_of(EVIDENCE, 0)
 _REASONS = those_that_hold({text: when for _, when, text in REASONS})
 
 

@@ -357,14 +357,13 @@ def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[st
     )
 
 
-def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
-    """A function that takes facts and returns the value of the first case whose condition is true.
-
-    The last case must always be true.
-    """
+def first_of(cases: Iterable[tuple[T, Condition]], otherwise: T) -> Callable[[Moment], T]:
+    """A function that takes facts and returns the value of the first case whose condition is true;
+    `otherwise` if none is."""
     scope = Scope()
     sources = [f"{scope.name_of(value)} if {when.source(scope)}" for value, when in cases]
-    return cast("Callable[[Moment], T]", scope.function(" else ".join([*sources, "None"])))
+    source = " else ".join([*sources, scope.name_of(otherwise)])
+    return cast("Callable[[Moment], T]", scope.function(source))
 
 
 # --- the parts of a condition -------------------------------------------------------------------

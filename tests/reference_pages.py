@@ -159,10 +159,10 @@ def form_block(form: Form) -> str:
     stretched = any(isinstance(node, Held) and node.stretch for node in nodes(form))
     times = " (times grow with a window above 60 s)" if stretched else ""
     severities = [
-        f"- `{level.severity.word}`"
-        + ("" if level.when == ALWAYS else ", if:\n" + "\n".join(bullets(level.when, "    ")))
+        f"- `{level.severity.word}`, if:\n" + "\n".join(bullets(level.when, "    "))
         for level in form.levels
     ]
+    severities.append(f"- `{form.severity.word}`")
     parts = [
         f"It is considered only if{times}:",
         "\n".join(bullets(form.gate)),

@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Scope
+from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -175,8 +175,9 @@ ENGINE_STALLED = cause(
                 ),
                 term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
             ),
-            levels=(Level(Severity.CRITICAL, Stalled(whole=True)), Level(Severity.INFO)),
-            say=((ALWAYS, _stalled),),
+            levels=(Level(Severity.CRITICAL, Stalled(whole=True)),),
+            severity=Severity.INFO,
+            say=_stalled,
             summary="Engine stalled: requests are in flight and no token is generated",
             lever=_stalled_lever,
             guide=("9.4",),
@@ -202,14 +203,8 @@ METRICS_STALE = cause(
                     "seconds of the last token, and none was opened since",
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=(
-                (
-                    ALWAYS,
-                    "The gauges are stale: {in_flight} requests on the page, the calls of all of "
-                    "them have ended. Nothing hangs.",
-                ),
-            ),
+            say="The gauges are stale: {in_flight} requests on the page, the calls of all of "
+            "them have ended. Nothing hangs.",
             words=(("in_flight", IN_FLIGHT),),
             summary="The gauges are stale: all calls have ended",
             lever="Send one request: the next step corrects the gauges. Do not restart. Routers "
@@ -266,8 +261,8 @@ ENGINE_ASLEEP = cause(
                     signal="waiting",
                 ),
             ),
-            levels=(Level(Severity.INFO),),
-            say=((ALWAYS, "Engine asleep: it serves no request until it is woken."),),
+            severity=Severity.INFO,
+            say="Engine asleep: it serves no request until it is woken.",
             summary="Engine asleep: it serves no request until it is woken",
             lever="Wake it with POST /wake_up (VLLM_SERVER_DEV_MODE=1) when it is needed; route no "
             "request to it before.",

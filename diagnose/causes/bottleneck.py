@@ -291,7 +291,6 @@ HOST_CONTENTION = cause(
             & WARMED_UP
             & ~is_bound("memory")
             & ~is_bound("compute"),
-            start=Number(0.0),
             terms=(
                 term(
                     PRESSURE,
@@ -311,8 +310,9 @@ HOST_CONTENTION = cause(
                 *BY_THE_ENGINE[1:],
                 *bound_terms("host")[:1],
             ),
-            levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
-            say=((ALWAYS, "Steps take {slower:.1f}x as long at equal work: the host lacks CPU."),),
+            levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5),),
+            severity=Severity.INFO,
+            say="Steps take {slower:.1f}x as long at equal work: the host lacks CPU.",
             words=(("slower", ITL_DRIFT),),
             summary="Steps slow down at equal work: the host lacks CPU",
             lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
@@ -325,7 +325,6 @@ HOST_CONTENTION = cause(
             & LONGER_THAN_STEPS
             & NOT_EVICTING
             & (SERVED * WINDOW_S >= 4.0),
-            start=Number(0.0),
             terms=(
                 term(
                     OUTSIDE_S,
@@ -340,15 +339,10 @@ HOST_CONTENTION = cause(
             levels=(
                 Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
                 Level(Severity.WARNING, ~WAITS_BY_NATURE),
-                Level(Severity.INFO),
             ),
-            say=(
-                (
-                    ALWAYS,
-                    "Requests wait {outside_s:s} outside the engine: in the API server's process, "
-                    "before or after it.",
-                ),
-            ),
+            severity=Severity.INFO,
+            say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
+            "before or after it.",
             words=(("outside_s", OUTSIDE_S),),
             summary="Requests wait in the API server's process, not in the engine",
             lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
@@ -422,7 +416,6 @@ SLOW_STEPS = cause(
     forms=(
         Form(
             gate=IS_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
-            start=Number(0.0),
             terms=(
                 term(
                     SPEED_RATIO,
@@ -453,15 +446,10 @@ SLOW_STEPS = cause(
                     | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
                 ),
                 Level(Severity.WARNING, OVER_TARGET),
-                Level(Severity.INFO),
             ),
-            say=(
-                (
-                    ALWAYS,
-                    "Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
-                    "metrics do not show why.",
-                ),
-            ),
+            severity=Severity.INFO,
+            say="Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
+            "metrics do not show why.",
             words=(("slower", SLOWER_BY),),
             root=True,
             summary="Steps take far longer than in quiet times at equal work",
@@ -473,7 +461,6 @@ SLOW_STEPS = cause(
         ),
         Form(
             gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
-            start=Number(0.0),
             terms=(
                 term(
                     PREFILL_SPEED_RATIO,
@@ -490,20 +477,17 @@ SLOW_STEPS = cause(
             levels=(
                 Level(Severity.CRITICAL, MANY_ABORTED),
                 Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
-                Level(Severity.INFO),
             ),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (
                     SPEED_RATIO > SLOW_FROM,
                     "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
                     "the same length, while decode steps do not; vLLM's metrics do not show why.",
                 ),
-                (
-                    ALWAYS,
-                    "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
-                    "the same length; vLLM's metrics do not show why.",
-                ),
             ),
+            say="Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
+            "the same length; vLLM's metrics do not show why.",
             words=(("prefills_slower", PREFILLS_SLOWER_BY),),
             root=True,
             summary="Prefills take far longer than in quiet times at equal work",
@@ -527,13 +511,8 @@ SLOW_STEPS = cause(
                 ),
                 term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
             ),
-            levels=(Level(Severity.INFO),),
-            say=(
-                (
-                    ALWAYS,
-                    "Steps take {slower:.2f}x as long as in quiet times for the same work.",
-                ),
-            ),
+            severity=Severity.INFO,
+            say="Steps take {slower:.2f}x as long as in quiet times for the same work.",
             words=(("slower", SLOWER_BY),),
             apart=ALWAYS,
             summary="Steps take a little longer than in quiet times at equal work",

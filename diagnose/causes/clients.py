@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, SPEED_IS_LOST
 from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -90,9 +90,10 @@ CLIENTS_GIVE_UP = cause(
             levels=(
                 Level(Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
                 Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
-                Level(Severity.INFO),
             ),
-            say=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."), (ALWAYS, f"{GAVE_UP}.")),
+            severity=Severity.INFO,
+            instead=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."),),
+            say=f"{GAVE_UP}.",
             words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
             summary="Clients give up calls before they are answered",
             lever=_given_up_lever,
@@ -166,8 +167,8 @@ def _failing(
         gate=gate if when is None else gate & when,
         start=Number(0.3),
         terms=(term(share, from_share, 2.0, text, signal=signal), *BESIDE),
-        levels=(Level(Severity.CRITICAL, share >= critical), Level(Severity.WARNING)),
-        say=((ALWAYS, sentence),),
+        levels=(Level(Severity.CRITICAL, share >= critical),),
+        say=sentence,
         words=(("share", share), ("per_s", per_s)),
         summary=of,
         lever=_failing_lever,
@@ -226,7 +227,6 @@ CLIENT_ERRORS = cause(
     forms=(
         Form(
             gate=(WRONG_SHARE >= WRONG_SHARE_FROM) & (WRONG * WINDOW_S >= CALLS_MIN),
-            start=Number(0.0),
             terms=(
                 term(
                     WRONG_SHARE,
@@ -235,15 +235,10 @@ CLIENT_ERRORS = cause(
                     "{value:%} of the calls are refused with HTTP 4xx",
                 ),
             ),
-            levels=(Level(Severity.INFO),),
-            say=(
-                (
-                    ALWAYS,
-                    "{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
-                    "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
-                    "parameter, a missing key.",
-                ),
-            ),
+            severity=Severity.INFO,
+            say="{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
+            "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
+            "parameter, a missing key.",
             summary="Many calls are refused as wrong",
             lever="Read the error bodies at the client or gateway: vLLM's log names each reason.",
             guide=("9.4",),

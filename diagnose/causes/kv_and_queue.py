@@ -195,7 +195,6 @@ KV_PRESSURE = cause(
     forms=(
         Form(
             gate=EVICTING | KV_BINDS,
-            start=Number(0.0),
             terms=(
                 term(
                     PREEMPTIONS.otherwise(0.0),
@@ -258,9 +257,9 @@ KV_PRESSURE = cause(
             levels=(
                 Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
                 Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
-                Level(Severity.INFO),
             ),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (EVICTING, _evicting),
                 (
                     GIANT >= GIANT_FROM,
@@ -280,8 +279,8 @@ KV_PRESSURE = cause(
                     "{kv_usage_avg_ratio:%} of the KV cache is in use, {kv_claimed_ratio:%} with "
                     "what is kept free for what they may still generate.",
                 ),
-                (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
+            say="KV cache full: requests are queueing for blocks, none preempted yet.",
             words=(("held_each", HELD_EACH),),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
             lever=_more_kv,
@@ -298,7 +297,6 @@ KV_EXHAUSTION_AHEAD = cause(
     forms=(
         Form(
             gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
-            start=Number(0.0),
             terms=(
                 term(
                     EXHAUSTED_IN_S,
@@ -313,19 +311,15 @@ KV_EXHAUSTION_AHEAD = cause(
                     "KV demand is {value:%} of the cache at its likely peaks",
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=(
+            instead=(
                 (
                     EXHAUSTED_IN_S < 1.0,
                     "The KV cache is about to be exhausted: demand is {kv_peak_demand_ratio:%} of "
                     "it at its likely peaks and climbs.",
                 ),
-                (
-                    ALWAYS,
-                    "The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
-                    "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
-                ),
             ),
+            say="The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
+            "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
             summary="The KV cache will be exhausted in minutes",
             lever="Add replicas or enlarge the KV cache before vLLM preempts.",
             guide=("7.4",),
@@ -485,11 +479,8 @@ def _queue(
             ),
             *(FAST_STEPS if pinned else (term(ITL_DRIFT, SLOW_FROM_DRIFT, 0.6, _steps),)),
         ),
-        levels=(
-            Level(Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),
-            Level(Severity.WARNING),
-        ),
-        say=((ALWAYS, say),),
+        levels=(Level(Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),),
+        say=say,
         summary=summary,
         lever=lever,
         guide=("9.3", "8.1"),

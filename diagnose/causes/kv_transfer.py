@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, Tested, cause, term
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Held, Signal
 from kneewatch.rules.rule import Severity
@@ -189,15 +189,12 @@ KV_TRANSFER_SLOW = cause(
                 ),
                 KV_EXPIRES,
             ),
-            levels=(
-                Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),
-                Level(Severity.WARNING),
-            ),
-            say=(
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
+            instead=(
                 (FAIL, "KV transfers from another node or cache tier fail."),
                 (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
-                (ALWAYS, "Requests wait for KV blocks from another node or cache tier."),
             ),
+            say="Requests wait for KV blocks from another node or cache tier.",
             words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
             summary="KV transfers from another node or cache tier are slow or fail",
             lever=_lever,

@@ -47,7 +47,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
+from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
@@ -223,20 +223,16 @@ PREFILL_INTERFERENCE = cause(
             levels=(
                 Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
                 Level(Severity.WARNING, ~LONG_AS_EVER),
-                Level(Severity.INFO),
             ),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (
                     STALLS,
                     "Long prefills stall decoding: streams stall for more than 0.5 s in "
                     "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:s}.",
                 ),
-                (
-                    ALWAYS,
-                    "Prefills delay decoding: ITL P99 is {itl_p99_s:s} while ITL P50 is "
-                    "{itl_p50_s:s}.",
-                ),
             ),
+            say="Prefills delay decoding: ITL P99 is {itl_p99_s:s} while ITL P50 is {itl_p50_s:s}.",
             words=(("long", LONG_PREFILLS.at_least(1.0)),),
             summary="Long prefills stall decoding",
             lever=apart(
@@ -252,7 +248,6 @@ PREFILL_INTERFERENCE = cause(
             & LATE_BEHIND_PREFILLS
             & WARMED_UP
             & NOT_EVICTING,
-            start=Number(0.0),
             terms=(
                 term(
                     MEAN_TTFT_GROWTH,
@@ -270,14 +265,8 @@ PREFILL_INTERFERENCE = cause(
                     signal="queue_mean_s",
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=(
-                (
-                    ALWAYS,
-                    "Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
-                    "{growth:.1f}x as long as usual; streams do not stall.",
-                ),
-            ),
+            say="Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
+            "{growth:.1f}x as long as usual; streams do not stall.",
             words=(("growth", MEAN_TTFT_GROWTH),),
             summary="Requests queue behind long prefills",
             lever="Let short prompts pass long ones (--long-prefill-token-threshold), or route "
@@ -298,19 +287,13 @@ SLO_CONFLICT = cause(
     forms=(
         Form(
             gate=TTFT_IS_MISSED & ITL_IS_MISSED & NOT_EVICTING & ~SLOW_STEPS_ALONE,
-            start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
                 term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:s}"),
             ),
-            levels=(Level(Severity.CRITICAL),),
-            say=(
-                (
-                    ALWAYS,
-                    "TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
-                    "targets: tuning for one worsens the other.",
-                ),
-            ),
+            severity=Severity.CRITICAL,
+            say="TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
+            "targets: tuning for one worsens the other.",
             summary="TTFT and ITL P99 both exceed their targets",
             lever=apart(
                 "Quantize weights or add replicas to take load off",
@@ -347,7 +330,6 @@ PREFILL_BOUND = cause(
     forms=(
         Form(
             gate=TTFT_IS_MISSED & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE) & ~SLOW_STEPS_ALONE,
-            start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
                 term(
@@ -368,8 +350,7 @@ PREFILL_BOUND = cause(
                 ),
                 *bound_terms("compute"),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=((ALWAYS, _prefill_delays),),
+            say=_prefill_delays,
             summary="TTFT is over its target because of prefill",
             lever=_prefill_lever,
             guide=("8.5", "9.3"),
@@ -401,18 +382,15 @@ _DECODE = Form(
         ),
         *bound_terms("memory")[:2],
     ),
-    levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE), Level(Severity.WARNING)),
-    say=(
+    levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE),),
+    instead=(
         (
             SLOW_STEPS_ALONE,
             "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:s}, "
             "P99 {itl_p99_s:s} (target {target_s:s}); TTFT P99 is {ttft_p99_s:s}.",
         ),
-        (
-            ALWAYS,
-            "Decode is slow at every percentile: ITL P50 is {itl_p50_s:s} (target {target_s:s}).",
-        ),
     ),
+    say="Decode is slow at every percentile: ITL P50 is {itl_p50_s:s} (target {target_s:s}).",
     words=(("target_s", ITL_TARGET_S),),
     summary="Decode is slow at every percentile",
     lever=_decode_lever,
@@ -507,19 +485,17 @@ PAST_KNEE = cause(
                     signal="running_avg",
                 ),
             ),
-            levels=(Level(Severity.WARNING, TTFT_IS_MISSED), Level(Severity.INFO)),
-            say=(
+            levels=(Level(Severity.WARNING, TTFT_IS_MISSED),),
+            severity=Severity.INFO,
+            instead=(
                 (
                     LEFT,
                     "Past the knee: TTFT P99/P50 is {ttft_p99_p50_drift_ratio:.1f}x its quiet "
                     "ratio with the batch at {growth:.1f}x its quiet size.",
                 ),
-                (
-                    ALWAYS,
-                    "Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
-                    "(target {target_s:s}).",
-                ),
             ),
+            say="Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
+            "(target {target_s:s}).",
             words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),
             summary="Past the knee: TTFT P99 rises faster than P50 as the batch grows",
             lever="Add replicas to take load off this one, or quantize to move the knee.",

@@ -28,7 +28,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal
 from kneewatch.rules.rule import Severity
@@ -108,14 +108,10 @@ KV_LEAK = cause(
                     signal="kv_usage_ratio",
                 ),
             ),
-            levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM), Level(Severity.INFO)),
-            say=(
-                (
-                    ALWAYS,
-                    "KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
-                    "request runs or waits.",
-                ),
-            ),
+            levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
+            severity=Severity.INFO,
+            say="KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
+            "request runs or waits.",
             summary="KV cache leaks: blocks stay in use while no request runs or waits",
             lever=LEVER,
             guide=("7.4",),
@@ -124,7 +120,6 @@ KV_LEAK = cause(
             gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
             & SAME_WORK_KNOWN
             & (UNEXPLAINED >= UNEXPLAINED_FROM),
-            start=Number(0.0),
             terms=(
                 term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
                 straight(KV_FLOOR, "climb: no step, no swing"),
@@ -137,11 +132,9 @@ KV_LEAK = cause(
                     signal=WORK.growth,
                 ),
             ),
-            levels=(
-                Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),
-                Level(Severity.INFO),
-            ),
-            say=((ALWAYS, _climbs),),
+            levels=(Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
+            severity=Severity.INFO,
+            say=_climbs,
             summary="KV cache leaks: its lowest usage climbs for hours at equal load",
             lever=LEVER,
             guide=("7.4",),
@@ -229,9 +222,8 @@ KV_HELD = cause(
                     | FIRST_TOKENS_VERY_LATE
                     | DEFERRED_GROWS,
                 ),
-                Level(Severity.WARNING),
             ),
-            say=(
+            instead=(
                 (
                     ~FETCHES,
                     "{held:%} of the KV cache is in use beyond what the requests in flight hold: "
@@ -247,8 +239,8 @@ KV_HELD = cause(
                     "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
                     "end.",
                 ),
-                (ALWAYS, "KV blocks are held by what does not run: transfers that do not end."),
             ),
+            say="KV blocks are held by what does not run: transfers that do not end.",
             words=(
                 ("held", KV_HELD_SHARE),
                 ("deferred", DEFERRED_SHARE),
@@ -322,9 +314,9 @@ HOST_MEMORY_LEAK = cause(
             levels=(
                 Level(Severity.CRITICAL, FULL_IN_S <= HOUR_S),
                 Level(Severity.WARNING, FULL_IN_S <= DAY_S),
-                Level(Severity.INFO),
             ),
-            say=((ALWAYS, _grows),),
+            severity=Severity.INFO,
+            say=_grows,
             summary="Host memory climbs for hours at equal load",
             lever="Restart the server in a quiet hour before host memory runs out. Report it to "
             "vLLM with the version, the features in use (multimodal input, KV connector, "

@@ -21,7 +21,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
 from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import listed, percent, span
 from kneewatch.rules.quantities import RECENT_SHARE, Recent, Signal, WindowSeconds
 from kneewatch.rules.rule import Severity
@@ -259,7 +259,6 @@ SPEC_DECODE_POOR = cause(
     forms=(
         Form(
             gate=(_poor(PAYS_FROM) | _poor(AIM)) & (DRAFTED_PER_S >= 5.0),
-            start=Number(0.0),
             terms=(
                 term(
                     ACCEPTED,
@@ -304,8 +303,9 @@ SPEC_DECODE_POOR = cause(
                     when=BATCH >= LARGE_BATCH / 2,
                 ),
             ),
-            levels=(Level(Severity.WARNING, ~PAYS), Level(Severity.INFO)),
-            say=(
+            levels=(Level(Severity.WARNING, ~PAYS),),
+            severity=Severity.INFO,
+            instead=(
                 (
                     PAYS,
                     "Draft acceptance is low ({accepted:%}), but speculation still pays: an "
@@ -326,8 +326,8 @@ SPEC_DECODE_POOR = cause(
                     "Draft acceptance of {accepted:%} is low for a compute-bound GPU, where each "
                     "rejected token costs time of other requests.",
                 ),
-                (ALWAYS, "Draft acceptance is low: {accepted:%} of draft tokens are accepted."),
             ),
+            say="Draft acceptance is low: {accepted:%} of draft tokens are accepted.",
             words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
             summary="Speculative decoding: draft acceptance is low",
             lever=_lever,
@@ -403,8 +403,8 @@ ADAPTER_THRASH = cause(
                 ),
                 term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
-            say=((ALWAYS, _waiting_for_slot),),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+            say=_waiting_for_slot,
             summary="LoRA adapters compete for too few slots",
             lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
             "adapters over replicas.",

@@ -263,15 +263,11 @@ PREFIX_CACHE_OFF = cause(
                 ),
                 *_prefill_terms(1.0),
             ),
-            levels=(Level(Severity.WARNING, ~GIANTS_QUEUE), Level(Severity.INFO)),
+            levels=(Level(Severity.WARNING, ~GIANTS_QUEUE),),
+            severity=Severity.INFO,
             apart=GIANTS_QUEUE,
-            say=(
-                (
-                    ALWAYS,
-                    "Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
-                    "is unknown while it is off.",
-                ),
-            ),
+            say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
+            "is unknown while it is off.",
             summary="Prefix caching is off while prefill is heavy",
             lever=f"Remove {NO_PREFIX_CACHE} (vLLM caches by default) and watch the hit ratio.",
             guide=("7.2", "8.5"),
@@ -335,20 +331,17 @@ PREFIX_BLOCK_TOO_LARGE = cause(
                 ),
                 FEW_HITS,
             ),
-            levels=(Level(Severity.INFO),),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (
                     IN_A_BLOCK,
                     "The prefix cache cannot hit: a block has {block_tokens} tokens, and prompts "
                     "are shorter. Whether they share prefixes is unknown.",
                 ),
-                (
-                    ALWAYS,
-                    "The prefix cache does not hit, perhaps because of its blocks of "
-                    "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
-                    "share prefixes is unknown.",
-                ),
             ),
+            say="The prefix cache does not hit, perhaps because of its blocks of "
+            "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
+            "share prefixes is unknown.",
             words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
             summary="Prefix cache blocks are longer than prompts",
             lever=_smaller_block,
@@ -412,14 +405,9 @@ PREFIX_REUSE_LOST = cause(
                 *_prefill_terms(0.8),
                 ANOTHER_TIER,
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
-            say=(
-                (
-                    ALWAYS,
-                    "Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
-                    "{quiet:%}.",
-                ),
-            ),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+            say="Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
+            "{quiet:%}.",
             words=(
                 ("hits", HITS),
                 ("window_hits", HIT_RATIO),
@@ -437,15 +425,15 @@ PREFIX_REUSE_LOST = cause(
             gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
             start=Number(0.2),
             terms=(FEW_HITS,),
-            levels=(Level(Severity.INFO),),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (
                     HIT_TOKENS >= 1.0,
                     "Prompts share only their first {hit_tokens} tokens on average, and prefill is "
                     "heavy.",
                 ),
-                (ALWAYS, "Prompts share no prefixes so far, and prefill is heavy."),
             ),
+            say="Prompts share no prefixes so far, and prefill is heavy.",
             words=(("hit_tokens", HIT_TOKENS),),
             summary="Prompts share no prefixes so far, and prefill is heavy",
             lever=_first_difference,
@@ -561,14 +549,9 @@ PREFIX_CHURN = cause(
                 ),
                 ANOTHER_TIER,
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), Level(Severity.WARNING)),
-            say=(
-                (
-                    ALWAYS,
-                    "Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
-                    "block lasts about {turnover_s:s}.",
-                ),
-            ),
+            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+            say="Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
+            "block lasts about {turnover_s:s}.",
             words=(
                 ("turnover_s", TURNOVER_S),
                 ("quiet", QUIET_HIT_RATIO),

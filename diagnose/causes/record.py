@@ -134,15 +134,15 @@ class Level(Struct, frozen=True):
     """A severity and the condition for it."""
 
     severity: Severity
-    when: Condition = ALWAYS
+    when: Condition
 
 
-class Form(Struct, frozen=True):
+class Form(Struct, frozen=True, kw_only=True):
     """One way in which a cause shows. The first form whose gate is true is used.
 
     - `start`: the log-odds before any evidence.
-    - `levels`: the first level whose condition is true gives the severity; the last one is always
-      true.
+    - `levels`: the first level whose condition is true gives the severity, in place of `severity`.
+    - `instead`: the first sentence whose condition is true stands in place of `say`.
     - `words`: quantities that the texts may use, by name.
     - `summary`: what the form means, in one sentence.
     - `apart`: while this is true, the cause explains no other cause.
@@ -150,10 +150,12 @@ class Form(Struct, frozen=True):
     """
 
     gate: Condition
-    start: Number
+    start: Number = Number(0.0)
     terms: tuple[Term, ...]
-    levels: tuple[Level, ...]
-    say: tuple[tuple[Condition, Say], ...]
+    levels: tuple[Level, ...] = ()
+    severity: Severity = Severity.WARNING
+    instead: tuple[tuple[Condition, Say], ...] = ()
+    say: Say
     summary: str
     lever: Say
     guide: tuple[str, ...]
@@ -273,11 +275,12 @@ class Examiner:
 
     @cached_property
     def _severity(self) -> Callable[[Facts], Severity]:
-        return first_of((level.severity, level.when) for level in self._form.levels)
+        levels = ((level.severity, level.when) for level in self._form.levels)
+        return first_of(levels, self._form.severity)
 
     @cached_property
     def _say(self) -> Callable[[Facts], Say]:
-        return first_of((say, when) for when, say in self._form.say)
+        return first_of(((say, when) for when, say in self._form.instead), self._form.say)
 
     @cached_property
     def _apart(self) -> Holds | None:

@@ -48,7 +48,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
-from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import ITL, TTFT, Severity
@@ -229,9 +229,8 @@ UNEXPLAINED_LATENCY = cause(
                     Severity.CRITICAL,
                     FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
                 ),
-                Level(Severity.WARNING),
             ),
-            say=(
+            instead=(
                 (
                     FIRST_TOKENS_LATE,
                     "First tokens take {ttft_drift:.1f}x as long as usual, longer than the load "
@@ -247,12 +246,9 @@ UNEXPLAINED_LATENCY = cause(
                     "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s at an equal "
                     "load, because steps yield fewer tokens, and no cause is found.",
                 ),
-                (
-                    ALWAYS,
-                    "Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
-                    "load explains, and no cause is found.",
-                ),
             ),
+            say="Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
+            "load explains, and no cause is found.",
             words=(("ttft_drift", TTFT_DRIFT),),
             summary="Latency is far from usual, the load does not explain it, "
             "and no cause is found",
@@ -276,17 +272,10 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
-            levels=(
-                Level(Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),
-                Level(Severity.INFO),
-            ),
-            say=(
-                (
-                    ALWAYS,
-                    "The engine stops again and again, each {stops_every_s:s} for "
-                    "{stopped_ratio:%} of that time, and no cause is found.",
-                ),
-            ),
+            levels=(Level(Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
+            severity=Severity.INFO,
+            say="The engine stops again and again, each {stops_every_s:s} for "
+            "{stopped_ratio:%} of that time, and no cause is found.",
             summary="The engine stops again and again, and no cause is found",
             lever="Look in vLLM's log at those times (compilation, NCCL, a KV connector). `py-spy "
             "dump` of the engine's process during a stop shows what it waits for.",
@@ -305,14 +294,8 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=(
-                (
-                    ALWAYS,
-                    "Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
-                    "is found.",
-                ),
-            ),
+            say="Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
+            "is found.",
             words=(("per_s", 1.0 / Signal("itl_mean_s")),),
             summary="Streams get two tokens/s or fewer, and no cause is found",
             lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "

@@ -65,7 +65,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
 from kneewatch.rules.rule import Severity
@@ -320,8 +320,9 @@ RUNAWAY_GENERATION = cause(
                     signal="finished_length_ratio",
                 ),
             ),
-            levels=(Level(Severity.WARNING, ~ALWAYS_SO), Level(Severity.INFO)),
-            say=((ALWAYS, _stated),),
+            levels=(Level(Severity.WARNING, ~ALWAYS_SO),),
+            severity=Severity.INFO,
+            say=_stated,
             summary="Answers are far longer than stated, and many hit their output limit",
             lever=LEVER,
             guide=("9.4",),
@@ -347,14 +348,8 @@ RUNAWAY_GENERATION = cause(
                     signal="output_tokens_mean",
                 ),
             ),
-            levels=(Level(Severity.WARNING),),
-            say=(
-                (
-                    ALWAYS,
-                    "{finished_length_ratio:%} of requests hit their output limit, {before:%} in "
-                    "quiet times.",
-                ),
-            ),
+            say="{finished_length_ratio:%} of requests hit their output limit, {before:%} in "
+            "quiet times.",
             words=(("before", AT_LIMIT_BEFORE), ("points", 100.0 * MORE_AT_LIMIT)),
             summary="Far more requests than usual hit their output limit",
             lever=LEVER,
@@ -389,11 +384,11 @@ UNDERUSED = cause(
                 term(GPU_BUSY, 0.4, 1.0, "GPU {value:%} busy", when=GPU_BUSY < 0.4, below=True),
                 term(GPU_BUSY, 0.4, -1.0, "GPU {value:%} busy", when=GPU_BUSY >= 0.4),
             ),
-            levels=(Level(Severity.INFO),),
-            say=(
+            severity=Severity.INFO,
+            instead=(
                 (BATCH.known, "Underused for hours: {running_avg:.1f} requests running now."),
-                (ALWAYS, "Underused for hours."),
             ),
+            say="Underused for hours.",
             summary="Underused for hours",
             lever="Fill the hours with batch work, consolidate, or keep fewer replicas warm.",
             guide=("9.2", "9.3"),
@@ -417,11 +412,9 @@ KV_OVERPROVISIONED = cause(
                     signal="kv_usage_max_ratio",
                 ),
             ),
-            levels=(Level(Severity.INFO),),
-            say=(
-                (KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),
-                (ALWAYS, "KV cache at most half full for hours."),
-            ),
+            severity=Severity.INFO,
+            instead=((KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),),
+            say="KV cache at most half full for hours.",
             words=(("peak", KV_PEAK),),
             summary="KV cache at most half full for hours",
             lever="Allow more sequences, or serve from fewer or smaller GPUs.",
@@ -458,7 +451,6 @@ SPEC_ACCEPTANCE_DRIFT = cause(
     forms=(
         Form(
             gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
-            start=Number(0.0),
             terms=(
                 term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
                 straight(SPEC_ACCEPTED, "decay"),
@@ -476,8 +468,8 @@ SPEC_ACCEPTANCE_DRIFT = cause(
                     when=~USUAL_ACCEPTED.known,
                 ),
             ),
-            levels=(Level(Severity.INFO),),
-            say=((ALWAYS, lambda facts: f"Draft acceptance decays: {_decayed(facts)}."),),
+            severity=Severity.INFO,
+            say=lambda facts: f"Draft acceptance decays: {_decayed(facts)}.",
             summary="Draft acceptance decays over hours",
             lever="Compare the prompts of both hours. Retrain or replace the draft for the new "
             "traffic, or draft fewer tokens, before speculation stops paying.",
