@@ -178,9 +178,7 @@ ENGINE_STALLED = cause(
             levels=(Level(Severity.CRITICAL, Stalled(whole=True)),),
             severity=Severity.INFO,
             say=_stalled,
-            summary="Engine stalled: requests are in flight and no token is generated",
             lever=_stalled_lever,
-            guide=("9.4",),
         ),
     ),
 )
@@ -206,10 +204,8 @@ METRICS_STALE = cause(
             say="The gauges are stale: {in_flight} requests on the page, the calls of all of "
             "them have ended. Nothing hangs.",
             words=(("in_flight", IN_FLIGHT),),
-            summary="The gauges are stale: all calls have ended",
             lever="Send one request: the next step corrects the gauges. Do not restart. Routers "
             "that read these gauges avoid the server until then.",
-            guide=("9.4",),
         ),
     ),
 )
@@ -236,7 +232,7 @@ def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
         evidence=(
             Evidence("canary_failures", float(canary.failures), float(CANARY_FAILURES), text),
         ),
-        guide=("9.4",),
+        guide=ENGINE_STALLED.guide,
         lever=STALLED_LEVER,
         since_s=canary.since_s,
     )
@@ -263,10 +259,8 @@ ENGINE_ASLEEP = cause(
             ),
             severity=Severity.INFO,
             say="Engine asleep: it serves no request until it is woken.",
-            summary="Engine asleep: it serves no request until it is woken",
             lever="Wake it with POST /wake_up (VLLM_SERVER_DEV_MODE=1) when it is needed; route no "
             "request to it before.",
-            guide=("9.4",),
         ),
     ),
 )

@@ -317,7 +317,6 @@ HOST_CONTENTION = cause(
             summary="Steps slow down at equal work: the host lacks CPU",
             lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
             "its own (CPU manager policy static, cpuset), or move one of both to another node.",
-            guide=("8.4",),
         ),
         Form(
             gate=(OUTSIDE_S >= 1.0)
@@ -348,7 +347,6 @@ HOST_CONTENTION = cause(
             lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
             "templates, images and videos, and detokenizing run there. Add API servers "
             f"({API_SERVERS}) and cores, or prepare the media elsewhere.",
-            guide=("8.4",),
         ),
     ),
     unusual=SLOW_AT_EQUAL_WORK | ~WAITS_BY_NATURE,
@@ -457,7 +455,6 @@ SLOW_STEPS = cause(
             "at the host's CPU (`top`), and at what clients ask for since then: structured "
             "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
             "another node.",
-            guide=("8.4",),
         ),
         Form(
             gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
@@ -495,7 +492,6 @@ SLOW_STEPS = cause(
             f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
             "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
             "since then: images, LoRA adapters, prompt logprobs.",
-            guide=("8.4",),
         ),
         Form(
             gate=RATHER_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
@@ -517,7 +513,6 @@ SLOW_STEPS = cause(
             apart=ALWAYS,
             summary="Steps take a little longer than in quiet times at equal work",
             lever="Compare vLLM's version, flags and the GPUs' clocks with those of quiet times.",
-            guide=("8.4",),
         ),
     ),
     unusual=SPEED_IS_LOST,

@@ -95,9 +95,7 @@ CLIENTS_GIVE_UP = cause(
             instead=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."),),
             say=f"{GAVE_UP}.",
             words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
-            summary="Clients give up calls before they are answered",
             lever=_given_up_lever,
-            guide=("9.4",),
         ),
     ),
 )
@@ -172,7 +170,6 @@ def _failing(
         words=(("share", share), ("per_s", per_s)),
         summary=of,
         lever=_failing_lever,
-        guide=("9.4",),
     )
 
 
@@ -239,9 +236,7 @@ CLIENT_ERRORS = cause(
             say="{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
             "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
             "parameter, a missing key.",
-            summary="Many calls are refused as wrong",
             lever="Read the error bodies at the client or gateway: vLLM's log names each reason.",
-            guide=("9.4",),
         ),
     ),
 )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import Comparison, LearnedKnee
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
@@ -19,6 +20,10 @@ from kneewatch.diagnose.lengths import Departure, LiveWorkload
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity
+
+TABLES = packaged_tables("diagnose.causes", "causes.toml")
+GUIDE = {name: tuple(table.get("guide", ())) for name, table in TABLES.items()}
+"""The sections of the sizing guide about each cause."""
 
 CONCLUDED_FROM = 0.5
 """A cause is concluded from even odds on."""
@@ -107,11 +112,12 @@ class Case(Struct):
     id: str
     summary: str
     lever: str
-    guide: tuple[str, ...]
     severity: Severity
     log_odds: float = 0.0
     apart: bool = False
     root: bool = False
+    guide: tuple[str, ...] = ()
+    """Sections of the sizing guide, where they are not those of the cause's table."""
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     against: list[Evidence] = field(default_factory=list[Evidence])
 
@@ -151,7 +157,7 @@ class Case(Struct):
             summary=self.summary,
             evidence=tuple(self.evidence),
             against=tuple(self.against),
-            guide=self.guide,
+            guide=self.guide or GUIDE.get(self.id, ()),
             lever=self.lever,
             apart=self.apart,
             root=self.root,

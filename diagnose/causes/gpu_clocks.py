@@ -151,7 +151,6 @@ def gpu_throttled(facts: Facts) -> Cause | None:
         f"{worst.gpu.name} is throttled{to} {why} under load"
         + (f" ({len(throttled)} of {len(facts.gpus)} GPUs are)." if len(throttled) > 1 else "."),
         f"On {where} {action}." if worst.deliberate else f"Drain {where} and {action}.",
-        ("9.3",),
         severity,
         apart=severity == Severity.INFO or slow is False,
     )

@@ -143,7 +143,6 @@ def gpu_fault(facts: Facts) -> Cause | None:
         f"{lines[0]}{more}. "
         + ("Not known to affect running work." if apart else "This is a hardware fault."),
         lever,
-        ("9.3",),
         severity,
         apart=apart,
     )

@@ -282,9 +282,7 @@ KV_PRESSURE = cause(
             ),
             say="KV cache full: requests are queueing for blocks, none preempted yet.",
             words=(("held_each", HELD_EACH),),
-            summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
             lever=_more_kv,
-            guide=("7.4", "9.3"),
         ),
     ),
     over=KV_USAGE < EMPTIED_BELOW_RATIO,
@@ -320,9 +318,7 @@ KV_EXHAUSTION_AHEAD = cause(
             ),
             say="The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
             "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
-            summary="The KV cache will be exhausted in minutes",
             lever="Add replicas or enlarge the KV cache before vLLM preempts.",
-            guide=("7.4",),
         ),
     ),
     over=QUEUED,
@@ -440,9 +436,7 @@ def _pinned(facts: Facts) -> str:
     )
 
 
-def _queue(
-    gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
-) -> Form:
+def _queue(gate: Condition, *, pinned: bool, say: Say, lever: Say) -> Form:
     """The form for a queue that neither preemption nor a full cache explains.
 
     With `pinned`, the batch limit explains it.
@@ -481,9 +475,7 @@ def _queue(
         ),
         levels=(Level(Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),),
         say=say,
-        summary=summary,
         lever=lever,
-        guide=("9.3", "8.1"),
     )
 
 
@@ -495,10 +487,8 @@ QUEUE_SATURATION = cause(
             & ((KV_TAKEN < 0.95).assume(unknown=True) | PROMPTS_COME_FIRST)
             & ~FEW_FILL_THE_CACHE,
             pinned=False,
-            summary="Requests queue for capacity",
             say=_overloaded,
             lever=_more_replicas,
-            action="Add replicas.",
         ),
     ),
 )
@@ -512,7 +502,6 @@ ADMISSION_LIMIT = replace(
         _queue(
             BATCH_LIMIT_BINDS & ONE_MORE_FITS,
             pinned=True,
-            summary="Batch pinned at its limit with room in the KV cache and fast steps",
             say=_pinned,
             lever=f"Raise {SEATS}; check ITL as the batch grows.",
         ),

@@ -196,9 +196,7 @@ KV_TRANSFER_SLOW = cause(
             ),
             say="Requests wait for KV blocks from another node or cache tier.",
             words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
-            summary="KV transfers from another node or cache tier are slow or fail",
             lever=_lever,
-            guide=("6.5", "7.7"),
         ),
     ),
 )

@@ -239,7 +239,6 @@ PREFILL_INTERFERENCE = cause(
                 f"Enable chunked prefill or lower {STEP_TOKENS}",
                 "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
             ),
-            guide=("6.4", "8.5", "9.3"),
             apart=LONG_AS_EVER,
         ),
         Form(
@@ -294,12 +293,10 @@ SLO_CONFLICT = cause(
             severity=Severity.CRITICAL,
             say="TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
             "targets: tuning for one worsens the other.",
-            summary="TTFT and ITL P99 both exceed their targets",
             lever=apart(
                 "Quantize weights or add replicas to take load off",
                 "; if both targets still fail, separate prefill and decode (P/D disaggregation).",
             ),
-            guide=("6.5", "8.5"),
         ),
     ),
 )
@@ -351,9 +348,7 @@ PREFILL_BOUND = cause(
                 *bound_terms("compute"),
             ),
             say=_prefill_delays,
-            summary="TTFT is over its target because of prefill",
             lever=_prefill_lever,
-            guide=("8.5", "9.3"),
         ),
     ),
 )
@@ -394,7 +389,6 @@ _DECODE = Form(
     words=(("target_s", ITL_TARGET_S),),
     summary="Decode is slow at every percentile",
     lever=_decode_lever,
-    guide=("3.3", "9.3"),
 )
 _IDLE_GPUS = replace(
     _DECODE,
@@ -497,9 +491,7 @@ PAST_KNEE = cause(
             say="Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
             "(target {target_s:s}).",
             words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),
-            summary="Past the knee: TTFT P99 rises faster than P50 as the batch grows",
             lever="Add replicas to take load off this one, or quantize to move the knee.",
-            guide=("8.1", "8.5"),
         ),
     ),
 )

@@ -114,7 +114,6 @@ KV_LEAK = cause(
             "request runs or waits.",
             summary="KV cache leaks: blocks stay in use while no request runs or waits",
             lever=LEVER,
-            guide=("7.4",),
         ),
         Form(
             gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
@@ -137,7 +136,6 @@ KV_LEAK = cause(
             say=_climbs,
             summary="KV cache leaks: its lowest usage climbs for hours at equal load",
             lever=LEVER,
-            guide=("7.4",),
         ),
     ),
 )
@@ -247,11 +245,9 @@ KV_HELD = cause(
                 EXPIRED_PER_MIN,
             ),
             root=True,
-            summary="KV blocks are held by what does not run",
             lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
             "logs; let the connector give up before clients and routers do (time-outs). Restart "
             "the engine when the cache is nearly full; without a connector, report it to vLLM.",
-            guide=("6.5", "7.4"),
         ),
     ),
 )
@@ -317,11 +313,9 @@ HOST_MEMORY_LEAK = cause(
             ),
             severity=Severity.INFO,
             say=_grows,
-            summary="Host memory climbs for hours at equal load",
             lever="Restart the server in a quiet hour before host memory runs out. Report it to "
             "vLLM with the version, the features in use (multimodal input, KV connector, "
             "structured output) and the growth per hour.",
-            guide=("9.4",),
         ),
     ),
 )

@@ -329,9 +329,7 @@ SPEC_DECODE_POOR = cause(
             ),
             say="Draft acceptance is low: {accepted:%} of draft tokens are accepted.",
             words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
-            summary="Speculative decoding: draft acceptance is low",
             lever=_lever,
-            guide=("6.6", "9.3"),
         ),
     ),
     unusual=FALLEN,
@@ -405,10 +403,8 @@ ADAPTER_THRASH = cause(
             ),
             levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
             say=_waiting_for_slot,
-            summary="LoRA adapters compete for too few slots",
             lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
             "adapters over replicas.",
-            guide=("2.5", "8.5", "9.3"),
         ),
     ),
 )

@@ -268,9 +268,7 @@ PREFIX_CACHE_OFF = cause(
             apart=GIANTS_QUEUE,
             say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
             "is unknown while it is off.",
-            summary="Prefix caching is off while prefill is heavy",
             lever=f"Remove {NO_PREFIX_CACHE} (vLLM caches by default) and watch the hit ratio.",
-            guide=("7.2", "8.5"),
         ),
     ),
 )
@@ -343,9 +341,7 @@ PREFIX_BLOCK_TOO_LARGE = cause(
             "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
             "share prefixes is unknown.",
             words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
-            summary="Prefix cache blocks are longer than prompts",
             lever=_smaller_block,
-            guide=("7.2",),
             apart=~IN_A_BLOCK,
         ),
     ),
@@ -419,7 +415,6 @@ PREFIX_REUSE_LOST = cause(
             lever="Check what changed at the start of the prompts (a date, an id, a reordered "
             "template) and the router's session affinity. The shared prefix must come first, byte "
             "for byte. If prompts and router are as before, compare vLLM's version and flags.",
-            guide=("7.2", "7.3", "9.3"),
         ),
         Form(
             gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
@@ -559,10 +554,8 @@ PREFIX_CHURN = cause(
                 ("quiet_looked_up", QUIET_LOOKED_UP),
                 ("hit_tokens", HIT_TOKENS),
             ),
-            summary="Prefixes are evicted before reuse",
             lever="Route by prefix so that each replica serves fewer prefixes, or enlarge the KV "
             "cache.",
-            guide=("7.3", "7.4", "7.7"),
         ),
     ),
 )

@@ -15,9 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Facts, chance, strength
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, TABLES, Case, Facts, chance, strength
 from kneewatch.rules.conditions import (
     ALWAYS,
     Condition,
@@ -144,7 +143,8 @@ class Form(Struct, frozen=True, kw_only=True):
     - `levels`: the first level whose condition is true gives the severity, in place of `severity`.
     - `instead`: the first sentence whose condition is true stands in place of `say`.
     - `words`: quantities that the texts may use, by name.
-    - `summary`: what the form means, in one sentence.
+    - `summary`: what the form means, in one sentence, if the cause has several.
+    - `guide`: sections of the sizing guide, if not those of the cause.
     - `apart`: while this is true, the cause explains no other cause.
     - `root`: this form explains the causes in the record's `heads`.
     """
@@ -156,9 +156,9 @@ class Form(Struct, frozen=True, kw_only=True):
     severity: Severity = Severity.WARNING
     instead: tuple[tuple[Condition, Say], ...] = ()
     say: Say
-    summary: str
     lever: Say
-    guide: tuple[str, ...]
+    summary: str = ""
+    guide: tuple[str, ...] = ()
     words: tuple[tuple[str, Quantity], ...] = ()
     apart: Condition | None = None
     root: bool = False
@@ -177,6 +177,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
     disproves: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
+    guide: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     unusual: Condition = ALWAYS
     levers: tuple[str, ...] = ()
@@ -227,13 +228,13 @@ class CauseRecord(Struct, frozen=True, dict=True):
         return None
 
 
-DECLARED = dict(packaged_tables("diagnose.causes", "causes.toml"))
+DECLARED = dict(TABLES)
 """The tables of causes.toml by the cause's id, in the order in which causes rank."""
 
 _GROUPS = DECLARED.pop("groups") | {"queue_rules": QUEUE_RULES, "families": FAMILIES}
 
 
-_LISTS = ("explains", "disproves", "heads", "covers", "moves", "levers")
+_LISTS = ("guide", "explains", "disproves", "heads", "covers", "moves", "levers")
 
 
 def listed(ids: Sequence[str]) -> tuple[str, ...]:
@@ -299,11 +300,11 @@ class Examiner:
             self._id,
             _said(self._say(facts), words, facts),
             _said(self._form.lever, words, facts),
-            self._form.guide,
             self._severity(facts),
             log_odds=self._form.start.value,
             apart=self._apart is not None and self._apart(facts),
             root=self._form.root,
+            guide=self._form.guide,
         )
         weigh(self._form.terms, case, facts, words)
         return case.close()

@@ -47,7 +47,6 @@ def split_case(split: Comparison) -> Case | None:
         f"TP {wide.tensor_parallel} loses {percent(1 - share)}.",
         f"Serve from more replicas with TP {narrow.tensor_parallel} if the model fits and meets "
         "its targets.",
-        ("5.1", "8.2", "8.5"),
         Severity.INFO,
         log_odds=0.0,
     )

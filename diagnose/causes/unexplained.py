@@ -257,7 +257,6 @@ UNEXPLAINED_LATENCY = cause(
             "then. If vLLM was started with --profiler-config, record a trace: POST "
             "/start_profile, then /stop_profile. If this latency is fine, state a target: "
             "--slo-ttft 2s --slo-itl 100ms, or ttft_p99_s and itl_p99_s in [slo].",
-            guide=("8.4",),
         ),
         Form(
             gate=STOPS_RECUR,
@@ -279,7 +278,6 @@ UNEXPLAINED_LATENCY = cause(
             summary="The engine stops again and again, and no cause is found",
             lever="Look in vLLM's log at those times (compilation, NCCL, a KV connector). `py-spy "
             "dump` of the engine's process during a stop shows what it waits for.",
-            guide=("8.4",),
         ),
         Form(
             gate=CRAWLS & WARMED_UP,
@@ -301,7 +299,6 @@ UNEXPLAINED_LATENCY = cause(
             lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "
             "mode), at `nvidia-smi` for the GPUs' clocks and other processes, and at the host's "
             "CPU (`top`). If this speed is fine, state a target: --slo-itl 2s.",
-            guide=("8.4",),
         ),
     ),
 )

@@ -142,7 +142,6 @@ def workload_drift(facts: Facts) -> Cause | None:
         "The workload no longer matches its sizing profile: "
         f"{drift_text(left, rate if more else None)}.",
         _lever(live, tuple(left), more=more),
-        ("9.1",),
         Severity.INFO,
         log_odds=0.4,
     )
@@ -185,7 +184,6 @@ def _more_work(facts: Facts) -> Cause | None:
         "Find the client, template or model version that changed"
         f"{UNTIL_THEN * bool(late)}. If it stays, put the measured lengths into a profile and "
         "size again: kneewatch size --plan PROFILE.",
-        ("9.1",),
         Severity.WARNING if late else Severity.INFO,
         log_odds=0.4,
     )
@@ -325,7 +323,6 @@ RUNAWAY_GENERATION = cause(
             say=_stated,
             summary="Answers are far longer than stated, and many hit their output limit",
             lever=LEVER,
-            guide=("9.4",),
             apart=ALWAYS_SO,
         ),
         Form(
@@ -353,7 +350,6 @@ RUNAWAY_GENERATION = cause(
             words=(("before", AT_LIMIT_BEFORE), ("points", 100.0 * MORE_AT_LIMIT)),
             summary="Far more requests than usual hit their output limit",
             lever=LEVER,
-            guide=("9.4",),
             # A queue has another reason where answers are hardly longer, or requests are more.
             apart=((LONGER < 1.3) | MORE_REQUESTS).assume(unknown=False),
         ),
@@ -389,9 +385,7 @@ UNDERUSED = cause(
                 (BATCH.known, "Underused for hours: {running_avg:.1f} requests running now."),
             ),
             say="Underused for hours.",
-            summary="Underused for hours",
             lever="Fill the hours with batch work, consolidate, or keep fewer replicas warm.",
-            guide=("9.2", "9.3"),
         ),
     ),
 )
@@ -416,9 +410,7 @@ KV_OVERPROVISIONED = cause(
             instead=((KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),),
             say="KV cache at most half full for hours.",
             words=(("peak", KV_PEAK),),
-            summary="KV cache at most half full for hours",
             lever="Allow more sequences, or serve from fewer or smaller GPUs.",
-            guide=("7.7", "9.3"),
         ),
     ),
 )
@@ -470,10 +462,8 @@ SPEC_ACCEPTANCE_DRIFT = cause(
             ),
             severity=Severity.INFO,
             say=lambda facts: f"Draft acceptance decays: {_decayed(facts)}.",
-            summary="Draft acceptance decays over hours",
             lever="Compare the prompts of both hours. Retrain or replace the draft for the new "
             "traffic, or draft fewer tokens, before speculation stops paying.",
-            guide=("9.1",),
         ),
     ),
 )

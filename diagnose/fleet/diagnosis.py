@@ -217,9 +217,9 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
         f"replicas on {_gpus(narrow)} {narrow.tokens_per_s_per_gpu:.0f}: {wide.gpus} GPUs lose "
         f"{percent(1 - share)}.",
         f"Serve from more replicas on {_gpus(narrow)} if their TTFT meets its target.",
-        ("5.1", "8.2"),
         Severity.INFO,
         log_odds=-0.2,
+        guide=("5.1", "8.2"),
     )
     case.weigh(
         "generation_tokens_per_s",

@@ -157,7 +157,6 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
         f"{member.name}{where} is slower than its peers.",
         "Take it out of the pool, check its GPU (clocks, XID, temperature, power) and replace it "
         "if needed.",
-        ("9.3",),
         Severity.WARNING,
         log_odds=-1.0,
     )
@@ -309,7 +308,6 @@ def _starved(tier: Tier) -> FleetCause | None:
         "replica_imbalance",
         f"{words} while {waiting:.0f} requests queue on {plural(len(queued), 'other')}.",
         REPAIR.format("some engines"),
-        ("3.5", "9.3"),
         Severity.WARNING,
         log_odds=-0.6,
     )
@@ -395,7 +393,6 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
         f"{len(hot)} of {of} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "
         f"than the others: {most.member.name} has {figures}.",
         lever,
-        ("3.5", "9.3"),
         Severity.CRITICAL if takes and usual < 1 and was_busy else _severity(hot, tier),
         log_odds=-0.6,
     )
@@ -461,7 +458,6 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
         f"({youngest.member.name} {span(youngest.get('age_s') or 0.0)} ago): cold caches.",
         "Wait, or warm up new replicas before they get their full share; scale up earlier, by the "
         "start-up time.",
-        ("9.5",),
         Severity.INFO,
         log_odds=0.3,
     )
@@ -510,7 +506,6 @@ def underused(tier: Tier) -> FleetCause | None:
         f"{mean:.1f} requests running, peak {peak:.0f}).",
         "Consolidate, add batch work, or keep fewer replicas warm; check a whole week before you "
         "give hardware back.",
-        ("9.2", "9.3"),
         Severity.INFO,
         log_odds=0.0,
     )

@@ -346,7 +346,7 @@ def _case(
     text: str,
     lever: str,
 ) -> Fault:
-    case = Case("router_fault", f"{text}.", lever, ("7.3",), severity, log_odds=0.5)
+    case = Case("router_fault", f"{text}.", lever, severity, log_odds=0.5)
     case.weigh(signal, value, threshold, 1.5, text, below=signal == "router_ready")
     return case, engines
 

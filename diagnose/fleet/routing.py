@@ -104,7 +104,6 @@ def routing_dilution(
         f"on {len(fallen)} of {len(warm)} engines. They compute "
         f"{more:.1f}x the prompt tokens.",
         LEVER,
-        ("7.3", "7.7"),
         Severity.CRITICAL if critical else Severity.WARNING,
         log_odds=-0.4,
     )
@@ -299,7 +298,6 @@ def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
         f"{percent(possible)} possible, {replicas} replicas."
         + ("" if evicted else f" {FIRST_TURNS}"),
         LEVER,
-        ("7.3", "7.7"),
         Severity.WARNING if evicted else Severity.INFO,
         log_odds=-0.8,
     )
@@ -377,7 +375,6 @@ def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
         f"{slower:.1f}x that of {fast.tier}.",
         "Route requests by length or urgency to the tier that is sized for them, and give each "
         "tier its own targets.",
-        ("9.5",),
         Severity.WARNING,
         log_odds=-0.6,
     )

@@ -55,7 +55,6 @@ def workload_drift(
         "workload_drift",
         " ".join(sentences),
         "Size again for these requests (kneewatch size), and check what was released this week.",
-        ("9.1",),
         Severity.INFO,
         log_odds=0.4,
     )
