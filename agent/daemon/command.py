@@ -25,7 +25,6 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.console import NO_DATA, OK
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.baselines import (
-    KneeLoader,
     LearnedStates,
     SeasonalBaselines,
     WeeklyPeaks,
@@ -179,10 +178,10 @@ class Daemon:
             parts.callback(self._reload.stop)
             peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
             seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
-            knees, learned = KneeLoader(self._reader), LearnedStates(store_file)
+            learned = LearnedStates(store_file)
             if fleet_watch is not None:
                 fleet_watch.learned = learned
-            self._recalled = peaks, seasons, knees, learned
+            self._recalled = peaks, seasons, learned
             """Jobs with the history."""
             sinks = Sinks(
                 board=self._board,

@@ -117,11 +117,13 @@ class Learned:
 
     def state(self, t_s: float) -> bytes | None:
         """What was learned, to be stored; None while it need not be stored again."""
-        return self.kept_apart.state(t_s, self.launch)
+        return self.kept_apart.state(t_s, self.launch, self.knee.curve)
 
     def restore(self, body: bytes) -> None:
         """Go on with what was stored before a restart of the daemon."""
-        self.launch = self.kept_apart.restore(body).launch or self.launch
+        state = self.kept_apart.restore(body)
+        self.knee.recall(state.windows)
+        self.launch = state.launch or self.launch
 
     def set_launch(self, config: Mapping[str, str]) -> None:
         """Set the launch configuration that the server exports; if it changed, the knee is

@@ -21,6 +21,7 @@ from kneewatch.diagnose.account_signals import (
     is_unchanged,
 )
 from kneewatch.diagnose.learned.account import Account, AccountState
+from kneewatch.diagnose.learned.knee import CurveLearner, Point
 from kneewatch.diagnose.values import Signals
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import Baseline
@@ -116,6 +117,7 @@ class LearnedState(Struct, frozen=True):
     apart_s: Mapping[str, float] = {}
     acceptance: Acceptance | None = None
     launch: Mapping[str, str] = {}
+    windows: tuple[Point, ...] = ()
 
 
 _DECODER = decoder(LearnedState)
@@ -191,17 +193,23 @@ class KeptApart:
         for key in TRACKED[family]:
             yield key, self._baseline.get(key)
 
-    def state(self, now_s: float, launch: Mapping[str, str]) -> bytes | None:
+    def state(self, now_s: float, launch: Mapping[str, str], curve: CurveLearner) -> bytes | None:
         """What was learned, encoded to be stored; None while it need not be stored again."""
         stored, is_apart = self._stored, bool(self._since_s)
         if stored is not None and stored[1] == is_apart and now_s - stored[0] < STATE_EVERY_S:
             return None
-        medians = self._baseline.medians()
-        if not medians:
+        medians, windows = self._baseline.medians(), curve.stored()
+        if not medians and not windows:
             return None
         self._stored = now_s, is_apart
         state = LearnedState(
-            now_s, self._account.state(), medians, dict(self._since_s), self.acceptance, launch
+            now_s,
+            self._account.state(),
+            medians,
+            dict(self._since_s),
+            self.acceptance,
+            launch,
+            windows,
         )
         return msgspec.json.encode(state)
 

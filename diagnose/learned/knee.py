@@ -58,8 +58,8 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 """Greatest age of points in use, in seconds: versions, models and prompts change."""
 
 
-class Point(Struct, frozen=True):
-    """One window of the curve.
+class Point(Struct, frozen=True, array_like=True):
+    """One window of the curve; stored without the names of its fields.
 
     `token_s` is a request's total time per output token, in seconds. The fields from `running` on
     are for `StepTimes`:
@@ -102,13 +102,6 @@ SERVED_SIGNALS = (
 
 POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
 """Signals of the curve."""
-
-WINDOW_SIGNALS = (
-    *POINT_SIGNALS,
-    *("itl_mean_s", "prefill_mean_s", "prompt_tokens_mean", "prefix_saved_ratio"),
-    *("preemption_per_s", "ttft_mean_s"),
-)
-"""Signals that `point_of` reads, for the curve and for the step times."""
 
 
 class _Step(Struct, frozen=True):
@@ -189,6 +182,14 @@ class CurveLearner:
 
     def points(self) -> list[Point]:
         return [_unpacked(row) for kept in self._steps.values() for row in _rows(kept)]
+
+    def stored(self) -> tuple[Point, ...]:
+        """All points with four digits, to be stored."""
+        return tuple(
+            _unpacked((round(row[0]), *[float(f"{value:.4g}") for value in row[1:]]))
+            for kept in self._steps.values()
+            for row in _rows(kept)
+        )
 
     def column(self, name: str) -> array[float]:
         """One field of all points, NaN for None. Faster than `points`."""
@@ -408,27 +409,14 @@ class LiveKnee:
         self.curve = CurveLearner(window_s=window_s, kept=LIVE_POINTS_KEPT)
         self._knee: LearnedKnee | None = None
         self._made_s = float("-inf")
-        self._recalled: Sequence[Point] = ()
-        self.first_s: float | None = None
-        """When it was first scraped; None before that."""
-        self.history_requested = False
-        """Whether windows from before `first_s` were requested from the history."""
 
     def recall(self, points: Sequence[Point]) -> None:
-        """Add windows from before the first scrape, oldest first; the next computed knee uses them.
-
-        May be called once, from another thread.
-        """
-        self._recalled = points
+        """Add windows from before a restart of the daemon, oldest first."""
+        self.curve.recall(points)
+        self._made_s = float("-inf")
 
     def update(self, now_s: float, values: Mapping[str, float | None]) -> LearnedKnee | None:
         """The knee after a scrape; None if too few different loads were seen."""
-        if self.first_s is None:
-            self.first_s = now_s
-        if self._recalled:
-            points, self._recalled = self._recalled, ()
-            self.curve.recall(points)
-            self._made_s = float("-inf")
         self.curve.learn(now_s, values)
         if not 0 <= now_s - self._made_s < self._window_s:
             self._knee, self._made_s = self.curve.knee(now_s, self._targets), now_s
