@@ -31,11 +31,11 @@ from kneewatch.agent.watch.feeds import (
     PATH,
     Feed,
     FeedThreads,
-    GpuFeed,
     Pace,
-    RecordingFeed,
-    ServerFeed,
     daemon_feed,
+    gpu_feed,
+    recording_feed,
+    server_feed,
 )
 from kneewatch.agent.watch.glyphs import PLAIN_TONES, TONES, Glyphs, Line, glyphs_for, toned
 from kneewatch.agent.watch.rendering import HELP, Frame, details
@@ -436,13 +436,13 @@ def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
     profile = settings.profile(window_s=window_s, stated=stated(settings))
     catalogue = Catalogue.of(profile)
     gpus = gpu_stream(targets, settings, window_s)
-    feeds: list[Feed] = [GpuFeed(gpus)] if gpus else []
+    feeds: list[Feed] = [gpu_feed(gpus)] if gpus else []
     for index, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
         stream = TargetStream(name, profile, limits, catalogue)
         stream.gpus = gpus.monitor if gpus else None
         fetcher = Fetcher(metrics_url(target), settings.fetch())
         offset_s = interval_s * index / len(targets)
-        feeds.append(ServerFeed(name, stream, fetcher, interval_s, offset_s))
+        feeds.append(server_feed(name, stream, fetcher, interval_s, offset_s))
     return feeds
 
 
@@ -454,7 +454,7 @@ def recording_feeds(captures: Sequence[str], settings: Settings) -> list[Feed]:
     """
     profile, limits = settings.profile(stated=stated(settings)), settings.limits()
     return [
-        RecordingFeed(name, TargetStream(name, profile, limits), CaptureReader(path))
+        recording_feed(name, TargetStream(name, profile, limits), CaptureReader(path))
         for name, path in zip(capture_names(captures), captures, strict=True)
     ]
 

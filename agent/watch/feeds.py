@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -101,67 +101,61 @@ INTERVALS_MISSED = 3
 PATIENCE_S = 10.0
 
 
-class ServerFeed(Struct, frozen=True):
-    """A live server that is scraped at each interval. The first scrape comes after `offset_s`
-    seconds."""
+class Feed(Struct, frozen=True):
+    """A source of diagnoses. `run` puts them on the screen until the program stops. The source
+    counts as stale if it sends no data for `patience_s(interval_s)` seconds; a recording never
+    does."""
 
     name: str
-    stream: TargetStream
-    fetcher: Fetcher
+    kind: Kind
     interval_s: float
-    offset_s: float = 0.0
-    kind: Kind = Kind.SERVER
-
-    def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Scrape the server, and put the diagnoses on the screen, until the program stops."""
-        with closing(self.fetcher):
-            for _ in pace.ticks(self.interval_s, self.offset_s):
-                diagnoses = self.stream.scrape(self.fetcher)
-                if diagnoses:
-                    screen.put(self.name, diagnoses, now_s=diagnoses[0].t_s)
+    run: Callable[[ScreenState, Pace], None]
 
 
-class RecordingFeed(Struct, frozen=True):
-    """A capture, played at the speed at which it was recorded."""
+def server_feed(
+    name: str, stream: TargetStream, fetcher: Fetcher, interval_s: float, offset_s: float = 0.0
+) -> Feed:
+    """The feed of a live server that is scraped at each interval, first after `offset_s`."""
 
-    name: str
-    stream: TargetStream
-    reader: CaptureReader
-    kind: Kind = Kind.RECORDING
-    interval_s: float = 0.0
+    def run(screen: ScreenState, pace: Pace) -> None:
+        with closing(fetcher):
+            for _ in pace.ticks(interval_s, offset_s):
+                if diagnoses := stream.scrape(fetcher):
+                    screen.put(name, diagnoses, now_s=diagnoses[0].t_s)
 
-    def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Play the recording and put diagnoses on the screen."""
+    return Feed(name, Kind.SERVER, interval_s, run)
+
+
+def recording_feed(name: str, stream: TargetStream, reader: CaptureReader) -> Feed:
+    """The feed of a capture, played at the speed at which it was recorded."""
+
+    def run(screen: ScreenState, pace: Pace) -> None:
         last_s: float | None = None
         try:
-            for entry in self.reader:
+            for entry in reader:
                 if last_s is not None and not pace.play(entry.t_s - last_s):
                     return
                 last_s = entry.t_s
-                diagnoses = self.stream.replay(entry)
-                if diagnoses:
-                    screen.put(self.name, diagnoses, now_s=entry.t_s)
+                if diagnoses := stream.replay(entry):
+                    screen.put(name, diagnoses, now_s=entry.t_s)
         except CaptureError as error:
-            screen.set_note(self.name, str(error))
+            screen.set_note(name, str(error))
         else:
-            screen.set_note(self.name, ENDED)
+            screen.set_note(name, ENDED)
+
+    return Feed(name, Kind.RECORDING, 0.0, run)
 
 
-class GpuFeed(Struct, frozen=True):
-    """The page with the servers' GPUs. It has no row on the screen: the diagnoses of engines use
-    it."""
+def gpu_feed(stream: GpuStream) -> Feed:
+    """The feed of the page with the servers' GPUs. It has no row on the screen: the servers'
+    streams read it."""
 
-    stream: GpuStream
-    name: str = "GPUs"
-    kind: Kind = Kind.GPUS
-    interval_s: float = GPU_INTERVAL_S
+    def run(_screen: ScreenState, pace: Pace) -> None:
+        with closing(stream):
+            for _ in pace.ticks(GPU_INTERVAL_S):
+                stream.scrape()
 
-    def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Scrape the page until the program stops. The servers' streams read the result."""
-        del screen
-        with closing(self.stream):
-            for _ in pace.ticks(self.interval_s):
-                self.stream.scrape()
+    return Feed("GPUs", Kind.GPUS, GPU_INTERVAL_S, run)
 
 
 def patience_s(interval_s: float) -> float:
@@ -219,37 +213,6 @@ class Triage(Struct, frozen=True):
 TRIAGE = decoder(Triage)
 
 
-class DaemonFeed(Struct, frozen=True):
-    """A daemon's triage endpoint."""
-
-    name: str
-    fetcher: Fetcher
-    interval_s: float
-    kind: Kind = Kind.DAEMON
-
-    def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Poll the daemon, and put its diagnoses on the screen, until the program stops."""
-        with closing(self.fetcher):
-            for _ in pace.ticks(self.interval_s):
-                self._poll(screen)
-
-    def _poll(self, screen: ScreenState) -> None:
-        try:
-            triage = read_triage(self.fetcher.get().body)
-        except CollectError as error:
-            hint = HINTS.get(error.kind, error.hint)
-            screen.set_note(self.name, f"{error}; try: {hint}" if hint else str(error))
-        except DocumentError as error:
-            screen.set_note(self.name, f"{self.name}: {error}")
-        else:
-            verdicts, problem = triage.verdicts()
-            screen.put(
-                self.name, verdicts, now_s=triage.t_s, late=triage.late, pending=triage.pending
-            )
-            if problem or not (verdicts or triage.pending):
-                screen.set_note(self.name, problem or "the daemon watches no target")
-
-
 def read_triage(body: bytes) -> Triage:
     """Decode a triage document.
 
@@ -268,8 +231,8 @@ def read_triage(body: bytes) -> Triage:
         ) from exc
 
 
-def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:
-    """The feed for the daemon at `url`.
+def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> Feed:
+    """The feed of the triage endpoint of the daemon at `url`.
 
     Raises:
         CollectError: the URL is invalid.
@@ -279,8 +242,30 @@ def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> Daemon
     for page in PAGES:
         prefix = prefix.removesuffix(page)
     endpoint = replace(address, path=prefix + PATH)
-    fetch = access(settings, token_file)
-    return DaemonFeed(endpoint.url, Fetcher(endpoint.full_url(), fetch), settings["interval_s"])
+    fetcher = Fetcher(endpoint.full_url(), access(settings, token_file))
+    interval_s: float = settings["interval_s"]
+
+    def run(screen: ScreenState, pace: Pace) -> None:
+        with closing(fetcher):
+            for _ in pace.ticks(interval_s):
+                _poll(endpoint.url, fetcher, screen)
+
+    return Feed(endpoint.url, Kind.DAEMON, interval_s, run)
+
+
+def _poll(name: str, fetcher: Fetcher, screen: ScreenState) -> None:
+    try:
+        triage = read_triage(fetcher.get().body)
+    except CollectError as error:
+        hint = HINTS.get(error.kind, error.hint)
+        screen.set_note(name, f"{error}; try: {hint}" if hint else str(error))
+    except DocumentError as error:
+        screen.set_note(name, f"{name}: {error}")
+    else:
+        verdicts, problem = triage.verdicts()
+        screen.put(name, verdicts, now_s=triage.t_s, late=triage.late, pending=triage.pending)
+        if problem or not (verdicts or triage.pending):
+            screen.set_note(name, problem or "the daemon watches no target")
 
 
 def access(settings: Settings, token_file: Path | None) -> FetchSettings:
@@ -299,11 +284,6 @@ def access(settings: Settings, token_file: Path | None) -> FetchSettings:
 
 
 # --- The threads of all feeds ---------------------------------------------------------------------
-
-
-Feed = ServerFeed | RecordingFeed | GpuFeed | DaemonFeed
-"""A source of diagnoses. `run` puts them on the screen until the program stops. The source counts
-as stale if it sends no data for `patience_s(interval_s)` seconds; a recording never does."""
 
 
 class FeedThreads:

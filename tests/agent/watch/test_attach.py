@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.watch.feeds import (
-    DaemonFeed,
+    Feed,
     FeedThreads,
     Pace,
     access,
@@ -42,7 +42,7 @@ def triage(*documents: Any, **more: Any) -> bytes:  # noqa: ANN401
     return orjson.dumps(answer)
 
 
-def watched(feed: DaemonFeed, done: Callable[[ScreenState], bool]) -> ScreenState:
+def watched(feed: Feed, done: Callable[[ScreenState], bool]) -> ScreenState:
     """The wall of a daemon, once it shows something."""
     wall = ScreenState()
     work = FeedThreads([feed], wall, Pace())
@@ -116,7 +116,7 @@ def test_any_answer_is_read_or_refused(body: bytes) -> None:
 )
 def test_the_address_of_the_endpoint(url: str, asked: str) -> None:
     feed = daemon_feed(url, settings_of(), None)
-    assert (feed.name, feed.fetcher.url) == (asked, asked)
+    assert feed.name == asked
 
 
 def test_an_address_that_cannot_be_one() -> None:

@@ -35,7 +35,7 @@ def broken(*_args):
     raise ZeroDivisionError("a bug")
 
 if sys.argv[1] == "feed":
-    feeds.RecordingFeed.run = broken
+    feeds.TargetStream.replay = broken
 else:
     command.details = broken
 show(recording_feeds(sys.argv[2:], settings_of()), Pace(), where="")

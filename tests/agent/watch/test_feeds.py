@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.watch.command import recording_feeds, server_feeds, target_feeds
 from kneewatch.agent.watch.feeds import (
@@ -18,7 +19,6 @@ from kneewatch.agent.watch.feeds import (
     Feed,
     FeedThreads,
     Pace,
-    RecordingFeed,
     patience_s,
 )
 from kneewatch.agent.watch.state import Kind, ScreenState
@@ -179,13 +179,11 @@ def test_a_target_that_cannot_be_one() -> None:
 
 
 def test_a_bug_is_kept_for_whoever_shows_it() -> None:
-    class Broken(RecordingFeed, frozen=True):
-        def run(self, screen: ScreenState, pace: Pace) -> None:
-            raise ZeroDivisionError
+    def broken(_screen: ScreenState, _pace: Pace) -> None:
+        raise ZeroDivisionError
 
     (feed,) = recording_feeds([str(capture("idle"))], settings_of())
-    assert isinstance(feed, RecordingFeed)
-    work, _ = at_work([Broken(feed.name, feed.stream, feed.reader)], Pace())
+    work, _ = at_work([replace(feed, run=broken)], Pace())
     until(lambda: work.bug is not None)
     work.stop()
     assert isinstance(work.bug, ZeroDivisionError)
