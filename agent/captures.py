@@ -30,7 +30,7 @@ from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from kneewatch.rules.formatting import duration, span
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.page_memory import PAGES
-from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile

@@ -23,8 +23,8 @@ import orjson
 from msgspec import Struct
 
 from kneewatch.collector.errors import ExpositionError
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.collector.page_memory import PAGES
-from kneewatch.collector.samples import Layout, Page, Series
 
 # --- The grammar of a line: names, labels, numbers, timestamps and exemplars ----------------------
 

@@ -9,7 +9,7 @@ from threading import Lock
 from weakref import WeakKeyDictionary, finalize
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.samples import Layout
+from kneewatch.collector.page import Layout
 
 MIB = 1024 * 1024
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import LARGEST, EngineKey, metric_table
 from kneewatch.collector.names.vllm_resolver import EngineBinding
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 
 NAN = math.nan
 ANY = (-LARGEST, LARGEST)

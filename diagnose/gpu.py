@@ -17,7 +17,7 @@ from kneewatch.collector.names.dcgm_fields import (
 )
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet

@@ -18,7 +18,7 @@ from kneewatch.diagnose.cause import Cause as Cause
 from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
 from kneewatch.diagnose.cause import told
-from kneewatch.diagnose.changed import Changed
+from kneewatch.diagnose.latency_split import Changed
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     changes_words,

@@ -15,7 +15,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import GpuPage
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor

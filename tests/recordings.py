@@ -14,7 +14,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets

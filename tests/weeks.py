@@ -33,7 +33,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.rules.facts import Targets

@@ -16,7 +16,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
-from kneewatch.diagnose.intervals import UNWATCHED, Interval
+from kneewatch.diagnose.change import UNWATCHED, Interval
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import clock, date, moment, span
 

@@ -14,8 +14,8 @@ from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import (
     SINCE,

@@ -25,7 +25,7 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from kneewatch.diagnose.deployment.server_state import CanaryState
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from kneewatch.agent.store.ingest import BATCH_BYTES, CycleWriter, flush_engine,
 from kneewatch.agent.store.outcomes import Evaluation
 from kneewatch.agent.store.records import DAY_S, Retention, Scrapes
 from kneewatch.agent.store.stored_series import ChunkRow, insert_chunk, log_damage
-from kneewatch.diagnose.intervals import BRIDGED_S, UNWATCHED
+from kneewatch.diagnose.change import BRIDGED_S, UNWATCHED
 
 COARSE_S = 60.0
 Fold = Callable[[Sequence[float]], float]

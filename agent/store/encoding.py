@@ -15,8 +15,8 @@ from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.cause import Cause, told
-from kneewatch.diagnose.changed import Changed, changed
-from kneewatch.diagnose.intervals import Interval, conditions_of
+from kneewatch.diagnose.change import Interval, conditions_of
+from kneewatch.diagnose.latency_split import Changed, changed
 from kneewatch.diagnose.recommend.recommendation import (
     Recommendation,
     in_document,

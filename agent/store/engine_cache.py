@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from kneewatch.agent.store.database import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
 from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
 from kneewatch.collector.scrape_history import Column
+from kneewatch.diagnose.change import Interval, IntervalBook
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.intervals import Interval, IntervalBook
 from kneewatch.rules.rule import SEVERITIES
 
 

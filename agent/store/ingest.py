@@ -46,7 +46,7 @@ from kneewatch.agent.store.stored_series import (
     scrapes_from_rows,
 )
 from kneewatch.collector.errors import StoreError
-from kneewatch.diagnose.intervals import Change
+from kneewatch.diagnose.change import Change
 
 # --- Chunk flush: open rows as chunks -------------------------------------------------------------
 

@@ -44,8 +44,8 @@ from kneewatch.agent.store.stored_series import (
 )
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.packaged import decoder
+from kneewatch.diagnose.change import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
-from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import SEVERITIES

@@ -19,7 +19,7 @@ from kneewatch.collector.names.vllm_metrics import (
     metric_table,
     process_start_of,
 )
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 
 PARTS: tuple[Part, ...] = ("bucket", "sum", "count")
 DIVISOR = "divisor of "

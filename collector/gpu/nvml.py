@@ -26,7 +26,7 @@ from kneewatch.collector.gpu.nvml_calls import (
 )
 from kneewatch.collector.gpu.page import GPUS_LOST, GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import resolve_gpus
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 
 DEV = "DCGM_FI_DEV_"
 ALL_LINKS = 0xFFFF_FFFF

@@ -16,8 +16,8 @@ from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.page import Page
 from kneewatch.collector.page_memory import PAGES
-from kneewatch.collector.samples import Page
 
 GPUS_LOST = "gpus_lost"
 """The CollectError's kind when GPUs were there before and none answers now: a fault, not a gap."""

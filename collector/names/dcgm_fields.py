@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.samples import Layout, Series
+from kneewatch.collector.page import Layout, Series
 
 BY_NAMESPACE = attrgetter("namespace", "pod", "container")
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.samples import Layout
+from kneewatch.collector.page import Layout
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]

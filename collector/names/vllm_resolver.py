@@ -27,7 +27,7 @@ from kneewatch.collector.names.vllm_metrics import (
     read_names,
 )
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 
 
 class Slot(Struct, frozen=True):

@@ -20,8 +20,8 @@ from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kin
 from kneewatch.collector.engines.translation import sample_names
 from kneewatch.collector.names.vllm_metrics import OF_THE_PAGE, metric_table
 from kneewatch.collector.packaged import decoder
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.collector.prometheus.responses import RawSeries
-from kneewatch.collector.samples import Layout, Page, Series
 
 TARGET_LABELS = ("cluster", "namespace", "job", "pod", "instance")
 """Labels that identify a scraped target. All series of its page have the same values for them."""

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kneewatch.collector.engines.engine_kind import EngineKind, Quantity, Source
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.samples import Layout
+from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Columns, History, Where
 from kneewatch.collector.signals.catalogue import expression
 from kneewatch.collector.signals.expr import Dialect, Expr

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState

@@ -28,7 +28,6 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.unexplained import Explained
-from kneewatch.diagnose.changed import Restarted, changed, launch_changes
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
@@ -54,6 +53,7 @@ from kneewatch.diagnose.engine.restarts import (
     replaced,
 )
 from kneewatch.diagnose.engine.wording import in_own_words
+from kneewatch.diagnose.latency_split import Restarted, changed, launch_changes
 from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import CurveLearner, capacity_used

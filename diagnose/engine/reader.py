@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from kneewatch.collector.names.vllm_resolver import EngineBinding
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.collector.scrape_history import (
     NO_COLUMNS,
     Column,

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
-from kneewatch.diagnose.changed import Changed
+from kneewatch.diagnose.latency_split import Changed
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.verdict import Cause, Evidence, Server, Value, Verdict
 from kneewatch.rules.formatting import quantity

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState

@@ -16,9 +16,9 @@ from kneewatch.diagnose.causes.availability import (
     RESTARTS_SHOWN,
     how_ended,
 )
+from kneewatch.diagnose.change import TARGET_DOWN
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
-from kneewatch.diagnose.intervals import TARGET_DOWN
 from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Evidence
 from kneewatch.rules.formatting import span

@@ -13,7 +13,7 @@ from statistics import median
 from msgspec import Struct
 
 from kneewatch.collector.names.vllm_resolver import Binding, bound_as
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.signals.routers import (

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
-from kneewatch.diagnose.changed import alike
+from kneewatch.diagnose.latency_split import alike
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (

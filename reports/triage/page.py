@@ -15,8 +15,8 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 from msgspec import Struct
 
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.doc_links import cause_page, rule_page
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     changed_words,

@@ -10,7 +10,7 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.cascade import NAMES

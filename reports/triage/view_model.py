@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.engine_history import Recommended
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED, EXPLAINS
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised

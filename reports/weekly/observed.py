@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct, field
 
 from kneewatch.collector.window import Buckets
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated, stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause

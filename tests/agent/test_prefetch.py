@@ -21,7 +21,7 @@ from kneewatch.collector.captures.capture import CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from tests.recordings import CAPTURES
 from tests.waiting import PATIENCE_S
 

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.vllm_metrics import EngineKey, HistogramSlots
 from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot, resolve
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import History, Restart
 from tests.collector.name_pages import only_engine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_metrics import HistogramSlots
 from kneewatch.collector.names.vllm_resolver import Binding, EngineBinding, Slot, resolve
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PAGES = FIXTURES / "pages"

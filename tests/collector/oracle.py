@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
-from kneewatch.collector.samples import Page, Series
+from kneewatch.collector.page import Page, Series
 from tests.waiting import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"

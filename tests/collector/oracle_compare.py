@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
-from kneewatch.collector.samples import Layout
+from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Frame, History, Restart
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.signal import Signal, SignalSet

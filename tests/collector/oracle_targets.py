@@ -13,7 +13,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.names.vllm_metrics import find_prefix, metric_table, read_names
 from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.collector.signals.vllm import ITL, PREFILL, TTFT
 from tests.collector.oracle import Target
 

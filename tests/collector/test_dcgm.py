@@ -14,7 +14,7 @@ from kneewatch.collector.names.dcgm_fields import (
     field_table,
     resolve_gpus,
 )
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from tests.effort import calls
 
 TABLE = field_table()

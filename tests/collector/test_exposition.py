@@ -10,7 +10,7 @@ import pytest
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import PageParser, parse
-from kneewatch.collector.samples import Page, Series
+from kneewatch.collector.page import Page, Series
 from tests.effort import calls
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "pages"

@@ -9,7 +9,7 @@ import pytest
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import parse
-from kneewatch.collector.samples import Series
+from kneewatch.collector.page import Series
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from tests.examples import examples
 
 PAGES = sorted((Path(__file__).parents[1] / "fixtures" / "pages").glob("*.txt.gz"))

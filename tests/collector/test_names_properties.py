@@ -12,7 +12,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_metrics import PREFIXES, HistogramSlots, Metric, metric_table
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
 from tests.examples import examples
 

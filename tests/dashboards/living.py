@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.samples import Series
+from kneewatch.collector.page import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.dashboards.promtool import evaluate

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kneewatch.collector.samples import Series
+from kneewatch.collector.page import Series
 
 ASKED = re.compile(r"expr: \"(?P<expr>.*)\", time: (?P<time>[^,]+),")
 SAMPLE = re.compile(r"(?P<labels>\{[^{}]*\}) (?P<value>[-+.\dEeNaInf]+)")

@@ -13,7 +13,7 @@ import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running

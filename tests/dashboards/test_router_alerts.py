@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.samples import Series
+from kneewatch.collector.page import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, alert_group, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from tests.dashboards.promtool import evaluate

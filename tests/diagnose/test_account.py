@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose import account_signals as accounts
 from kneewatch.diagnose.causes.bottleneck import PREFILLS_SLOW_FROM
-from kneewatch.diagnose.changed import changed
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
+from kneewatch.diagnose.latency_split import changed
 from kneewatch.diagnose.learned.account import Account, beyond_chance
 from kneewatch.diagnose.learned.pace import Pace
 from kneewatch.diagnose.learned.work import Step, Work

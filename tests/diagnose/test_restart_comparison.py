@@ -11,10 +11,10 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.diagnose.changed import launch_changes
 from kneewatch.diagnose.deployment.deployment import NOTHING
 from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.latency_split import launch_changes
 from kneewatch.diagnose.verdict import Verdict, decode, encode
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import BEGUN_S

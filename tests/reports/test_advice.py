@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.changed import Changed, Restarted
+from kneewatch.diagnose.latency_split import Changed, Restarted
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED
 from kneewatch.diagnose.recommend.recommendation import (
     Change,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from tests.simulator.page import NEWEST, START_S, PageWriter
 from tests.simulator.shown import Shown
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import KINDS, Series, StoredEngine, VerdictLookup
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 

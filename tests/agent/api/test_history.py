@@ -12,7 +12,7 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.triage_rendering import LINES, past
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.collector.errors import KneewatchError
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.reports.diagnosis_text import Style, text
 from kneewatch.rules.rule import Severity
 from tests.agent.api.memory_history import HOUR_S, Remembered, reader

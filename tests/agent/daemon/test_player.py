@@ -14,7 +14,7 @@ from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.agent.running import capture
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 from tests.agent.fleet.prometheus_fleet import observed, watched
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, Prometheus, Target, running

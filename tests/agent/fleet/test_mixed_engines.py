@@ -11,7 +11,7 @@ import pytest
 
 from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.collector.exposition import parse
-from kneewatch.collector.samples import Page
+from kneewatch.collector.page import Page
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.verdict import FleetVerdict

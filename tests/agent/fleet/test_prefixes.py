@@ -9,7 +9,7 @@ import pytest
 from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.page import Layout, Page
 from tests.agent.fleet.prometheus_fleet import watched
 from tests.collector.oracle import Prometheus, Target, running
 from tests.collector.oracle_targets import captured

@@ -19,7 +19,7 @@ from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.recordings import CAPTURES
 

@@ -10,7 +10,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Restart
-from kneewatch.diagnose.intervals import BRIDGED_S, GRACE_S, Interval
+from kneewatch.diagnose.change import BRIDGED_S, GRACE_S, Interval
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import (
     EVER,

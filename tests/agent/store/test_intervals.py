@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.intervals import (
+from kneewatch.diagnose.change import (
     AWAY_STEPS,
     BRIDGED_S,
     GRACE_S,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from kneewatch.collector.page import Page, Series
 from kneewatch.collector.prometheus import scraped_pages
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import ScrapedPages, Target, target_of
-from kneewatch.collector.samples import Page, Series
 
 STEP_S = 15.0
 NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "process_open_fds")

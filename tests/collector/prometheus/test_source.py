@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.collector.prometheus.client import Pace, PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Answer, Sample, halves, pieces, steps_of
-from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.oracle import LOOPBACK, Target, free_port, running
 from tests.collector.prometheus.replies import in_turn, vector
 from tests.collector.servers import Start

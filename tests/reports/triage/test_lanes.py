@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.timeline import CAUSE_LANES, NEAR, Lanes, lanes
 from kneewatch.rules.rule import BY_WORD, CRITICAL, OK, WARNING

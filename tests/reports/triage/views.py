@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.triage.view_model import (
     EngineView,

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import Recommended
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape, read_profile
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.intervals import Interval
+from kneewatch.diagnose.change import Interval
 from kneewatch.reports.weekly.incidents import episodes
 from kneewatch.reports.weekly.observed import Episode
 from kneewatch.rules.rule import Severity

@@ -30,13 +30,13 @@ from kneewatch.agent.store.records import EngineCycle
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
+from kneewatch.collector.page import Page
 from kneewatch.collector.prometheus.responses import RawSeries, Track
-from kneewatch.collector.samples import Page
+from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
-from kneewatch.diagnose.intervals import Interval
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import EVER, recorded, written
 from tests.diagnose.fleet.example_fleets import pod, shaped
