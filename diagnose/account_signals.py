@@ -22,6 +22,9 @@ _TABLES = packaged_tables("diagnose", "account_signals.toml")
 ACCOUNT_SIGNALS: Mapping[str, str] = _TABLES["account"]
 """Help texts of the account's signals."""
 
+FOLLOWED_SIGNALS: Mapping[str, str] = _TABLES["followed"]
+"""Help texts of the other signals that are followed; the numbers in braces are limits."""
+
 LEARNED_FROM = 0.85
 """An engine with a lower speed is slow: its samples are not learned."""
 

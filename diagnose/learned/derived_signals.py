@@ -14,13 +14,9 @@ from kneewatch.diagnose.account_signals import (
     ALL_CANCELLED,
     AT_THE_DOOR,
     CANCELLED,
-    CAPACITY_USED,
-    DRAINS,
+    FOLLOWED_SIGNALS,
     HIT_SPREAD,
-    KV_UNACCOUNTED,
     OPEN_CALLS_SIGNALS,
-    PREFILL_SILENCE,
-    STALL,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
@@ -127,49 +123,10 @@ def _drift(key: str, of: str) -> DerivedSignal:
 
 
 FOLLOWED: Mapping[str, str] = {
-    STALL: "seconds for which requests have been in flight, or calls ended, without progress: no "
-    "token, no finished request, no prefill that fills more of the KV cache than those before it",
-    PREFILL_SILENCE: "seconds for which one prefill may keep the engine from any token, at most "
-    f"{LONGEST_PREFILL_S:g}: by the pauses before first tokens so far, by the longest prefill that "
-    "the page has counted, and by the blocks taken since the last token at the engine's prefill "
-    "speed; 0 while nothing runs",
-    CAPACITY_USED: "gpu_engine_active_ratio; without a GPU source the requests in flight over the "
-    "learned C_max, once the knee was reached",
-    DRAINS: "1 while requests that a cause has left in the queue are served after its end; "
-    "otherwise absent",
-    "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "
-    "workload_profile, less the share that the profile allows",
-    "output_tokens_shift_ratio": "the same for answers",
-    "arrival_peak_ratio": "an hour's arrivals over this engine's share of workload_profile's peak",
-    "cascade_stage": "stage of the KV memory-pressure cascade, 0 to 4",
-    "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
-    "kv_demand_ratio": "KV tokens needed by requests in flight over the KV cache's capacity",
-    "kv_peak_demand_ratio": "kv_demand_ratio at the window's highest KV usage; while a climb is "
-    "forecast, at the likely peaks of the next minutes",
-    "kv_demand_ahead_ratio": "kv_peak_demand_ratio at its trend, kv_horizon_s from now; without a "
-    "trend kv_demand_ratio",
-    KV_UNACCOUNTED: "share of the KV cache in use beyond the tokens of requests in flight, by the "
-    "counters of what began and ended: held by transfers, deferred requests or a leak",
-    "kv_exhausted_in_s": "seconds until kv_peak_demand_ratio reaches 1 at its trend; no value "
-    "without a trend, or in a burst that does not fill the cache",
-    "kv_exhausted_soonest_s": "the same at the steepest likely trend",
-    "kv_exhausted_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
-    "slo_breaks_in_s": "seconds until TTFT exceeds its target at the present trend; no value "
-    "without a trend or a target",
-    "slo_breaks_soonest_s": "the same at the steepest likely trend",
-    "slo_breaks_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
-    "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt; no "
-    f"value where the mean prompt is over {TYPICAL:g} medians long",
-    "prefill_miss_share": "share of requests that computed their prompt whole: those that computed "
-    "more than the bucket bound below the median prompt, over prompts above that bound; no value "
-    "where the mean prompt is that long",
-    HIT_SPREAD: "how much more the prefix cache's hits vary from scrape to scrape than if each "
-    "request hit whole or not at all, in standard deviations: far below 0 where all requests hit "
-    "the same share; no value while the hit ratio is near its baseline",
-    "host_cpu_pressure_ratio": "share of the last minute in which a task of the server's control "
-    "group on this node waited for a CPU; of the node where the group's is not readable",
-    "host_cpu_steal_ratio": "share of the node's CPU time that its hypervisor withheld since the "
-    "last scrape",
+    **{
+        key: text.format(longest_s=LONGEST_PREFILL_S, medians=TYPICAL)
+        for key, text in FOLLOWED_SIGNALS.items()
+    },
     **slow_trends.HELP,
     **ACCOUNT_SIGNALS,
     **OPEN_CALLS_SIGNALS,
