@@ -161,25 +161,23 @@ def _stalled_lever(facts: Facts) -> str:
 
 ENGINE_STALLED = cause(
     "engine_stalled",
-    forms=(
-        Form(
-            gate=Stalled(),
-            start=Number(0.8),
-            terms=(
-                term(
-                    FirstOf((STALLED_FOR_S, IN_FLIGHT)),
-                    None,
-                    1.5,
-                    _still,
-                    signal="generation_tokens_per_s",
-                ),
-                term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
+    Form(
+        gate=Stalled(),
+        start=Number(0.8),
+        terms=(
+            term(
+                FirstOf((STALLED_FOR_S, IN_FLIGHT)),
+                None,
+                1.5,
+                _still,
+                signal="generation_tokens_per_s",
             ),
-            levels=(Level(Severity.CRITICAL, Stalled(whole=True)),),
-            severity=Severity.INFO,
-            say=_stalled,
-            lever=_stalled_lever,
+            term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
         ),
+        levels=(Level(Severity.CRITICAL, Stalled(whole=True)),),
+        severity=Severity.INFO,
+        say=_stalled,
+        lever=_stalled_lever,
     ),
 )
 
@@ -188,25 +186,23 @@ GAUGES_STALE = Signal(CANCELLED) >= ALL_CANCELLED
 
 METRICS_STALE = cause(
     "metrics_stale",
-    forms=(
-        Form(
-            gate=GAUGES_STALE & (IN_FLIGHT >= 1.0),
-            start=Number(0.5),
-            terms=(
-                term(
-                    Signal(CANCELLED),
-                    ALL_CANCELLED,
-                    2.5,
-                    "the calls of {value:%} of the requests on the page ended unfinished, within "
-                    "seconds of the last token, and none was opened since",
-                ),
+    Form(
+        gate=GAUGES_STALE & (IN_FLIGHT >= 1.0),
+        start=Number(0.5),
+        terms=(
+            term(
+                Signal(CANCELLED),
+                ALL_CANCELLED,
+                2.5,
+                "the calls of {value:%} of the requests on the page ended unfinished, within "
+                "seconds of the last token, and none was opened since",
             ),
-            say="The gauges are stale: {in_flight} requests on the page, the calls of all of "
-            "them have ended. Nothing hangs.",
-            words=(("in_flight", IN_FLIGHT),),
-            lever="Send one request: the next step corrects the gauges. Do not restart. Routers "
-            "that read these gauges avoid the server until then.",
         ),
+        say="The gauges are stale: {in_flight} requests on the page, the calls of all of "
+        "them have ended. Nothing hangs.",
+        words=(("in_flight", IN_FLIGHT),),
+        lever="Send one request: the next step corrects the gauges. Do not restart. Routers "
+        "that read these gauges avoid the server until then.",
     ),
 )
 
@@ -242,26 +238,24 @@ AWAKE = Signal("awake")
 
 ENGINE_ASLEEP = cause(
     "engine_asleep",
-    forms=(
-        Form(
-            gate=AWAKE < 1.0,
-            start=Number(1.0),
-            terms=(
-                term(AWAKE, None, 2.0, "engine_sleep_state says that it is not awake"),
-                term(
-                    IN_FLIGHT,
-                    1.0,
-                    0.5,
-                    "{value} requests in flight that it does not serve",
-                    when=IN_FLIGHT >= 1.0,
-                    signal="waiting",
-                ),
+    Form(
+        gate=AWAKE < 1.0,
+        start=Number(1.0),
+        terms=(
+            term(AWAKE, None, 2.0, "engine_sleep_state says that it is not awake"),
+            term(
+                IN_FLIGHT,
+                1.0,
+                0.5,
+                "{value} requests in flight that it does not serve",
+                when=IN_FLIGHT >= 1.0,
+                signal="waiting",
             ),
-            severity=Severity.INFO,
-            say="Engine asleep: it serves no request until it is woken.",
-            lever="Wake it with POST /wake_up (VLLM_SERVER_DEV_MODE=1) when it is needed; route no "
-            "request to it before.",
         ),
+        severity=Severity.INFO,
+        say="Engine asleep: it serves no request until it is woken.",
+        lever="Wake it with POST /wake_up (VLLM_SERVER_DEV_MODE=1) when it is needed; route no "
+        "request to it before.",
     ),
 )
 

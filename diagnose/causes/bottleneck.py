@@ -284,70 +284,68 @@ BY_THE_ENGINE = (
 
 HOST_CONTENTION = cause(
     "host_contention",
-    forms=(
-        Form(
-            gate=SLOW_AT_EQUAL_WORK
-            & (IS_PRESSED | IS_STOLEN)
-            & WARMED_UP
-            & ~is_bound("memory")
-            & ~is_bound("compute"),
-            terms=(
-                term(
-                    PRESSURE,
-                    PRESSED_FROM,
-                    1.2,
-                    "tasks wait for a CPU in {value:%} of the time",
-                    when=IS_PRESSED,
-                ),
-                term(
-                    STEAL,
-                    STOLEN_FROM,
-                    1.2,
-                    "the hypervisor withholds {value:%} of the CPU time",
-                    when=IS_STOLEN,
-                ),
-                term(ITL_DRIFT, UNMOVED, 0.8, SLOWED_TOKENS),
-                *BY_THE_ENGINE[1:],
-                *bound_terms("host")[:1],
+    Form(
+        gate=SLOW_AT_EQUAL_WORK
+        & (IS_PRESSED | IS_STOLEN)
+        & WARMED_UP
+        & ~is_bound("memory")
+        & ~is_bound("compute"),
+        terms=(
+            term(
+                PRESSURE,
+                PRESSED_FROM,
+                1.2,
+                "tasks wait for a CPU in {value:%} of the time",
+                when=IS_PRESSED,
             ),
-            levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5),),
-            severity=Severity.INFO,
-            say="Steps take {slower:.1f}x as long at equal work: the host lacks CPU.",
-            words=(("slower", ITL_DRIFT),),
-            summary="Steps slow down at equal work: the host lacks CPU",
-            lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
-            "its own (CPU manager policy static, cpuset), or move one of both to another node.",
+            term(
+                STEAL,
+                STOLEN_FROM,
+                1.2,
+                "the hypervisor withholds {value:%} of the CPU time",
+                when=IS_STOLEN,
+            ),
+            term(ITL_DRIFT, UNMOVED, 0.8, SLOWED_TOKENS),
+            *BY_THE_ENGINE[1:],
+            *bound_terms("host")[:1],
         ),
-        Form(
-            gate=(OUTSIDE_S >= 1.0)
-            & (OUTSIDE_S >= 0.3 * E2E_S)
-            & LONGER_THAN_STEPS
-            & NOT_EVICTING
-            & (SERVED * WINDOW_S >= 4.0),
-            terms=(
-                term(
-                    OUTSIDE_S,
-                    1.0,
-                    1.2,
-                    "requests spend {value:s} of {e2e_mean_s:s} outside the engine: neither in its "
-                    "queue nor in prefill nor in decode",
-                    signal="e2e_mean_s",
-                ),
-                *bound_terms("host")[:1],
+        levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5),),
+        severity=Severity.INFO,
+        say="Steps take {slower:.1f}x as long at equal work: the host lacks CPU.",
+        words=(("slower", ITL_DRIFT),),
+        summary="Steps slow down at equal work: the host lacks CPU",
+        lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
+        "its own (CPU manager policy static, cpuset), or move one of both to another node.",
+    ),
+    Form(
+        gate=(OUTSIDE_S >= 1.0)
+        & (OUTSIDE_S >= 0.3 * E2E_S)
+        & LONGER_THAN_STEPS
+        & NOT_EVICTING
+        & (SERVED * WINDOW_S >= 4.0),
+        terms=(
+            term(
+                OUTSIDE_S,
+                1.0,
+                1.2,
+                "requests spend {value:s} of {e2e_mean_s:s} outside the engine: neither in its "
+                "queue nor in prefill nor in decode",
+                signal="e2e_mean_s",
             ),
-            levels=(
-                Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
-                Level(Severity.WARNING, ~WAITS_BY_NATURE),
-            ),
-            severity=Severity.INFO,
-            say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
-            "before or after it.",
-            words=(("outside_s", OUTSIDE_S),),
-            summary="Requests wait in the API server's process, not in the engine",
-            lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
-            "templates, images and videos, and detokenizing run there. Add API servers "
-            f"({API_SERVERS}) and cores, or prepare the media elsewhere.",
+            *bound_terms("host")[:1],
         ),
+        levels=(
+            Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
+            Level(Severity.WARNING, ~WAITS_BY_NATURE),
+        ),
+        severity=Severity.INFO,
+        say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
+        "before or after it.",
+        words=(("outside_s", OUTSIDE_S),),
+        summary="Requests wait in the API server's process, not in the engine",
+        lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
+        "templates, images and videos, and detokenizing run there. Add API servers "
+        f"({API_SERVERS}) and cores, or prepare the media elsewhere.",
     ),
     unusual=SLOW_AT_EQUAL_WORK | ~WAITS_BY_NATURE,
 )
@@ -411,109 +409,107 @@ RATHER_SLOW = Held("rather_slow", LITTLE_SLOWER, Number(60.0), stretch=False) & 
 
 SLOW_STEPS = cause(
     "slow_steps",
-    forms=(
-        Form(
-            gate=IS_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
-            terms=(
-                term(
-                    SPEED_RATIO,
-                    SLOW_FROM,
-                    2.0,
-                    "a step takes {slower:.1f}x as long as in quiet times for the same work "
-                    "(speed x{value:.2f} +-{engine_speed_error_ratio:.2f}, by "
-                    "{engine_speed_samples} quiet samples)",
-                    below=True,
-                ),
-                term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
-                ABORTS,
-                *BY_THE_ENGINE,
-                term(
-                    NEIGHBOURS,
-                    0.02,
-                    0.6,
-                    "other processes hold {value:%} of the GPUs' memory: they share the GPUs",
-                    when=NEIGHBOURS > 0.0,
-                ),
-                *bound_terms("host")[:1],
+    Form(
+        gate=IS_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
+        terms=(
+            term(
+                SPEED_RATIO,
+                SLOW_FROM,
+                2.0,
+                "a step takes {slower:.1f}x as long as in quiet times for the same work "
+                "(speed x{value:.2f} +-{engine_speed_error_ratio:.2f}, by "
+                "{engine_speed_samples} quiet samples)",
+                below=True,
             ),
-            levels=(
-                Level(
-                    Severity.CRITICAL,
-                    FIRST_TOKENS_VERY_LATE
-                    | MANY_ABORTED
-                    | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
-                ),
-                Level(Severity.WARNING, OVER_TARGET),
+            term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+            ABORTS,
+            *BY_THE_ENGINE,
+            term(
+                NEIGHBOURS,
+                0.02,
+                0.6,
+                "other processes hold {value:%} of the GPUs' memory: they share the GPUs",
+                when=NEIGHBOURS > 0.0,
             ),
-            severity=Severity.INFO,
-            say="Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
-            "metrics do not show why.",
-            words=(("slower", SLOWER_BY),),
-            root=True,
-            summary="Steps take far longer than in quiet times at equal work",
-            lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
-            "at the host's CPU (`top`), and at what clients ask for since then: structured "
-            "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
-            "another node.",
+            *bound_terms("host")[:1],
         ),
-        Form(
-            gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
-            terms=(
-                term(
-                    PREFILL_SPEED_RATIO,
-                    PREFILLS_SLOW_FROM,
-                    2.0,
-                    "a prefill takes {prefills_slower:.1f}x as long as in quiet times for the same "
-                    "number of computed tokens (speed x{value:.2f})",
-                    below=True,
-                ),
-                term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
-                ABORTS,
-                *bound_terms("host")[:1],
+        levels=(
+            Level(
+                Severity.CRITICAL,
+                FIRST_TOKENS_VERY_LATE
+                | MANY_ABORTED
+                | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
             ),
-            levels=(
-                Level(Severity.CRITICAL, MANY_ABORTED),
-                Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
-            ),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    SPEED_RATIO > SLOW_FROM,
-                    "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
-                    "the same length, while decode steps do not; vLLM's metrics do not show why.",
-                ),
-            ),
-            say="Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
-            "the same length; vLLM's metrics do not show why.",
-            words=(("prefills_slower", PREFILLS_SLOWER_BY),),
-            root=True,
-            summary="Prefills take far longer than in quiet times at equal work",
-            lever="Compare vLLM's version and flags with those of quiet times (attention backend, "
-            f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
-            "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
-            "since then: images, LoRA adapters, prompt logprobs.",
+            Level(Severity.WARNING, OVER_TARGET),
         ),
-        Form(
-            gate=RATHER_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
-            start=Number(0.4),
-            terms=(
-                term(
-                    SPEED_RATIO,
-                    RATHER_SLOW_FROM,
-                    1.2,
-                    "speed x{value:.2f} +-{engine_speed_error_ratio:.2f} at equal work, by "
-                    "{engine_speed_samples} quiet samples",
-                    below=True,
-                ),
-                term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+        severity=Severity.INFO,
+        say="Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
+        "metrics do not show why.",
+        words=(("slower", SLOWER_BY),),
+        root=True,
+        summary="Steps take far longer than in quiet times at equal work",
+        lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
+        "at the host's CPU (`top`), and at what clients ask for since then: structured "
+        "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
+        "another node.",
+    ),
+    Form(
+        gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
+        terms=(
+            term(
+                PREFILL_SPEED_RATIO,
+                PREFILLS_SLOW_FROM,
+                2.0,
+                "a prefill takes {prefills_slower:.1f}x as long as in quiet times for the same "
+                "number of computed tokens (speed x{value:.2f})",
+                below=True,
             ),
-            severity=Severity.INFO,
-            say="Steps take {slower:.2f}x as long as in quiet times for the same work.",
-            words=(("slower", SLOWER_BY),),
-            apart=ALWAYS,
-            summary="Steps take a little longer than in quiet times at equal work",
-            lever="Compare vLLM's version, flags and the GPUs' clocks with those of quiet times.",
+            term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
+            ABORTS,
+            *bound_terms("host")[:1],
         ),
+        levels=(
+            Level(Severity.CRITICAL, MANY_ABORTED),
+            Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
+        ),
+        severity=Severity.INFO,
+        instead=(
+            (
+                SPEED_RATIO > SLOW_FROM,
+                "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
+                "the same length, while decode steps do not; vLLM's metrics do not show why.",
+            ),
+        ),
+        say="Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
+        "the same length; vLLM's metrics do not show why.",
+        words=(("prefills_slower", PREFILLS_SLOWER_BY),),
+        root=True,
+        summary="Prefills take far longer than in quiet times at equal work",
+        lever="Compare vLLM's version and flags with those of quiet times (attention backend, "
+        f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
+        "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
+        "since then: images, LoRA adapters, prompt logprobs.",
+    ),
+    Form(
+        gate=RATHER_SLOW & ~GPUS_WAIT_FOR_THE_HOST,
+        start=Number(0.4),
+        terms=(
+            term(
+                SPEED_RATIO,
+                RATHER_SLOW_FROM,
+                1.2,
+                "speed x{value:.2f} +-{engine_speed_error_ratio:.2f} at equal work, by "
+                "{engine_speed_samples} quiet samples",
+                below=True,
+            ),
+            term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+        ),
+        severity=Severity.INFO,
+        say="Steps take {slower:.2f}x as long as in quiet times for the same work.",
+        words=(("slower", SLOWER_BY),),
+        apart=ALWAYS,
+        summary="Steps take a little longer than in quiet times at equal work",
+        lever="Compare vLLM's version, flags and the GPUs' clocks with those of quiet times.",
     ),
     unusual=SPEED_IS_LOST,
 )

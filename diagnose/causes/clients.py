@@ -67,36 +67,34 @@ WRONG_SHARE_FROM = 0.1
 
 CLIENTS_GIVE_UP = cause(
     "clients_give_up",
-    forms=(
-        Form(
-            gate=(GIVEN_UP_SHARE >= SOME_GIVEN_UP) & (GIVEN_UP * WINDOW_S >= CALLS_MIN),
-            start=Number(-0.4),
-            terms=(
-                term(
-                    GIVEN_UP_SHARE,
-                    SOME_GIVEN_UP,
-                    2.0,
-                    "{value:%} of the accepted calls ended before their request finished",
-                    signal="given_up_ratio",
-                ),
-                term(
-                    ANSWERED,
-                    None,
-                    0.4,
-                    "{accepted:calls/s} accepted, {value:requests/s} answered",
-                    when=ANSWERED < (1 - MANY_GIVEN_UP) * TAKEN,
-                ),
+    Form(
+        gate=(GIVEN_UP_SHARE >= SOME_GIVEN_UP) & (GIVEN_UP * WINDOW_S >= CALLS_MIN),
+        start=Number(-0.4),
+        terms=(
+            term(
+                GIVEN_UP_SHARE,
+                SOME_GIVEN_UP,
+                2.0,
+                "{value:%} of the accepted calls ended before their request finished",
+                signal="given_up_ratio",
             ),
-            levels=(
-                Level(Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
-                Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
+            term(
+                ANSWERED,
+                None,
+                0.4,
+                "{accepted:calls/s} accepted, {value:requests/s} answered",
+                when=ANSWERED < (1 - MANY_GIVEN_UP) * TAKEN,
             ),
-            severity=Severity.INFO,
-            instead=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."),),
-            say=f"{GAVE_UP}.",
-            words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
-            lever=_given_up_lever,
         ),
+        levels=(
+            Level(Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
+            Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
+        ),
+        severity=Severity.INFO,
+        instead=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."),),
+        say=f"{GAVE_UP}.",
+        words=(("share", GIVEN_UP_SHARE), ("accepted", TAKEN), ("answered", ANSWERED)),
+        lever=_given_up_lever,
     ),
 )
 
@@ -175,68 +173,64 @@ def _failing(
 
 REQUESTS_FAILING = cause(
     "requests_failing",
-    forms=(
-        _failing(
-            FAILED_SHARE,
-            FAILED,
-            FAILED_FROM,
-            0.1,
-            (
-                "Requests end in an error",
-                "finished_error_ratio",
-                "{value:%} of the finished requests ended in an error ({per_s:requests/s})",
-                "{share:%} of the finished requests ended in an error.",
-            ),
+    _failing(
+        FAILED_SHARE,
+        FAILED,
+        FAILED_FROM,
+        0.1,
+        (
+            "Requests end in an error",
+            "finished_error_ratio",
+            "{value:%} of the finished requests ended in an error ({per_s:requests/s})",
+            "{share:%} of the finished requests ended in an error.",
         ),
-        _failing(
-            REFUSED_SHARE,
-            REFUSED,
-            FAILED_FROM,
-            0.1,
-            (
-                "Calls fail with HTTP 5xx in the API server",
-                "server_error_per_s",
-                "{value:%} of the calls failed with HTTP 5xx ({per_s:calls/s}), and the engine "
-                "counts no error for them: they fail in the API server",
-                "{share:%} of the calls fail with HTTP 5xx before the engine counts them.",
-            ),
+    ),
+    _failing(
+        REFUSED_SHARE,
+        REFUSED,
+        FAILED_FROM,
+        0.1,
+        (
+            "Calls fail with HTTP 5xx in the API server",
+            "server_error_per_s",
+            "{value:%} of the calls failed with HTTP 5xx ({per_s:calls/s}), and the engine "
+            "counts no error for them: they fail in the API server",
+            "{share:%} of the calls fail with HTTP 5xx before the engine counts them.",
         ),
-        _failing(
-            ABORTED_SHARE,
-            ABORTED,
-            ABORTED_FROM,
-            0.5,
-            (
-                "Many requests are aborted",
-                "finished_abort_per_s",
-                "{value:%} of the finished requests were aborted ({per_s:requests/s}), and the "
-                "page does not count calls: clients left, or the server aborted them",
-                "{share:%} of the finished requests were aborted: by clients that leave, or by the "
-                "server.",
-            ),
-            when=~ACCEPTED.known & ~SPEED_IS_LOST,
+    ),
+    _failing(
+        ABORTED_SHARE,
+        ABORTED,
+        ABORTED_FROM,
+        0.5,
+        (
+            "Many requests are aborted",
+            "finished_abort_per_s",
+            "{value:%} of the finished requests were aborted ({per_s:requests/s}), and the "
+            "page does not count calls: clients left, or the server aborted them",
+            "{share:%} of the finished requests were aborted: by clients that leave, or by the "
+            "server.",
         ),
+        when=~ACCEPTED.known & ~SPEED_IS_LOST,
     ),
 )
 
 CLIENT_ERRORS = cause(
     "client_errors",
-    forms=(
-        Form(
-            gate=(WRONG_SHARE >= WRONG_SHARE_FROM) & (WRONG * WINDOW_S >= CALLS_MIN),
-            terms=(
-                term(
-                    WRONG_SHARE,
-                    WRONG_SHARE_FROM,
-                    2.0,
-                    "{value:%} of the calls are refused with HTTP 4xx",
-                ),
+    Form(
+        gate=(WRONG_SHARE >= WRONG_SHARE_FROM) & (WRONG * WINDOW_S >= CALLS_MIN),
+        terms=(
+            term(
+                WRONG_SHARE,
+                WRONG_SHARE_FROM,
+                2.0,
+                "{value:%} of the calls are refused with HTTP 4xx",
             ),
-            severity=Severity.INFO,
-            say="{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
-            "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
-            "parameter, a missing key.",
-            lever="Read the error bodies at the client or gateway: vLLM's log names each reason.",
         ),
+        severity=Severity.INFO,
+        say="{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
+        "{client_error_per_s:calls/s}): prompts that are too long, an unknown model or "
+        "parameter, a missing key.",
+        lever="Read the error bodies at the client or gateway: vLLM's log names each reason.",
     ),
 )

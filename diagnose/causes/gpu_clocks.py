@@ -273,13 +273,7 @@ ENGINE_TERMS: tuple[Term, ...] = (
         when=LOSES_SPEED,
         below=True,
     ),
-    term(
-        Signal(SPEED),
-        None,
-        -0.6,
-        "the engine has its usual speed",
-        when=KEEPS_SPEED,
-    ),
+    term(Signal(SPEED), None, -0.6, "the engine has its usual speed", when=KEEPS_SPEED),
 )
 
 

@@ -192,98 +192,96 @@ BY_THE_ENGINE = tuple(
 
 KV_PRESSURE = cause(
     "kv_pressure",
-    forms=(
-        Form(
-            gate=EVICTING | KV_BINDS,
-            terms=(
-                term(
-                    PREEMPTIONS.otherwise(0.0),
-                    None,
-                    -0.5,
-                    "no request is preempted yet",
-                    when=~EVICTING.assume(unknown=False),
-                    signal="preemption_per_s",
-                ),
-                term(
-                    Signal("preemption_ratio_per_s").otherwise(0.0),
-                    EVICT_WARNING_PER_S,
-                    2.0,
-                    "{value:%} of running requests are preempted every second",
-                    when=EVICTING,
-                    signal="preemption_ratio_per_s",
-                ),
-                term(KV_USAGE, 0.9, 2.0, "KV cache {value:%} full (mean)", when=KV_USAGE >= 0.85),
-                term(
-                    KV_USAGE,
-                    0.9,
-                    -1.5,
-                    "KV cache {value:%} full (mean)",
-                    when=(KV_USAGE < 0.85) & ~FULL_BY_CLAIMS,
-                    below=True,
-                ),
-                term(
-                    KV_CLAIMED,
-                    0.95,
-                    2.0,
-                    "KV cache {kv_usage_avg_ratio:%} full (mean), {value:%} with what is kept free "
-                    "for what requests may still generate",
-                    when=FULL_BY_CLAIMS,
-                ),
-                term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
-                term(
-                    GIANT,
-                    GIANT_FROM,
-                    3.5,
-                    "the longest 1% of prompts take {value:%} of the KV cache each",
-                    when=GIANT >= GIANT_FROM,
-                ),
-                term(
-                    HELD_EACH,
-                    GIANT_FROM,
-                    3.0,
-                    "a running request holds {value:%} of the KV cache on average",
-                    when=FEW_FILL_THE_CACHE,
-                    signal="kv_usage_avg_ratio",
-                ),
-                term(
-                    STALL_SHARE,
-                    0.02,
-                    0.5,
-                    "streams stall for more than 0.5 s in {value:%} of decode time",
-                    when=(STALL_SHARE > 0.02) & EVICTING,
-                ),
-                *BY_THE_ENGINE,
+    Form(
+        gate=EVICTING | KV_BINDS,
+        terms=(
+            term(
+                PREEMPTIONS.otherwise(0.0),
+                None,
+                -0.5,
+                "no request is preempted yet",
+                when=~EVICTING.assume(unknown=False),
+                signal="preemption_per_s",
             ),
-            levels=(
-                Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
-                Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
+            term(
+                Signal("preemption_ratio_per_s").otherwise(0.0),
+                EVICT_WARNING_PER_S,
+                2.0,
+                "{value:%} of running requests are preempted every second",
+                when=EVICTING,
+                signal="preemption_ratio_per_s",
             ),
-            severity=Severity.INFO,
-            instead=(
-                (EVICTING, _evicting),
-                (
-                    GIANT >= GIANT_FROM,
-                    "Giant requests block the queue: the longest 1% of prompts take "
-                    "{prompt_p99_kv_share_ratio:%} of the KV cache each, {waiting_by_capacity} "
-                    "requests queued, expected wait {expected_wait_s:s}.",
-                ),
-                (
-                    FEW_FILL_THE_CACHE,
-                    "Requests queue for KV blocks: {waiting_by_capacity} requests queued, a "
-                    "running one holds {held_each:%} of the KV cache on average, and "
-                    "{kv_usage_avg_ratio:%} is in use.",
-                ),
-                (
-                    FULL_BY_CLAIMS,
-                    "Requests queue for KV blocks: {waiting_by_capacity} requests queued, "
-                    "{kv_usage_avg_ratio:%} of the KV cache is in use, {kv_claimed_ratio:%} with "
-                    "what is kept free for what they may still generate.",
-                ),
+            term(KV_USAGE, 0.9, 2.0, "KV cache {value:%} full (mean)", when=KV_USAGE >= 0.85),
+            term(
+                KV_USAGE,
+                0.9,
+                -1.5,
+                "KV cache {value:%} full (mean)",
+                when=(KV_USAGE < 0.85) & ~FULL_BY_CLAIMS,
+                below=True,
             ),
-            say="KV cache full: requests are queueing for blocks, none preempted yet.",
-            words=(("held_each", HELD_EACH),),
-            lever=_more_kv,
+            term(
+                KV_CLAIMED,
+                0.95,
+                2.0,
+                "KV cache {kv_usage_avg_ratio:%} full (mean), {value:%} with what is kept free "
+                "for what requests may still generate",
+                when=FULL_BY_CLAIMS,
+            ),
+            term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
+            term(
+                GIANT,
+                GIANT_FROM,
+                3.5,
+                "the longest 1% of prompts take {value:%} of the KV cache each",
+                when=GIANT >= GIANT_FROM,
+            ),
+            term(
+                HELD_EACH,
+                GIANT_FROM,
+                3.0,
+                "a running request holds {value:%} of the KV cache on average",
+                when=FEW_FILL_THE_CACHE,
+                signal="kv_usage_avg_ratio",
+            ),
+            term(
+                STALL_SHARE,
+                0.02,
+                0.5,
+                "streams stall for more than 0.5 s in {value:%} of decode time",
+                when=(STALL_SHARE > 0.02) & EVICTING,
+            ),
+            *BY_THE_ENGINE,
         ),
+        levels=(
+            Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
+            Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
+        ),
+        severity=Severity.INFO,
+        instead=(
+            (EVICTING, _evicting),
+            (
+                GIANT >= GIANT_FROM,
+                "Giant requests block the queue: the longest 1% of prompts take "
+                "{prompt_p99_kv_share_ratio:%} of the KV cache each, {waiting_by_capacity} "
+                "requests queued, expected wait {expected_wait_s:s}.",
+            ),
+            (
+                FEW_FILL_THE_CACHE,
+                "Requests queue for KV blocks: {waiting_by_capacity} requests queued, a "
+                "running one holds {held_each:%} of the KV cache on average, and "
+                "{kv_usage_avg_ratio:%} is in use.",
+            ),
+            (
+                FULL_BY_CLAIMS,
+                "Requests queue for KV blocks: {waiting_by_capacity} requests queued, "
+                "{kv_usage_avg_ratio:%} of the KV cache is in use, {kv_claimed_ratio:%} with "
+                "what is kept free for what they may still generate.",
+            ),
+        ),
+        say="KV cache full: requests are queueing for blocks, none preempted yet.",
+        words=(("held_each", HELD_EACH),),
+        lever=_more_kv,
     ),
     over=KV_USAGE < EMPTIED_BELOW_RATIO,
 )
@@ -292,34 +290,32 @@ EXHAUSTED_IN_S = Signal(FORECAST)
 
 KV_EXHAUSTION_AHEAD = cause(
     "kv_exhaustion_ahead",
-    forms=(
-        Form(
-            gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
-            terms=(
-                term(
-                    EXHAUSTED_IN_S,
-                    None,
-                    1.0,
-                    "at its trend KV demand reaches the cache's capacity in {value:s}",
-                ),
-                term(
-                    Signal("kv_peak_demand_ratio"),
-                    0.5,
-                    1.0,
-                    "KV demand is {value:%} of the cache at its likely peaks",
-                ),
+    Form(
+        gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
+        terms=(
+            term(
+                EXHAUSTED_IN_S,
+                None,
+                1.0,
+                "at its trend KV demand reaches the cache's capacity in {value:s}",
             ),
-            instead=(
-                (
-                    EXHAUSTED_IN_S < 1.0,
-                    "The KV cache is about to be exhausted: demand is {kv_peak_demand_ratio:%} of "
-                    "it at its likely peaks and climbs.",
-                ),
+            term(
+                Signal("kv_peak_demand_ratio"),
+                0.5,
+                1.0,
+                "KV demand is {value:%} of the cache at its likely peaks",
             ),
-            say="The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
-            "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
-            lever="Add replicas or enlarge the KV cache before vLLM preempts.",
         ),
+        instead=(
+            (
+                EXHAUSTED_IN_S < 1.0,
+                "The KV cache is about to be exhausted: demand is {kv_peak_demand_ratio:%} of "
+                "it at its likely peaks and climbs.",
+            ),
+        ),
+        say="The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
+        "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
+        lever="Add replicas or enlarge the KV cache before vLLM preempts.",
     ),
     over=QUEUED,
 )
@@ -481,15 +477,13 @@ def _queue(gate: Condition, *, pinned: bool, say: Say, lever: Say) -> Form:
 
 QUEUE_SATURATION = cause(
     "queue_saturation",
-    forms=(
-        _queue(
-            ~BATCH_LIMIT_BINDS
-            & ((KV_TAKEN < 0.95).assume(unknown=True) | PROMPTS_COME_FIRST)
-            & ~FEW_FILL_THE_CACHE,
-            pinned=False,
-            say=_overloaded,
-            lever=_more_replicas,
-        ),
+    _queue(
+        ~BATCH_LIMIT_BINDS
+        & ((KV_TAKEN < 0.95).assume(unknown=True) | PROMPTS_COME_FIRST)
+        & ~FEW_FILL_THE_CACHE,
+        pinned=False,
+        say=_overloaded,
+        lever=_more_replicas,
     ),
 )
 

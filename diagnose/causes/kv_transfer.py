@@ -122,81 +122,79 @@ def _decode_pool_share(facts: Facts) -> float | None:
 
 KV_TRANSFER_SLOW = cause(
     "kv_transfer_slow",
-    forms=(
-        Form(
-            gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
-            start=Number(-0.3),
-            terms=(
-                term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
-                term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
-                term(FAILED, None, 1.5, _failing, when=FAIL),
-                term(
-                    ARRIVED,
-                    None,
-                    -0.8,
-                    "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
-                    when=HERE,
-                    signal="kv_fetch_arrived",
-                ),
-                term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
-                term(
-                    DEFERRED_AVG,
-                    2.0,
-                    1.2,
-                    "{value} requests are held back on average beside {running_avg} running ones, "
-                    "on a server that fetches KV",
-                    when=HELD_BACK,
-                    signal="waiting_deferred",
-                ),
-                term(
-                    QUEUED,
-                    None,
-                    -0.8,
-                    "{value} fetches have not begun, and the KV cache here is "
-                    "{kv_usage_avg_ratio:%} full",
-                    when=KV_BINDS,
-                    signal="kv_fetch_queued",
-                ),
-                term(
-                    Signal("lmcache_retrieve_tokens_per_s"),
-                    None,
-                    0.0,
-                    "a retrieve moves {value} tokens/s on each GPU",
-                    when=BY_LMCACHE,
-                ),
-                term(
-                    Signal("lmcache_healthy"),
-                    None,
-                    0.6,
-                    "LMCache reports itself unhealthy",
-                    when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
-                ),
-                term(
-                    Signal("kv_transfer_bytes_per_s"),
-                    None,
-                    0.0,
-                    "a KV transfer moves {gb_per_s:.1f} GB/s",
-                ),
-                term(
-                    Computed(
-                        _decode_pool_share,
-                        "the share of prompt tokens computed elsewhere, on a decode server",
-                    ),
-                    None,
-                    0.0,
-                    "a decode pool: {value:%} of prompt tokens were computed elsewhere",
-                    signal="kv_external_share_ratio",
-                ),
-                KV_EXPIRES,
+    Form(
+        gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
+        start=Number(-0.3),
+        terms=(
+            term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
+            term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
+            term(FAILED, None, 1.5, _failing, when=FAIL),
+            term(
+                ARRIVED,
+                None,
+                -0.8,
+                "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
+                when=HERE,
+                signal="kv_fetch_arrived",
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
-            instead=(
-                (FAIL, "KV transfers from another node or cache tier fail."),
-                (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
+            term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
+            term(
+                DEFERRED_AVG,
+                2.0,
+                1.2,
+                "{value} requests are held back on average beside {running_avg} running ones, "
+                "on a server that fetches KV",
+                when=HELD_BACK,
+                signal="waiting_deferred",
             ),
-            say="Requests wait for KV blocks from another node or cache tier.",
-            words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
-            lever=_lever,
+            term(
+                QUEUED,
+                None,
+                -0.8,
+                "{value} fetches have not begun, and the KV cache here is "
+                "{kv_usage_avg_ratio:%} full",
+                when=KV_BINDS,
+                signal="kv_fetch_queued",
+            ),
+            term(
+                Signal("lmcache_retrieve_tokens_per_s"),
+                None,
+                0.0,
+                "a retrieve moves {value} tokens/s on each GPU",
+                when=BY_LMCACHE,
+            ),
+            term(
+                Signal("lmcache_healthy"),
+                None,
+                0.6,
+                "LMCache reports itself unhealthy",
+                when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
+            ),
+            term(
+                Signal("kv_transfer_bytes_per_s"),
+                None,
+                0.0,
+                "a KV transfer moves {gb_per_s:.1f} GB/s",
+            ),
+            term(
+                Computed(
+                    _decode_pool_share,
+                    "the share of prompt tokens computed elsewhere, on a decode server",
+                ),
+                None,
+                0.0,
+                "a decode pool: {value:%} of prompt tokens were computed elsewhere",
+                signal="kv_external_share_ratio",
+            ),
+            KV_EXPIRES,
         ),
+        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
+        instead=(
+            (FAIL, "KV transfers from another node or cache tier fail."),
+            (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
+        ),
+        say="Requests wait for KV blocks from another node or cache tier.",
+        words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
+        lever=_lever,
     ),
 )

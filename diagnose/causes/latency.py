@@ -172,106 +172,98 @@ so the two targets conflict.
 
 PREFILL_INTERFERENCE = cause(
     "prefill_interference",
-    forms=(
-        Form(
-            gate=(STALLS | TAIL_ONLY)
-            & WARMED_UP
-            & (Signal("preemption_per_s").otherwise(0.0) <= 0.0)
-            & NOT_EVICTING,
-            start=Number(-0.2),
-            terms=(
-                term(
-                    STALL_SHARE,
-                    0.05,
-                    1.8,
-                    "{itl_stall_per_s:inter-token gaps/s} exceed 0.5 s",
-                    when=STALLS,
-                ),
-                term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:s}", when=TAIL_ONLY),
-                term(ITL_P50_S, None, 0.6, "ITL P50 is near its quiet value", when=MEDIAN_HOLDS),
-                term(
-                    ITL_P50_S,
-                    None,
-                    -0.6,
-                    "ITL P50 is above its quiet value too",
-                    when=~MEDIAN_HOLDS,
-                ),
-                term(
-                    LONG_PER_S,
-                    1.0 / WINDOW_S,
-                    0.8,
-                    "{long} of the window's prefills took 0.5 s or longer",
-                    when=LONG_WERE_SEEN,
-                    signal="prefill_long_per_s",
-                ),
-                term(
-                    PASSES_PER_S,
-                    None,
-                    0.8,
-                    "{value:prefill passes/s} run apart from decodes, several in a row",
-                    when=ROWS_PAUSE & ~LONG_WERE_SEEN,
-                ),
-                term(
-                    Signal("iteration_tokens_mean"),
-                    None,
-                    0.6,
-                    "steps have {value} tokens on average: prompts are under prefill, and no "
-                    "request ended",
-                    when=NONE_ENDED & LARGE_STEPS_PAUSE,
-                ),
+    Form(
+        gate=(STALLS | TAIL_ONLY)
+        & WARMED_UP
+        & (Signal("preemption_per_s").otherwise(0.0) <= 0.0)
+        & NOT_EVICTING,
+        start=Number(-0.2),
+        terms=(
+            term(
+                STALL_SHARE,
+                0.05,
+                1.8,
+                "{itl_stall_per_s:inter-token gaps/s} exceed 0.5 s",
+                when=STALLS,
             ),
-            levels=(
-                Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
-                Level(Severity.WARNING, ~LONG_AS_EVER),
+            term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:s}", when=TAIL_ONLY),
+            term(ITL_P50_S, None, 0.6, "ITL P50 is near its quiet value", when=MEDIAN_HOLDS),
+            term(ITL_P50_S, None, -0.6, "ITL P50 is above its quiet value too", when=~MEDIAN_HOLDS),
+            term(
+                LONG_PER_S,
+                1.0 / WINDOW_S,
+                0.8,
+                "{long} of the window's prefills took 0.5 s or longer",
+                when=LONG_WERE_SEEN,
+                signal="prefill_long_per_s",
             ),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    STALLS,
-                    "Long prefills stall decoding: streams stall for more than 0.5 s in "
-                    "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:s}.",
-                ),
+            term(
+                PASSES_PER_S,
+                None,
+                0.8,
+                "{value:prefill passes/s} run apart from decodes, several in a row",
+                when=ROWS_PAUSE & ~LONG_WERE_SEEN,
             ),
-            say="Prefills delay decoding: ITL P99 is {itl_p99_s:s} while ITL P50 is {itl_p50_s:s}.",
-            words=(("long", LONG_PREFILLS.at_least(1.0)),),
-            summary="Long prefills stall decoding",
-            lever=apart(
-                f"Enable chunked prefill or lower {STEP_TOKENS}",
-                "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
+            term(
+                Signal("iteration_tokens_mean"),
+                None,
+                0.6,
+                "steps have {value} tokens on average: prompts are under prefill, and no "
+                "request ended",
+                when=NONE_ENDED & LARGE_STEPS_PAUSE,
             ),
-            apart=LONG_AS_EVER,
         ),
-        Form(
-            # A burst of long prompts is over sooner, and is no fault.
-            gate=Held("late_behind_prefills", LATE_BEHIND_PREFILLS, Number(120.0), stretch=False)
-            & LATE_BEHIND_PREFILLS
-            & WARMED_UP
-            & NOT_EVICTING,
-            terms=(
-                term(
-                    MEAN_TTFT_GROWTH,
-                    LATE_FROM,
-                    1.2,
-                    "mean TTFT is {ttft_mean_s:s}, {value:.1f}x its usual value",
-                    signal="ttft_mean_s",
-                ),
-                term(
-                    QUEUE_S,
-                    None,
-                    0.8,
-                    "requests queue for {value:s} on average while prompts of up to "
-                    "{prefill_p99_s:s} are under prefill",
-                    signal="queue_mean_s",
-                ),
-            ),
-            say="Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
-            "{growth:.1f}x as long as usual; streams do not stall.",
-            words=(("growth", MEAN_TTFT_GROWTH),),
-            summary="Requests queue behind long prefills",
-            lever="Let short prompts pass long ones (--long-prefill-token-threshold), or route "
-            "long prompts to replicas of their own.",
-            guide=("6.4", "8.5"),
+        levels=(
+            Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
+            Level(Severity.WARNING, ~LONG_AS_EVER),
         ),
+        severity=Severity.INFO,
+        instead=(
+            (
+                STALLS,
+                "Long prefills stall decoding: streams stall for more than 0.5 s in "
+                "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:s}.",
+            ),
+        ),
+        say="Prefills delay decoding: ITL P99 is {itl_p99_s:s} while ITL P50 is {itl_p50_s:s}.",
+        words=(("long", LONG_PREFILLS.at_least(1.0)),),
+        summary="Long prefills stall decoding",
+        lever=apart(
+            f"Enable chunked prefill or lower {STEP_TOKENS}",
+            "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
+        ),
+        apart=LONG_AS_EVER,
+    ),
+    Form(
+        # A burst of long prompts is over sooner, and is no fault.
+        gate=Held("late_behind_prefills", LATE_BEHIND_PREFILLS, Number(120.0), stretch=False)
+        & LATE_BEHIND_PREFILLS
+        & WARMED_UP
+        & NOT_EVICTING,
+        terms=(
+            term(
+                MEAN_TTFT_GROWTH,
+                LATE_FROM,
+                1.2,
+                "mean TTFT is {ttft_mean_s:s}, {value:.1f}x its usual value",
+                signal="ttft_mean_s",
+            ),
+            term(
+                QUEUE_S,
+                None,
+                0.8,
+                "requests queue for {value:s} on average while prompts of up to "
+                "{prefill_p99_s:s} are under prefill",
+                signal="queue_mean_s",
+            ),
+        ),
+        say="Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
+        "{growth:.1f}x as long as usual; streams do not stall.",
+        words=(("growth", MEAN_TTFT_GROWTH),),
+        summary="Requests queue behind long prefills",
+        lever="Let short prompts pass long ones (--long-prefill-token-threshold), or route "
+        "long prompts to replicas of their own.",
+        guide=("6.4", "8.5"),
     ),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
     unusual=(STALLS & ~LONG_AS_EVER) | LATE_BEHIND_PREFILLS,
@@ -283,20 +275,18 @@ PREFILL_INTERFERENCE = cause(
 
 SLO_CONFLICT = cause(
     "slo_conflict",
-    forms=(
-        Form(
-            gate=TTFT_IS_MISSED & ITL_IS_MISSED & NOT_EVICTING & ~SLOW_STEPS_ALONE,
-            terms=(
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
-                term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:s}"),
-            ),
-            severity=Severity.CRITICAL,
-            say="TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
-            "targets: tuning for one worsens the other.",
-            lever=apart(
-                "Quantize weights or add replicas to take load off",
-                "; if both targets still fail, separate prefill and decode (P/D disaggregation).",
-            ),
+    Form(
+        gate=TTFT_IS_MISSED & ITL_IS_MISSED & NOT_EVICTING & ~SLOW_STEPS_ALONE,
+        terms=(
+            term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
+            term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:s}"),
+        ),
+        severity=Severity.CRITICAL,
+        say="TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
+        "targets: tuning for one worsens the other.",
+        lever=apart(
+            "Quantize weights or add replicas to take load off",
+            "; if both targets still fail, separate prefill and decode (P/D disaggregation).",
         ),
     ),
 )
@@ -324,32 +314,30 @@ def _prefill_delays(facts: Facts) -> str:
 
 PREFILL_BOUND = cause(
     "prefill_bound",
-    forms=(
-        Form(
-            gate=TTFT_IS_MISSED & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE) & ~SLOW_STEPS_ALONE,
-            terms=(
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
-                term(
-                    PREFILL_S,
-                    TTFT_TARGET_S,
-                    1.5,
-                    "mean prefill is {value:s}, longer than the TTFT target",
-                    when=ALONE,
-                    signal="prefill_mean_s",
-                ),
-                term(
-                    PREFILL_OF_WAIT,
-                    MOST_OF_WAIT,
-                    1.5,
-                    "{value:%} of TTFT is prefill",
-                    when=~ALONE,
-                    signal="prefill_mean_s",
-                ),
-                *bound_terms("compute"),
+    Form(
+        gate=TTFT_IS_MISSED & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE) & ~SLOW_STEPS_ALONE,
+        terms=(
+            term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
+            term(
+                PREFILL_S,
+                TTFT_TARGET_S,
+                1.5,
+                "mean prefill is {value:s}, longer than the TTFT target",
+                when=ALONE,
+                signal="prefill_mean_s",
             ),
-            say=_prefill_delays,
-            lever=_prefill_lever,
+            term(
+                PREFILL_OF_WAIT,
+                MOST_OF_WAIT,
+                1.5,
+                "{value:%} of TTFT is prefill",
+                when=~ALONE,
+                signal="prefill_mean_s",
+            ),
+            *bound_terms("compute"),
         ),
+        say=_prefill_delays,
+        lever=_prefill_lever,
     ),
 )
 
@@ -369,11 +357,7 @@ _DECODE = Form(
     terms=(
         term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:s}"),
         term(
-            DECODE_SHARE,
-            0.5,
-            0.8,
-            "{value:%} of request time is decode",
-            when=DECODE_SHARE >= 0.5,
+            DECODE_SHARE, 0.5, 0.8, "{value:%} of request time is decode", when=DECODE_SHARE >= 0.5
         ),
         *bound_terms("memory")[:2],
     ),
@@ -404,7 +388,8 @@ Slow steps keep requests longer, so they fill the KV cache and a queue forms.
 
 DECODE_BOUND = cause(
     "decode_bound",
-    forms=(_IDLE_GPUS, _DECODE),
+    _IDLE_GPUS,
+    _DECODE,
 )
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
@@ -440,58 +425,40 @@ def _knee(facts: Facts) -> str:
 
 PAST_KNEE = cause(
     "past_knee",
-    forms=(
-        Form(
-            # After a start the quiet batch size is unknown for a while; a learned knee is enough.
-            gate=NOT_EVICTING & (GROWTH >= 1.5).assume(unknown=True) & (LEFT | BEYOND),
-            start=Number(-0.2),
-            terms=(
-                term(
-                    TAIL_DRIFT,
-                    2.0,
-                    1.2,
-                    "TTFT P99/P50 is {value:.1f}x its value in quiet times",
-                    when=LEFT,
-                    signal="ttft_p99_p50_ratio",
-                ),
-                term(
-                    GROWTH,
-                    1.5,
-                    0.6,
-                    "the batch is {value:.1f}x its quiet size",
-                    signal="running_avg",
-                ),
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=TTFT_IS_MISSED),
-                term(
-                    IN_FLIGHT,
-                    KNEE,
-                    1.2,
-                    _knee,
-                    when=PAST,
-                    signal="running_avg",
-                ),
-                term(
-                    IN_FLIGHT,
-                    None,
-                    -1.2,
-                    _knee,
-                    when=IN_FLIGHT <= BEFORE_KNEE_TO,
-                    signal="running_avg",
-                ),
+    Form(
+        # After a start the quiet batch size is unknown for a while; a learned knee is enough.
+        gate=NOT_EVICTING & (GROWTH >= 1.5).assume(unknown=True) & (LEFT | BEYOND),
+        start=Number(-0.2),
+        terms=(
+            term(
+                TAIL_DRIFT,
+                2.0,
+                1.2,
+                "TTFT P99/P50 is {value:.1f}x its value in quiet times",
+                when=LEFT,
+                signal="ttft_p99_p50_ratio",
             ),
-            levels=(Level(Severity.WARNING, TTFT_IS_MISSED),),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    LEFT,
-                    "Past the knee: TTFT P99/P50 is {ttft_p99_p50_drift_ratio:.1f}x its quiet "
-                    "ratio with the batch at {growth:.1f}x its quiet size.",
-                ),
+            term(
+                GROWTH, 1.5, 0.6, "the batch is {value:.1f}x its quiet size", signal="running_avg"
             ),
-            say="Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
-            "(target {target_s:s}).",
-            words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),
-            lever="Add replicas to take load off this one, or quantize to move the knee.",
+            term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=TTFT_IS_MISSED),
+            term(IN_FLIGHT, KNEE, 1.2, _knee, when=PAST, signal="running_avg"),
+            term(
+                IN_FLIGHT, None, -1.2, _knee, when=IN_FLIGHT <= BEFORE_KNEE_TO, signal="running_avg"
+            ),
         ),
+        levels=(Level(Severity.WARNING, TTFT_IS_MISSED),),
+        severity=Severity.INFO,
+        instead=(
+            (
+                LEFT,
+                "Past the knee: TTFT P99/P50 is {ttft_p99_p50_drift_ratio:.1f}x its quiet "
+                "ratio with the batch at {growth:.1f}x its quiet size.",
+            ),
+        ),
+        say="Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
+        "(target {target_s:s}).",
+        words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),
+        lever="Add replicas to take load off this one, or quantize to move the knee.",
     ),
 )

@@ -95,48 +95,46 @@ def _climbed(facts: Facts) -> str:
 
 KV_LEAK = cause(
     "kv_leak",
-    forms=(
-        Form(
-            gate=(~CONNECTED & _held_for(120.0)) | _held_for(600.0),
-            start=Number(0.5),
-            terms=(
-                term(
-                    LEAKED,
-                    LEAK_FROM,
-                    1.5,
-                    "KV usage stays at {value:%} while no request runs or waits",
-                    signal="kv_usage_ratio",
-                ),
+    Form(
+        gate=(~CONNECTED & _held_for(120.0)) | _held_for(600.0),
+        start=Number(0.5),
+        terms=(
+            term(
+                LEAKED,
+                LEAK_FROM,
+                1.5,
+                "KV usage stays at {value:%} while no request runs or waits",
+                signal="kv_usage_ratio",
             ),
-            levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
-            severity=Severity.INFO,
-            say="KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
-            "request runs or waits.",
-            summary="KV cache leaks: blocks stay in use while no request runs or waits",
-            lever=LEVER,
         ),
-        Form(
-            gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
-            & SAME_WORK_KNOWN
-            & (UNEXPLAINED >= UNEXPLAINED_FROM),
-            terms=(
-                term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
-                straight(KV_FLOOR, "climb: no step, no swing"),
-                term(
-                    WORK_GROWTH.at_least(0.0),
-                    EQUAL_LOAD,
-                    -0.8,
-                    "the load has grown by {value:%} meanwhile",
-                    when=WORK_GROWTH > 0.0,
-                    signal=WORK.growth,
-                ),
+        levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
+        severity=Severity.INFO,
+        say="KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
+        "request runs or waits.",
+        summary="KV cache leaks: blocks stay in use while no request runs or waits",
+        lever=LEVER,
+    ),
+    Form(
+        gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
+        & SAME_WORK_KNOWN
+        & (UNEXPLAINED >= UNEXPLAINED_FROM),
+        terms=(
+            term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
+            straight(KV_FLOOR, "climb: no step, no swing"),
+            term(
+                WORK_GROWTH.at_least(0.0),
+                EQUAL_LOAD,
+                -0.8,
+                "the load has grown by {value:%} meanwhile",
+                when=WORK_GROWTH > 0.0,
+                signal=WORK.growth,
             ),
-            levels=(Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
-            severity=Severity.INFO,
-            say=_climbs,
-            summary="KV cache leaks: its lowest usage climbs for hours at equal load",
-            lever=LEVER,
         ),
+        levels=(Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
+        severity=Severity.INFO,
+        say=_climbs,
+        summary="KV cache leaks: its lowest usage climbs for hours at equal load",
+        lever=LEVER,
     ),
 )
 
@@ -180,75 +178,70 @@ DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_av
 
 KV_HELD = cause(
     "kv_held",
-    forms=(
-        Form(
-            gate=(FETCHES | GREW)
-            & Held("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
-            start=Number(0.3),
-            terms=(
-                term(
-                    KV_HELD_SHARE,
-                    HELD_FROM,
-                    1.5,
-                    "{held:%} of the KV cache is in use beyond what requests in flight account "
-                    "for, of {kv_usage_avg_ratio:%} in use",
-                    when=KV_HELD_SHARE >= HELD_FROM,
-                    signal="kv_usage_avg_ratio",
-                ),
-                term(
-                    DEFERRED_SHARE,
-                    0.2,
-                    1.0,
-                    "the prompts of deferred requests fill {value:%} of the KV cache",
-                    when=DEFERRED_HOLD,
-                    signal="waiting_deferred",
-                ),
-                term(
-                    DEFERRED,
-                    1.0,
-                    0.6,
-                    "{value:.1f} requests are deferred: they hold blocks and do not run",
-                    when=DEFERRED >= 1.0,
-                    signal="waiting_deferred",
-                ),
-                KV_EXPIRES,
+    Form(
+        gate=(FETCHES | GREW)
+        & Held("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
+        start=Number(0.3),
+        terms=(
+            term(
+                KV_HELD_SHARE,
+                HELD_FROM,
+                1.5,
+                "{held:%} of the KV cache is in use beyond what requests in flight account "
+                "for, of {kv_usage_avg_ratio:%} in use",
+                when=KV_HELD_SHARE >= HELD_FROM,
+                signal="kv_usage_avg_ratio",
             ),
-            levels=(
-                Level(
-                    Severity.CRITICAL,
-                    ((KV_USAGE >= 0.95) & queued_for(60.0))
-                    | FIRST_TOKENS_VERY_LATE
-                    | DEFERRED_GROWS,
-                ),
+            term(
+                DEFERRED_SHARE,
+                0.2,
+                1.0,
+                "the prompts of deferred requests fill {value:%} of the KV cache",
+                when=DEFERRED_HOLD,
+                signal="waiting_deferred",
             ),
-            instead=(
-                (
-                    ~FETCHES,
-                    "{held:%} of the KV cache is in use beyond what the requests in flight hold: "
-                    "blocks are not given back.",
-                ),
-                (
-                    (KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
-                    "{held:%} of the KV cache is held by what does not run: transfers that nobody "
-                    "ends, or deferred requests.",
-                ),
-                (
-                    DEFERRED_HOLD,
-                    "Deferred requests hold {deferred:%} of the KV cache: transfers that do not "
-                    "end.",
-                ),
+            term(
+                DEFERRED,
+                1.0,
+                0.6,
+                "{value:.1f} requests are deferred: they hold blocks and do not run",
+                when=DEFERRED >= 1.0,
+                signal="waiting_deferred",
             ),
-            say="KV blocks are held by what does not run: transfers that do not end.",
-            words=(
-                ("held", KV_HELD_SHARE),
-                ("deferred", DEFERRED_SHARE),
-                EXPIRED_PER_MIN,
-            ),
-            root=True,
-            lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
-            "logs; let the connector give up before clients and routers do (time-outs). Restart "
-            "the engine when the cache is nearly full; without a connector, report it to vLLM.",
+            KV_EXPIRES,
         ),
+        levels=(
+            Level(
+                Severity.CRITICAL,
+                ((KV_USAGE >= 0.95) & queued_for(60.0)) | FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS,
+            ),
+        ),
+        instead=(
+            (
+                ~FETCHES,
+                "{held:%} of the KV cache is in use beyond what the requests in flight hold: "
+                "blocks are not given back.",
+            ),
+            (
+                (KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
+                "{held:%} of the KV cache is held by what does not run: transfers that nobody "
+                "ends, or deferred requests.",
+            ),
+            (
+                DEFERRED_HOLD,
+                "Deferred requests hold {deferred:%} of the KV cache: transfers that do not end.",
+            ),
+        ),
+        say="KV blocks are held by what does not run: transfers that do not end.",
+        words=(
+            ("held", KV_HELD_SHARE),
+            ("deferred", DEFERRED_SHARE),
+            EXPIRED_PER_MIN,
+        ),
+        root=True,
+        lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
+        "logs; let the connector give up before clients and routers do (time-outs). Restart "
+        "the engine when the cache is nearly full; without a connector, report it to vLLM.",
     ),
 )
 
@@ -290,32 +283,30 @@ def _grew(facts: Facts) -> str:
 
 HOST_MEMORY_LEAK = cause(
     "host_memory_leak",
-    forms=(
-        Form(
-            gate=goes_on(HOST_MEMORY) & GROWS & SAME_WORK,
-            start=Number(0.3),
-            terms=(
-                term(GROWTH_SHARE, 0.05, 1.2, _grew, signal=HOST_MEMORY.growth),
-                straight(HOST_MEMORY, "growth: no step, no warm-up that settles"),
-                term(
-                    FULL_IN_S,
-                    DAY_S,
-                    1.0,
-                    _full,
-                    when=FULL_IN_S <= DAY_S,
-                    below=True,
-                    signal="host_memory_limit_bytes",
-                ),
+    Form(
+        gate=goes_on(HOST_MEMORY) & GROWS & SAME_WORK,
+        start=Number(0.3),
+        terms=(
+            term(GROWTH_SHARE, 0.05, 1.2, _grew, signal=HOST_MEMORY.growth),
+            straight(HOST_MEMORY, "growth: no step, no warm-up that settles"),
+            term(
+                FULL_IN_S,
+                DAY_S,
+                1.0,
+                _full,
+                when=FULL_IN_S <= DAY_S,
+                below=True,
+                signal="host_memory_limit_bytes",
             ),
-            levels=(
-                Level(Severity.CRITICAL, FULL_IN_S <= HOUR_S),
-                Level(Severity.WARNING, FULL_IN_S <= DAY_S),
-            ),
-            severity=Severity.INFO,
-            say=_grows,
-            lever="Restart the server in a quiet hour before host memory runs out. Report it to "
-            "vLLM with the version, the features in use (multimodal input, KV connector, "
-            "structured output) and the growth per hour.",
         ),
+        levels=(
+            Level(Severity.CRITICAL, FULL_IN_S <= HOUR_S),
+            Level(Severity.WARNING, FULL_IN_S <= DAY_S),
+        ),
+        severity=Severity.INFO,
+        say=_grows,
+        lever="Restart the server in a quiet hour before host memory runs out. Report it to "
+        "vLLM with the version, the features in use (multimodal input, KV connector, "
+        "structured output) and the growth per hour.",
     ),
 )

@@ -256,81 +256,79 @@ _PAYS = PAYS.python()
 
 SPEC_DECODE_POOR = cause(
     "spec_decode_poor",
-    forms=(
-        Form(
-            gate=(_poor(PAYS_FROM) | _poor(AIM)) & (DRAFTED_PER_S >= 5.0),
-            terms=(
-                term(
-                    ACCEPTED,
-                    FirstOf((AIM, Number(PAYS_FROM))),
-                    2.2,
-                    "{value:%} of {spec_draft_tokens_per_s} draft tokens/s are accepted",
-                    below=True,
-                    signal="spec_acceptance_ratio",
-                ),
-                *(
-                    term(
-                        NEWEST.otherwise(0.0),
-                        1.0 if below else None,
-                        weight,
-                        _per_draft,
-                        when=when,
-                        below=below,
-                        signal="spec_accepted_per_draft_tokens",
-                    )
-                    for weight, when, below in (
-                        (0.6, ~FALLEN & (NEWEST < 1.0) & ~PAYS, True),
-                        (0.0, ~FALLEN & (NEWEST >= 1.0) & ~PAYS, False),
-                        (-0.8, PAYS, False),
-                    )
-                ),
-                term(
-                    Computed(
-                        _first_position,
-                        "the acceptance of the first draft token",
-                    ),
-                    None,
-                    0.0,
-                    _by_position,
-                    signal="spec_acceptance_pos0_ratio",
-                ),
-                bound_terms("compute", 0.4)[0],
-                term(
-                    BATCH,
-                    LARGE_BATCH,
-                    0.3,
-                    "batch of {value}: large batches make verification dearer",
-                    when=BATCH >= LARGE_BATCH / 2,
-                ),
+    Form(
+        gate=(_poor(PAYS_FROM) | _poor(AIM)) & (DRAFTED_PER_S >= 5.0),
+        terms=(
+            term(
+                ACCEPTED,
+                FirstOf((AIM, Number(PAYS_FROM))),
+                2.2,
+                "{value:%} of {spec_draft_tokens_per_s} draft tokens/s are accepted",
+                below=True,
+                signal="spec_acceptance_ratio",
             ),
-            levels=(Level(Severity.WARNING, ~PAYS),),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    PAYS,
-                    "Draft acceptance is low ({accepted:%}), but speculation still pays: an "
-                    "estimated {speedup:.2f}x the speed without it at this batch.",
-                ),
-                (
-                    PAYS_LITTLE,
-                    "Speculation gains little: {accepted:%} of draft tokens are accepted, at "
-                    "best an estimated {speedup:.2f}x the speed without it at this batch.",
-                ),
-                (
-                    PAYS_NOT,
-                    "Speculation does not pay: {accepted:%} of draft tokens are accepted, an "
-                    "estimated {speedup:.2f}x the speed without it at this batch.",
-                ),
-                (
-                    LOADED & ~FALLEN,
-                    "Draft acceptance of {accepted:%} is low for a compute-bound GPU, where each "
-                    "rejected token costs time of other requests.",
-                ),
+            *(
+                term(
+                    NEWEST.otherwise(0.0),
+                    1.0 if below else None,
+                    weight,
+                    _per_draft,
+                    when=when,
+                    below=below,
+                    signal="spec_accepted_per_draft_tokens",
+                )
+                for weight, when, below in (
+                    (0.6, ~FALLEN & (NEWEST < 1.0) & ~PAYS, True),
+                    (0.0, ~FALLEN & (NEWEST >= 1.0) & ~PAYS, False),
+                    (-0.8, PAYS, False),
+                )
             ),
-            say="Draft acceptance is low: {accepted:%} of draft tokens are accepted.",
-            words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
-            lever=_lever,
+            term(
+                Computed(
+                    _first_position,
+                    "the acceptance of the first draft token",
+                ),
+                None,
+                0.0,
+                _by_position,
+                signal="spec_acceptance_pos0_ratio",
+            ),
+            bound_terms("compute", 0.4)[0],
+            term(
+                BATCH,
+                LARGE_BATCH,
+                0.3,
+                "batch of {value}: large batches make verification dearer",
+                when=BATCH >= LARGE_BATCH / 2,
+            ),
         ),
+        levels=(Level(Severity.WARNING, ~PAYS),),
+        severity=Severity.INFO,
+        instead=(
+            (
+                PAYS,
+                "Draft acceptance is low ({accepted:%}), but speculation still pays: an "
+                "estimated {speedup:.2f}x the speed without it at this batch.",
+            ),
+            (
+                PAYS_LITTLE,
+                "Speculation gains little: {accepted:%} of draft tokens are accepted, at "
+                "best an estimated {speedup:.2f}x the speed without it at this batch.",
+            ),
+            (
+                PAYS_NOT,
+                "Speculation does not pay: {accepted:%} of draft tokens are accepted, an "
+                "estimated {speedup:.2f}x the speed without it at this batch.",
+            ),
+            (
+                LOADED & ~FALLEN,
+                "Draft acceptance of {accepted:%} is low for a compute-bound GPU, where each "
+                "rejected token costs time of other requests.",
+            ),
+        ),
+        say="Draft acceptance is low: {accepted:%} of draft tokens are accepted.",
+        words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
+        lever=_lever,
     ),
     unusual=FALLEN,
 )
@@ -363,49 +361,37 @@ def _waiting_for_slot(facts: Facts) -> str:
 
 ADAPTER_THRASH = cause(
     "adapter_thrash",
-    forms=(
-        Form(
-            gate=(DEFERRED_HELD | TAKING_TURNS) & Signal("lora_max").known,
-            start=Number(0.3),
-            terms=(
-                term(
-                    DEFERRED_AVG.otherwise(0.0),
-                    1.0,
-                    1.4,
-                    "{value:.1f} requests waiting for a slot on average",
-                    signal="waiting_deferred",
-                ),
-                term(
-                    CHANGES,
-                    0.1,
-                    0.6,
-                    "the set of running adapters keeps changing",
-                    when=CHANGES > 0.1,
-                ),
-                term(
-                    TAKEN,
-                    SLOTS,
-                    0.6,
-                    "all adapter slots are taken",
-                    when=TAKEN >= SLOTS,
-                ),
-                term(
-                    Computed(
-                        lambda facts: _turns(facts),
-                        "the number of adapter turns",
-                    ),
-                    None,
-                    0.0,
-                    lambda facts: _turns_text(facts.adapters),
-                    signal="lora_turns",
-                ),
-                term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
+    Form(
+        gate=(DEFERRED_HELD | TAKING_TURNS) & Signal("lora_max").known,
+        start=Number(0.3),
+        terms=(
+            term(
+                DEFERRED_AVG.otherwise(0.0),
+                1.0,
+                1.4,
+                "{value:.1f} requests waiting for a slot on average",
+                signal="waiting_deferred",
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
-            say=_waiting_for_slot,
-            lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
-            "adapters over replicas.",
+            term(
+                CHANGES, 0.1, 0.6, "the set of running adapters keeps changing", when=CHANGES > 0.1
+            ),
+            term(TAKEN, SLOTS, 0.6, "all adapter slots are taken", when=TAKEN >= SLOTS),
+            term(
+                Computed(
+                    lambda facts: _turns(facts),
+                    "the number of adapter turns",
+                ),
+                None,
+                0.0,
+                lambda facts: _turns_text(facts.adapters),
+                signal="lora_turns",
+            ),
+            term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
         ),
+        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        say=_waiting_for_slot,
+        lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
+        "adapters over replicas.",
     ),
 )
 

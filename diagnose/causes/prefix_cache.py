@@ -249,27 +249,25 @@ Faster prefill would not help.
 
 PREFIX_CACHE_OFF = cause(
     "prefix_cache_off",
-    forms=(
-        Form(
-            gate=Configured("enable_prefix_caching", "False") & PREFILL_IS_HEAVY,
-            start=Number(0.3),
-            terms=(
-                term(
-                    WORK_RATIO,
-                    4.0,
-                    1.2,
-                    "{value} prompt tokens computed per generated token",
-                    signal="computed_prompt_tokens_per_s",
-                ),
-                *_prefill_terms(1.0),
+    Form(
+        gate=Configured("enable_prefix_caching", "False") & PREFILL_IS_HEAVY,
+        start=Number(0.3),
+        terms=(
+            term(
+                WORK_RATIO,
+                4.0,
+                1.2,
+                "{value} prompt tokens computed per generated token",
+                signal="computed_prompt_tokens_per_s",
             ),
-            levels=(Level(Severity.WARNING, ~GIANTS_QUEUE),),
-            severity=Severity.INFO,
-            apart=GIANTS_QUEUE,
-            say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
-            "is unknown while it is off.",
-            lever=f"Remove {NO_PREFIX_CACHE} (vLLM caches by default) and watch the hit ratio.",
+            *_prefill_terms(1.0),
         ),
+        levels=(Level(Severity.WARNING, ~GIANTS_QUEUE),),
+        severity=Severity.INFO,
+        apart=GIANTS_QUEUE,
+        say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
+        "is unknown while it is off.",
+        lever=f"Remove {NO_PREFIX_CACHE} (vLLM caches by default) and watch the hit ratio.",
     ),
 )
 
@@ -303,138 +301,133 @@ def _smaller_block(facts: Facts) -> str:
 
 PREFIX_BLOCK_TOO_LARGE = cause(
     "prefix_block_too_large",
-    forms=(
-        Form(
-            gate=(NO_HITS & PREFILL_IS_HEAVY & IN_A_BLOCK) | (NEVER_HIT & IN_FEW_BLOCKS),
-            start=Number(0.2),
-            terms=(
-                term(
-                    FirstOf((MEAN_PROMPT_TOKENS, PROMPT_TOKENS)),
-                    BLOCK_TOKENS,
-                    1.8,
-                    "prompts have {value} tokens, a block {block_tokens}: only whole blocks are "
-                    "cached",
-                    when=IN_A_BLOCK,
-                    below=True,
-                    signal="prompt_tokens_mean",
-                ),
-                term(
-                    PROMPT_TOKENS,
-                    None,
-                    0.3,
-                    "95% of prompts have at most {value} tokens, a block {block_tokens}: only the "
-                    "last whole block of a prompt can be found again",
-                    when=~IN_A_BLOCK,
-                    signal="prompt_tokens_p95",
-                ),
-                FEW_HITS,
+    Form(
+        gate=(NO_HITS & PREFILL_IS_HEAVY & IN_A_BLOCK) | (NEVER_HIT & IN_FEW_BLOCKS),
+        start=Number(0.2),
+        terms=(
+            term(
+                FirstOf((MEAN_PROMPT_TOKENS, PROMPT_TOKENS)),
+                BLOCK_TOKENS,
+                1.8,
+                "prompts have {value} tokens, a block {block_tokens}: only whole blocks are cached",
+                when=IN_A_BLOCK,
+                below=True,
+                signal="prompt_tokens_mean",
             ),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    IN_A_BLOCK,
-                    "The prefix cache cannot hit: a block has {block_tokens} tokens, and prompts "
-                    "are shorter. Whether they share prefixes is unknown.",
-                ),
+            term(
+                PROMPT_TOKENS,
+                None,
+                0.3,
+                "95% of prompts have at most {value} tokens, a block {block_tokens}: only the "
+                "last whole block of a prompt can be found again",
+                when=~IN_A_BLOCK,
+                signal="prompt_tokens_p95",
             ),
-            say="The prefix cache does not hit, perhaps because of its blocks of "
-            "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
-            "share prefixes is unknown.",
-            words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
-            lever=_smaller_block,
-            apart=~IN_A_BLOCK,
+            FEW_HITS,
         ),
+        severity=Severity.INFO,
+        instead=(
+            (
+                IN_A_BLOCK,
+                "The prefix cache cannot hit: a block has {block_tokens} tokens, and prompts "
+                "are shorter. Whether they share prefixes is unknown.",
+            ),
+        ),
+        say="The prefix cache does not hit, perhaps because of its blocks of "
+        "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
+        "share prefixes is unknown.",
+        words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
+        lever=_smaller_block,
+        apart=~IN_A_BLOCK,
     ),
 )
 
 PREFIX_REUSE_LOST = cause(
     "prefix_reuse_lost",
-    forms=(
-        Form(
-            gate=PREFILL_IS_HEAVY
-            & CACHING
-            & SHARED
-            & (FILLED | MANY_MISSED)
-            & ~IN_A_BLOCK
-            & (HITS <= 0.5 * QUIET_HIT_RATIO)
-            & BEYOND_CHANCE
-            & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)
-            & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True)
-            & LOSS_MATTERS,
-            start=Number(0.5),
-            terms=(
-                term(
-                    HITS,
-                    0.5 * QUIET_HIT_RATIO,
-                    2.0,
-                    "hit ratio {window_hits:%} over the window, {newest_hits:%} in its newest "
-                    "part; baseline {quiet:%}",
-                    below=True,
-                    signal="prefix_hit_ratio",
-                ),
-                term(
-                    HIT_TOKENS,
-                    0.5 * QUIET_HIT_TOKENS,
-                    0.0,
-                    "{value} tokens hit per request, baseline {quiet_tokens}",
-                    when=QUIET_HIT_TOKENS.known,
-                    below=True,
-                    signal="prefix_hit_tokens_mean",
-                ),
-                term(
-                    HITS,
-                    0.08,
-                    -0.8,
-                    "some prefixes still hit: the others may be evicted, not missing",
-                    when=(HITS > 0.08) & ~PROMPTS_DIFFER,
-                    signal="prefix_hit_ratio",
-                ),
-                term(
-                    HIT_TOKENS,
-                    None,
-                    0.5,
-                    "requests hit their first {value} tokens, each about as many: prompts differ "
-                    "behind them",
-                    when=PROMPTS_DIFFER,
-                    signal="prefix_hit_tokens_mean",
-                ),
-                *_prefill_terms(0.8),
-                ANOTHER_TIER,
+    Form(
+        gate=PREFILL_IS_HEAVY
+        & CACHING
+        & SHARED
+        & (FILLED | MANY_MISSED)
+        & ~IN_A_BLOCK
+        & (HITS <= 0.5 * QUIET_HIT_RATIO)
+        & BEYOND_CHANCE
+        & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)
+        & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True)
+        & LOSS_MATTERS,
+        start=Number(0.5),
+        terms=(
+            term(
+                HITS,
+                0.5 * QUIET_HIT_RATIO,
+                2.0,
+                "hit ratio {window_hits:%} over the window, {newest_hits:%} in its newest "
+                "part; baseline {quiet:%}",
+                below=True,
+                signal="prefix_hit_ratio",
             ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
-            say="Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
-            "{quiet:%}.",
-            words=(
-                ("hits", HITS),
-                ("window_hits", HIT_RATIO),
-                ("newest_hits", RECENT_HIT_RATIO),
-                ("quiet", QUIET_HIT_RATIO),
-                ("quiet_tokens", QUIET_HIT_TOKENS),
+            term(
+                HIT_TOKENS,
+                0.5 * QUIET_HIT_TOKENS,
+                0.0,
+                "{value} tokens hit per request, baseline {quiet_tokens}",
+                when=QUIET_HIT_TOKENS.known,
+                below=True,
+                signal="prefix_hit_tokens_mean",
             ),
-            summary="Prompts stopped sharing prefixes",
-            lever="Check what changed at the start of the prompts (a date, an id, a reordered "
-            "template) and the router's session affinity. The shared prefix must come first, byte "
-            "for byte. If prompts and router are as before, compare vLLM's version and flags.",
+            term(
+                HITS,
+                0.08,
+                -0.8,
+                "some prefixes still hit: the others may be evicted, not missing",
+                when=(HITS > 0.08) & ~PROMPTS_DIFFER,
+                signal="prefix_hit_ratio",
+            ),
+            term(
+                HIT_TOKENS,
+                None,
+                0.5,
+                "requests hit their first {value} tokens, each about as many: prompts differ "
+                "behind them",
+                when=PROMPTS_DIFFER,
+                signal="prefix_hit_tokens_mean",
+            ),
+            *_prefill_terms(0.8),
+            ANOTHER_TIER,
         ),
-        Form(
-            gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
-            start=Number(0.2),
-            terms=(FEW_HITS,),
-            severity=Severity.INFO,
-            instead=(
-                (
-                    HIT_TOKENS >= 1.0,
-                    "Prompts share only their first {hit_tokens} tokens on average, and prefill is "
-                    "heavy.",
-                ),
-            ),
-            say="Prompts share no prefixes so far, and prefill is heavy.",
-            words=(("hit_tokens", HIT_TOKENS),),
-            summary="Prompts share no prefixes so far, and prefill is heavy",
-            lever=_first_difference,
-            guide=("7.2",),
-            apart=ALWAYS,
+        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        say="Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
+        "{quiet:%}.",
+        words=(
+            ("hits", HITS),
+            ("window_hits", HIT_RATIO),
+            ("newest_hits", RECENT_HIT_RATIO),
+            ("quiet", QUIET_HIT_RATIO),
+            ("quiet_tokens", QUIET_HIT_TOKENS),
         ),
+        summary="Prompts stopped sharing prefixes",
+        lever="Check what changed at the start of the prompts (a date, an id, a reordered "
+        "template) and the router's session affinity. The shared prefix must come first, byte "
+        "for byte. If prompts and router are as before, compare vLLM's version and flags.",
+    ),
+    Form(
+        gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
+        start=Number(0.2),
+        terms=(FEW_HITS,),
+        severity=Severity.INFO,
+        instead=(
+            (
+                HIT_TOKENS >= 1.0,
+                "Prompts share only their first {hit_tokens} tokens on average, and prefill is "
+                "heavy.",
+            ),
+        ),
+        say="Prompts share no prefixes so far, and prefill is heavy.",
+        words=(("hit_tokens", HIT_TOKENS),),
+        summary="Prompts share no prefixes so far, and prefill is heavy",
+        lever=_first_difference,
+        guide=("7.2",),
+        apart=ALWAYS,
     ),
 )
 
@@ -473,89 +466,87 @@ Also, prefill runs at least half of the time: that is heavy even if answers are 
 
 PREFIX_CHURN = cause(
     "prefix_churn",
-    forms=(
-        Form(
-            gate=(PREFILL_IS_HEAVY | RECOMPUTED)
-            & CACHING
-            & (HIT_RATIO > 0.08)
-            & TURNOVER_IS_SHORT
-            & ~HITS_AGAIN
-            & ~PROMPTS_DIFFER
-            & ~IN_TURNS
-            & (
-                (DROPPED & FILLED)
-                | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))
-            ),
-            start=Number(-0.3),
-            terms=(
-                term(
-                    TURNOVER_S,
-                    60.0,
-                    1.2,
-                    "new blocks replace the whole free cache in {value:s}",
-                    below=True,
-                    signal="kv_residency_s",
-                ),
-                term(
-                    HIT_RATIO,
-                    0.75 * QUIET_HIT_RATIO,
-                    1.5,
-                    "hit ratio {value:%} over the window, baseline {quiet:%}",
-                    when=DROPPED,
-                    below=True,
-                ),
-                term(
-                    Signal("block_eviction_per_s").otherwise(0.0),
-                    5.0,
-                    1.0,
-                    "{value} blocks/s are evicted",
-                    when=REUSED,
-                    signal="block_eviction_per_s",
-                ),
-                term(
-                    Signal("prefill_tokens_p95").otherwise(0.0),
-                    None,
-                    0.8,
-                    "prompts hit fully or miss fully: shared prefixes are being evicted",
-                    when=ALL_OR_NOTHING,
-                    signal="prefill_tokens_p95",
-                ),
-                term(
-                    GAP_S,
-                    NEAR_EVICTION_S,
-                    0.8,
-                    "blocks are reused after {value:s} and evicted after {idle_s:s} unused",
-                    when=REUSED_LATE,
-                ),
-                term(
-                    LOOKED_UP,
-                    1.3 * QUIET_LOOKED_UP,
-                    0.5,
-                    "{value} prompt tokens/s are looked up, {quiet_looked_up} in quiet times; "
-                    "requests hit their first {hit_tokens} tokens, and what follows is evicted",
-                    when=TAILS_EVICTED & QUIET_LOOKED_UP.known,
-                ),
-                term(
-                    GAP_S,
-                    None,
-                    -0.4,
-                    "blocks are reused after {value:s} and evicted only after {idle_s:s} unused",
-                    when=(IDLE_S > 0.0) & (GAP_S < NEAR_EVICTION_S),
-                ),
-                ANOTHER_TIER,
-            ),
-            levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
-            say="Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
-            "block lasts about {turnover_s:s}.",
-            words=(
-                ("turnover_s", TURNOVER_S),
-                ("quiet", QUIET_HIT_RATIO),
-                ("idle_s", IDLE_S),
-                ("quiet_looked_up", QUIET_LOOKED_UP),
-                ("hit_tokens", HIT_TOKENS),
-            ),
-            lever="Route by prefix so that each replica serves fewer prefixes, or enlarge the KV "
-            "cache.",
+    Form(
+        gate=(PREFILL_IS_HEAVY | RECOMPUTED)
+        & CACHING
+        & (HIT_RATIO > 0.08)
+        & TURNOVER_IS_SHORT
+        & ~HITS_AGAIN
+        & ~PROMPTS_DIFFER
+        & ~IN_TURNS
+        & (
+            (DROPPED & FILLED)
+            | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))
         ),
+        start=Number(-0.3),
+        terms=(
+            term(
+                TURNOVER_S,
+                60.0,
+                1.2,
+                "new blocks replace the whole free cache in {value:s}",
+                below=True,
+                signal="kv_residency_s",
+            ),
+            term(
+                HIT_RATIO,
+                0.75 * QUIET_HIT_RATIO,
+                1.5,
+                "hit ratio {value:%} over the window, baseline {quiet:%}",
+                when=DROPPED,
+                below=True,
+            ),
+            term(
+                Signal("block_eviction_per_s").otherwise(0.0),
+                5.0,
+                1.0,
+                "{value} blocks/s are evicted",
+                when=REUSED,
+                signal="block_eviction_per_s",
+            ),
+            term(
+                Signal("prefill_tokens_p95").otherwise(0.0),
+                None,
+                0.8,
+                "prompts hit fully or miss fully: shared prefixes are being evicted",
+                when=ALL_OR_NOTHING,
+                signal="prefill_tokens_p95",
+            ),
+            term(
+                GAP_S,
+                NEAR_EVICTION_S,
+                0.8,
+                "blocks are reused after {value:s} and evicted after {idle_s:s} unused",
+                when=REUSED_LATE,
+            ),
+            term(
+                LOOKED_UP,
+                1.3 * QUIET_LOOKED_UP,
+                0.5,
+                "{value} prompt tokens/s are looked up, {quiet_looked_up} in quiet times; "
+                "requests hit their first {hit_tokens} tokens, and what follows is evicted",
+                when=TAILS_EVICTED & QUIET_LOOKED_UP.known,
+            ),
+            term(
+                GAP_S,
+                None,
+                -0.4,
+                "blocks are reused after {value:s} and evicted only after {idle_s:s} unused",
+                when=(IDLE_S > 0.0) & (GAP_S < NEAR_EVICTION_S),
+            ),
+            ANOTHER_TIER,
+        ),
+        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        say="Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
+        "block lasts about {turnover_s:s}.",
+        words=(
+            ("turnover_s", TURNOVER_S),
+            ("quiet", QUIET_HIT_RATIO),
+            ("idle_s", IDLE_S),
+            ("quiet_looked_up", QUIET_LOOKED_UP),
+            ("hit_tokens", HIT_TOKENS),
+        ),
+        lever="Route by prefix so that each replica serves fewer prefixes, or enlarge the KV "
+        "cache.",
     ),
 )

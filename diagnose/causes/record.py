@@ -248,8 +248,7 @@ def listed(ids: Sequence[str]) -> tuple[str, ...]:
 
 def cause(
     cause_id: str,
-    *,
-    forms: tuple[Form, ...] = (),
+    *forms: Form,
     judge: Callable[[Facts], Cause | None] | None = None,
     unusual: Condition = ALWAYS,
     over: Condition | None = None,

@@ -171,7 +171,7 @@ measure, without a target and without a usual value."""
 
 UNEXPLAINED_LATENCY = cause(
     "unexplained_latency",
-    forms=(
+    *(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & (

@@ -302,57 +302,55 @@ def _beyond(facts: Facts) -> str:
 
 RUNAWAY_GENERATION = cause(
     "runaway_generation",
-    forms=(
-        Form(
-            gate=MANY_FINISHED & CAPPED & (BEYOND >= LENGTH_POINTS) & (BEYOND >= BEYOND_CHANCE),
-            start=Number(-0.3),
-            terms=(
-                term(AT_LIMIT, LENGTH_POINTS, 1.2, "{value:%} of requests hit their output limit"),
-                term(BEYOND, BEYOND_CHANCE, 0.9, _beyond, signal="output_tokens_mean"),
-                term(
-                    AT_LIMIT_BEFORE,
-                    None,
-                    -0.6,
-                    "{value:%} hit it in quiet times too: the profile may be of another workload",
-                    when=ALWAYS_SO,
-                    signal="finished_length_ratio",
-                ),
+    Form(
+        gate=MANY_FINISHED & CAPPED & (BEYOND >= LENGTH_POINTS) & (BEYOND >= BEYOND_CHANCE),
+        start=Number(-0.3),
+        terms=(
+            term(AT_LIMIT, LENGTH_POINTS, 1.2, "{value:%} of requests hit their output limit"),
+            term(BEYOND, BEYOND_CHANCE, 0.9, _beyond, signal="output_tokens_mean"),
+            term(
+                AT_LIMIT_BEFORE,
+                None,
+                -0.6,
+                "{value:%} hit it in quiet times too: the profile may be of another workload",
+                when=ALWAYS_SO,
+                signal="finished_length_ratio",
             ),
-            levels=(Level(Severity.WARNING, ~ALWAYS_SO),),
-            severity=Severity.INFO,
-            say=_stated,
-            summary="Answers are far longer than stated, and many hit their output limit",
-            lever=LEVER,
-            apart=ALWAYS_SO,
         ),
-        Form(
-            gate=MANY_FINISHED & RAMBLING & (LONGER >= 1.1).assume(unknown=True),
-            start=Number(-0.3),
-            terms=(
-                term(
-                    MORE_AT_LIMIT,
-                    LENGTH_POINTS,
-                    1.5,
-                    "{points} percentage points more requests than in quiet times hit their "
-                    "output limit",
-                    signal="finished_length_ratio",
-                ),
-                term(
-                    LONGER,
-                    1.3,
-                    1.2,
-                    "outputs are {value:.1f}x as long as in quiet times",
-                    signal="output_tokens_mean",
-                ),
+        levels=(Level(Severity.WARNING, ~ALWAYS_SO),),
+        severity=Severity.INFO,
+        say=_stated,
+        summary="Answers are far longer than stated, and many hit their output limit",
+        lever=LEVER,
+        apart=ALWAYS_SO,
+    ),
+    Form(
+        gate=MANY_FINISHED & RAMBLING & (LONGER >= 1.1).assume(unknown=True),
+        start=Number(-0.3),
+        terms=(
+            term(
+                MORE_AT_LIMIT,
+                LENGTH_POINTS,
+                1.5,
+                "{points} percentage points more requests than in quiet times hit their "
+                "output limit",
+                signal="finished_length_ratio",
             ),
-            say="{finished_length_ratio:%} of requests hit their output limit, {before:%} in "
-            "quiet times.",
-            words=(("before", AT_LIMIT_BEFORE), ("points", 100.0 * MORE_AT_LIMIT)),
-            summary="Far more requests than usual hit their output limit",
-            lever=LEVER,
-            # A queue has another reason where answers are hardly longer, or requests are more.
-            apart=((LONGER < 1.3) | MORE_REQUESTS).assume(unknown=False),
+            term(
+                LONGER,
+                1.3,
+                1.2,
+                "outputs are {value:.1f}x as long as in quiet times",
+                signal="output_tokens_mean",
+            ),
         ),
+        say="{finished_length_ratio:%} of requests hit their output limit, {before:%} in "
+        "quiet times.",
+        words=(("before", AT_LIMIT_BEFORE), ("points", 100.0 * MORE_AT_LIMIT)),
+        summary="Far more requests than usual hit their output limit",
+        lever=LEVER,
+        # A queue has another reason where answers are hardly longer, or requests are more.
+        apart=((LONGER < 1.3) | MORE_REQUESTS).assume(unknown=False),
     ),
 )
 
@@ -364,54 +362,48 @@ KV_PEAK = Signal("kv_usage_max_ratio")
 
 UNDERUSED = cause(
     "underused",
-    forms=(
-        Form(
-            gate=Finds("IDLE-HOURS") | Finds("FLEET-LOW"),
-            start=Number(0.5),
-            terms=(
-                term(
-                    BATCH.otherwise(0.0),
-                    0.5,
-                    1.0,
-                    "{value:.2f} requests running on average",
-                    below=True,
-                    signal="running_avg",
-                ),
-                term(GPU_BUSY, 0.4, 1.0, "GPU {value:%} busy", when=GPU_BUSY < 0.4, below=True),
-                term(GPU_BUSY, 0.4, -1.0, "GPU {value:%} busy", when=GPU_BUSY >= 0.4),
+    Form(
+        gate=Finds("IDLE-HOURS") | Finds("FLEET-LOW"),
+        start=Number(0.5),
+        terms=(
+            term(
+                BATCH.otherwise(0.0),
+                0.5,
+                1.0,
+                "{value:.2f} requests running on average",
+                below=True,
+                signal="running_avg",
             ),
-            severity=Severity.INFO,
-            instead=(
-                (BATCH.known, "Underused for hours: {running_avg:.1f} requests running now."),
-            ),
-            say="Underused for hours.",
-            lever="Fill the hours with batch work, consolidate, or keep fewer replicas warm.",
+            term(GPU_BUSY, 0.4, 1.0, "GPU {value:%} busy", when=GPU_BUSY < 0.4, below=True),
+            term(GPU_BUSY, 0.4, -1.0, "GPU {value:%} busy", when=GPU_BUSY >= 0.4),
         ),
+        severity=Severity.INFO,
+        instead=((BATCH.known, "Underused for hours: {running_avg:.1f} requests running now."),),
+        say="Underused for hours.",
+        lever="Fill the hours with batch work, consolidate, or keep fewer replicas warm.",
     ),
 )
 
 KV_OVERPROVISIONED = cause(
     "kv_overprovisioned",
-    forms=(
-        Form(
-            gate=Finds("KV-UNUSED"),
-            start=Number(0.5),
-            terms=(
-                term(
-                    KV_PEAK.otherwise(0.0),
-                    0.5,
-                    1.0,
-                    "KV cache {value:%} full at the window's peak",
-                    below=True,
-                    signal="kv_usage_max_ratio",
-                ),
+    Form(
+        gate=Finds("KV-UNUSED"),
+        start=Number(0.5),
+        terms=(
+            term(
+                KV_PEAK.otherwise(0.0),
+                0.5,
+                1.0,
+                "KV cache {value:%} full at the window's peak",
+                below=True,
+                signal="kv_usage_max_ratio",
             ),
-            severity=Severity.INFO,
-            instead=((KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),),
-            say="KV cache at most half full for hours.",
-            words=(("peak", KV_PEAK),),
-            lever="Allow more sequences, or serve from fewer or smaller GPUs.",
         ),
+        severity=Severity.INFO,
+        instead=((KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),),
+        say="KV cache at most half full for hours.",
+        words=(("peak", KV_PEAK),),
+        lever="Allow more sequences, or serve from fewer or smaller GPUs.",
     ),
 )
 
@@ -440,30 +432,23 @@ def _decayed(facts: Facts) -> str:
 
 SPEC_ACCEPTANCE_DRIFT = cause(
     "spec_acceptance_drift",
-    forms=(
-        Form(
-            gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
-            terms=(
-                term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
-                straight(SPEC_ACCEPTED, "decay"),
-                term(
-                    USUAL_ACCEPTED,
-                    None,
-                    0.5,
-                    "at this hour of earlier weeks it was {value:.2f}",
-                ),
-                term(
-                    ACCEPTED,
-                    None,
-                    0.0,
-                    "this hour in earlier weeks is not known: a daily pattern is not ruled out",
-                    when=~USUAL_ACCEPTED.known,
-                ),
+    Form(
+        gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
+        terms=(
+            term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
+            straight(SPEC_ACCEPTED, "decay"),
+            term(USUAL_ACCEPTED, None, 0.5, "at this hour of earlier weeks it was {value:.2f}"),
+            term(
+                ACCEPTED,
+                None,
+                0.0,
+                "this hour in earlier weeks is not known: a daily pattern is not ruled out",
+                when=~USUAL_ACCEPTED.known,
             ),
-            severity=Severity.INFO,
-            say=lambda facts: f"Draft acceptance decays: {_decayed(facts)}.",
-            lever="Compare the prompts of both hours. Retrain or replace the draft for the new "
-            "traffic, or draft fewer tokens, before speculation stops paying.",
         ),
+        severity=Severity.INFO,
+        say=lambda facts: f"Draft acceptance decays: {_decayed(facts)}.",
+        lever="Compare the prompts of both hours. Retrain or replace the draft for the new "
+        "traffic, or draft fewer tokens, before speculation stops paying.",
     ),
 )
