@@ -159,8 +159,8 @@ def form_block(form: Form) -> str:
     stretched = any(isinstance(node, Held) and node.stretch for node in nodes(form))
     times = " (times grow with a window above 60 s)" if stretched else ""
     severities = [
-        f"- `{level.severity.word}`, if:\n" + "\n".join(bullets(level.when, "    "))
-        for level in form.levels
+        f"- `{severity.word}`, if:\n" + "\n".join(bullets(when, "    "))
+        for severity, when in form.levels
     ]
     severities.append(f"- `{form.severity.word}`")
     parts = [

@@ -16,7 +16,7 @@ from kneewatch.diagnose.account_signals import (
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.common_conditions import RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
-from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
+from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import percent, plural, rate, span
@@ -174,7 +174,7 @@ ENGINE_STALLED = cause(
             ),
             term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
         ),
-        levels=(Level(Severity.CRITICAL, Stalled(whole=True)),),
+        levels=((Severity.CRITICAL, Stalled(whole=True)),),
         severity=Severity.INFO,
         say=_stalled,
         lever=_stalled_lever,

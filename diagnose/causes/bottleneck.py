@@ -34,7 +34,6 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import (
     Computed,
     Form,
-    Level,
     Term,
     Tested,
     cause,
@@ -309,7 +308,7 @@ HOST_CONTENTION = cause(
             *BY_THE_ENGINE[1:],
             *bound_terms("host")[:1],
         ),
-        levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5),),
+        levels=((Severity.WARNING, ITL_DRIFT >= 1.5),),
         severity=Severity.INFO,
         say="Steps take {slower:.1f}x as long at equal work: the host lacks CPU.",
         words=(("slower", ITL_DRIFT),),
@@ -335,8 +334,8 @@ HOST_CONTENTION = cause(
             *bound_terms("host")[:1],
         ),
         levels=(
-            Level(Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
-            Level(Severity.WARNING, ~WAITS_BY_NATURE),
+            (Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
+            (Severity.WARNING, ~WAITS_BY_NATURE),
         ),
         severity=Severity.INFO,
         say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
@@ -434,13 +433,13 @@ SLOW_STEPS = cause(
             *bound_terms("host")[:1],
         ),
         levels=(
-            Level(
+            (
                 Severity.CRITICAL,
                 FIRST_TOKENS_VERY_LATE
                 | MANY_ABORTED
                 | ((SPEED_AT_MOST <= HARMFUL_FROM) & OVER_TARGET),
             ),
-            Level(Severity.WARNING, OVER_TARGET),
+            (Severity.WARNING, OVER_TARGET),
         ),
         severity=Severity.INFO,
         say="Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
@@ -469,8 +468,8 @@ SLOW_STEPS = cause(
             *bound_terms("host")[:1],
         ),
         levels=(
-            Level(Severity.CRITICAL, MANY_ABORTED),
-            Level(Severity.WARNING, FIRST_TOKENS_SUFFER),
+            (Severity.CRITICAL, MANY_ABORTED),
+            (Severity.WARNING, FIRST_TOKENS_SUFFER),
         ),
         severity=Severity.INFO,
         instead=(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, SPEED_IS_LOST
 from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Form, Level, cause, term
+from kneewatch.diagnose.causes.record import Form, cause, term
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -87,8 +87,8 @@ CLIENTS_GIVE_UP = cause(
             ),
         ),
         levels=(
-            Level(Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
-            Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
+            (Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
+            (Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
         ),
         severity=Severity.INFO,
         instead=((ACCEPTED.known, f"{GAVE_UP}: {RATES}."),),
@@ -163,7 +163,7 @@ def _failing(
         gate=gate if when is None else gate & when,
         start=Number(0.3),
         terms=(term(share, from_share, 2.0, text, signal=signal), *BESIDE),
-        levels=(Level(Severity.CRITICAL, share >= critical),),
+        levels=((Severity.CRITICAL, share >= critical),),
         say=sentence,
         words=(("share", share), ("per_s", per_s)),
         summary=of,

@@ -32,7 +32,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Finds, Form, Level, Say, cause, term
+from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
@@ -254,8 +254,8 @@ KV_PRESSURE = cause(
             *BY_THE_ENGINE,
         ),
         levels=(
-            Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
-            Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
+            (Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
+            (Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
         ),
         severity=Severity.INFO,
         instead=(
@@ -469,7 +469,7 @@ def _queue(gate: Condition, *, pinned: bool, say: Say, lever: Say) -> Form:
             ),
             *(FAST_STEPS if pinned else (term(ITL_DRIFT, SLOW_FROM_DRIFT, 0.6, _steps),)),
         ),
-        levels=(Level(Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),),
+        levels=((Severity.CRITICAL, SUFFERS & ~STEADY_BY_DESIGN),),
         say=say,
         lever=lever,
     )

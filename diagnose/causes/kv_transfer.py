@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     pool_of,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Computed, Form, Level, Tested, cause, term
+from kneewatch.diagnose.causes.record import Computed, Form, Tested, cause, term
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Held, Signal
@@ -188,7 +188,7 @@ KV_TRANSFER_SLOW = cause(
             ),
             KV_EXPIRES,
         ),
-        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
+        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
         instead=(
             (FAIL, "KV transfers from another node or cache tier fail."),
             (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),

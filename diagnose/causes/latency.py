@@ -46,7 +46,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     apart,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
+from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
@@ -214,8 +214,8 @@ PREFILL_INTERFERENCE = cause(
             ),
         ),
         levels=(
-            Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
-            Level(Severity.WARNING, ~LONG_AS_EVER),
+            (Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
+            (Severity.WARNING, ~LONG_AS_EVER),
         ),
         severity=Severity.INFO,
         instead=(
@@ -361,7 +361,7 @@ _DECODE = Form(
         ),
         *bound_terms("memory")[:2],
     ),
-    levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE),),
+    levels=((Severity.CRITICAL, SLOW_STEPS_ALONE),),
     instead=(
         (
             SLOW_STEPS_ALONE,
@@ -447,7 +447,7 @@ PAST_KNEE = cause(
                 IN_FLIGHT, None, -1.2, _knee, when=IN_FLIGHT <= BEFORE_KNEE_TO, signal="running_avg"
             ),
         ),
-        levels=(Level(Severity.WARNING, TTFT_IS_MISSED),),
+        levels=((Severity.WARNING, TTFT_IS_MISSED),),
         severity=Severity.INFO,
         instead=(
             (

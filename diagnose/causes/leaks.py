@@ -15,7 +15,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Form, Level, cause, term
+from kneewatch.diagnose.causes.record import Form, cause, term
 from kneewatch.diagnose.slow_quantities import (
     EQUAL_LOAD,
     HOST_MEMORY,
@@ -107,7 +107,7 @@ KV_LEAK = cause(
                 signal="kv_usage_ratio",
             ),
         ),
-        levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
+        levels=((Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
         severity=Severity.INFO,
         say="KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
         "request runs or waits.",
@@ -130,7 +130,7 @@ KV_LEAK = cause(
                 signal=WORK.growth,
             ),
         ),
-        levels=(Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
+        levels=((Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
         severity=Severity.INFO,
         say=_climbs,
         summary="KV cache leaks: its lowest usage climbs for hours at equal load",
@@ -211,7 +211,7 @@ KV_HELD = cause(
             KV_EXPIRES,
         ),
         levels=(
-            Level(
+            (
                 Severity.CRITICAL,
                 ((KV_USAGE >= 0.95) & queued_for(60.0)) | FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS,
             ),
@@ -300,8 +300,8 @@ HOST_MEMORY_LEAK = cause(
             ),
         ),
         levels=(
-            Level(Severity.CRITICAL, FULL_IN_S <= HOUR_S),
-            Level(Severity.WARNING, FULL_IN_S <= DAY_S),
+            (Severity.CRITICAL, FULL_IN_S <= HOUR_S),
+            (Severity.WARNING, FULL_IN_S <= DAY_S),
         ),
         severity=Severity.INFO,
         say=_grows,

@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_USAGE,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Computed, Form, Level, cause, term
+from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
@@ -302,7 +302,7 @@ SPEC_DECODE_POOR = cause(
                 when=BATCH >= LARGE_BATCH / 2,
             ),
         ),
-        levels=(Level(Severity.WARNING, ~PAYS),),
+        levels=((Severity.WARNING, ~PAYS),),
         severity=Severity.INFO,
         instead=(
             (
@@ -388,7 +388,7 @@ ADAPTER_THRASH = cause(
             ),
             term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
         ),
-        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
         say=_waiting_for_slot,
         lever=f"Raise {ADAPTER_SLOTS} (if memory allows), lower the adapters' rank, or spread "
         "adapters over replicas.",

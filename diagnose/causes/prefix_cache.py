@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Form, Level, Term, cause, term
+from kneewatch.diagnose.causes.record import Form, Term, cause, term
 from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Configured, Minimum, Recent, Signal, Watched
@@ -262,7 +262,7 @@ PREFIX_CACHE_OFF = cause(
             ),
             *_prefill_terms(1.0),
         ),
-        levels=(Level(Severity.WARNING, ~GIANTS_QUEUE),),
+        levels=((Severity.WARNING, ~GIANTS_QUEUE),),
         severity=Severity.INFO,
         apart=GIANTS_QUEUE,
         say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
@@ -395,7 +395,7 @@ PREFIX_REUSE_LOST = cause(
             *_prefill_terms(0.8),
             ANOTHER_TIER,
         ),
-        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
         say="Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
         "{quiet:%}.",
         words=(
@@ -536,7 +536,7 @@ PREFIX_CHURN = cause(
             ),
             ANOTHER_TIER,
         ),
-        levels=(Level(Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
+        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),),
         say="Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
         "block lasts about {turnover_s:s}.",
         words=(

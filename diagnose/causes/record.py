@@ -129,18 +129,11 @@ def term(
     return Term(value, bound, Number(weight), say, when, below, signal)
 
 
-class Level(Struct, frozen=True):
-    """A severity and the condition for it."""
-
-    severity: Severity
-    when: Condition
-
-
 class Form(Struct, frozen=True, kw_only=True):
     """One way in which a cause shows. The first form whose gate is true is used.
 
     - `start`: the log-odds before any evidence.
-    - `levels`: the first level whose condition is true gives the severity, in place of `severity`.
+    - `levels`: the first of these severities whose condition is true stands in place of `severity`.
     - `instead`: the first sentence whose condition is true stands in place of `say`.
     - `words`: quantities that the texts may use, by name.
     - `summary`: what the form means, in one sentence, if the cause has several.
@@ -152,7 +145,7 @@ class Form(Struct, frozen=True, kw_only=True):
     gate: Condition
     start: Number = Number(0.0)
     terms: tuple[Term, ...]
-    levels: tuple[Level, ...] = ()
+    levels: tuple[tuple[Severity, Condition], ...] = ()
     severity: Severity = Severity.WARNING
     instead: tuple[tuple[Condition, Say], ...] = ()
     say: Say
@@ -275,8 +268,7 @@ class Examiner:
 
     @cached_property
     def _severity(self) -> Callable[[Facts], Severity]:
-        levels = ((level.severity, level.when) for level in self._form.levels)
-        return first_of(levels, self._form.severity)
+        return first_of(self._form.levels, self._form.severity)
 
     @cached_property
     def _say(self) -> Callable[[Facts], Say]:

@@ -47,7 +47,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, cause, term
+from kneewatch.diagnose.causes.record import CauseRecord, Form, cause, term
 from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Held, Signal
@@ -225,7 +225,7 @@ UNEXPLAINED_LATENCY = cause(
                 term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
             levels=(
-                Level(
+                (
                     Severity.CRITICAL,
                     FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
                 ),
@@ -271,7 +271,7 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
-            levels=(Level(Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
+            levels=((Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
             severity=Severity.INFO,
             say="The engine stops again and again, each {stops_every_s:s} for "
             "{stopped_ratio:%} of that time, and no cause is found.",

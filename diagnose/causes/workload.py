@@ -42,7 +42,6 @@ from kneewatch.diagnose.causes.record import (
     Computed,
     Finds,
     Form,
-    Level,
     cause,
     term,
 )
@@ -317,7 +316,7 @@ RUNAWAY_GENERATION = cause(
                 signal="finished_length_ratio",
             ),
         ),
-        levels=(Level(Severity.WARNING, ~ALWAYS_SO),),
+        levels=((Severity.WARNING, ~ALWAYS_SO),),
         severity=Severity.INFO,
         say=_stated,
         summary="Answers are far longer than stated, and many hit their output limit",

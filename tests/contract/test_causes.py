@@ -53,5 +53,5 @@ def test_a_record_has_all_its_parts(record: CauseRecord) -> None:
         assert bool(form.summary) == (len(record.forms) > 1), "heading of the variant on its page"
         assert record.guide, "guide"
         assert form.terms, "terms"
-        severities = [*(level.severity for level in form.levels), form.severity]
+        severities = [*(severity for severity, _ in form.levels), form.severity]
         assert severities == sorted(severities, reverse=True), "levels: worst first"
