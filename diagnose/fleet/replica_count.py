@@ -397,7 +397,7 @@ def sizes_of(
     """
     down = Counter(replica.pool for replica in observed.gone if replica.down)
     problems = {tier.group: _problems(tier, causes) for tier in tiers}
-    held = {group: incidents.get(group, Incident()) for group, found in problems.items() if found}
+    held = {group: incidents.get(group, Incident()) for group, ids in problems.items() if ids}
     incidents.clear()
     incidents.update(held)
     return [
