@@ -19,11 +19,7 @@ from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
 from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.latency_split import Changed
-from kneewatch.diagnose.recommend.recommendation import (
-    Recommendation,
-    changes_words,
-    in_document,
-)
+from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words, in_document
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
 from kneewatch.rules.wire import (

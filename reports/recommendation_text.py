@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
+from kneewatch.diagnose.recommend.ledger import BACKLOG
 from kneewatch.diagnose.recommend.recommendation import (
-    BACKLOG,
     Change,
     Recommendation,
     change_words,

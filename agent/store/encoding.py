@@ -17,10 +17,7 @@ from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.change import Interval, conditions_of
 from kneewatch.diagnose.latency_split import Changed, changed
-from kneewatch.diagnose.recommend.recommendation import (
-    Recommendation,
-    in_document,
-)
+from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
 from kneewatch.diagnose.verdict import Verdict, decode
 from kneewatch.rules.cascade import EVICTS, forecast_s
 from kneewatch.rules.formatting import clock

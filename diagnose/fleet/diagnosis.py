@@ -53,14 +53,10 @@ from kneewatch.diagnose.ranking import (
     with_explained,
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
+from kneewatch.diagnose.recommend.ledger import order
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.past_recommendations import Incident
-from kneewatch.diagnose.recommend.recommendation import (
-    Change,
-    Recommendation,
-    in_document,
-    order,
-)
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms

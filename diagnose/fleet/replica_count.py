@@ -397,7 +397,7 @@ def sizes_of(
     """
     down = Counter(replica.pool for replica in observed.gone if replica.down)
     problems = {tier.group: _problems(tier, causes) for tier in tiers}
-    held = {group: incidents.get(group, Incident()) for group, ids in problems.items() if ids}
+    held = {group: incidents.get(group, Incident()) for group, own in problems.items() if own}
     incidents.clear()
     incidents.update(held)
     return [

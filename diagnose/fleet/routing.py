@@ -11,7 +11,7 @@ from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
-from kneewatch.diagnose.recommend.recommendation import LEAST_CHANCE, NEAR_CHANCE
+from kneewatch.diagnose.recommend.ledger import LEAST_CHANCE, NEAR_CHANCE
 from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span

@@ -37,19 +37,18 @@ from kneewatch.diagnose.recommend.demand import (
     ahead,
     demand,
 )
-from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
-from kneewatch.diagnose.recommend.prediction import After, predicted
-from kneewatch.diagnose.recommend.recommendation import (
+from kneewatch.diagnose.recommend.ledger import (
     BACKLOG,
     BUDGET,
     BUDGET_UP,
     QUEUE_LIMIT,
-    REPLICAS,
-    Recommendation,
     is_free,
     order,
     subject,
 )
+from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
+from kneewatch.diagnose.recommend.prediction import After, predicted
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause

@@ -12,6 +12,7 @@ from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice, rounded_up
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
+from kneewatch.diagnose.recommend.ledger import PREFIX_ROUTING
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_launch,
@@ -21,7 +22,7 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
 )
-from kneewatch.diagnose.recommend.recommendation import PREFIX_ROUTING, Recommendation, Value
+from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT

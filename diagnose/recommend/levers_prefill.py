@@ -14,6 +14,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.causes.common_conditions import why_together
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
+from kneewatch.diagnose.recommend.ledger import BUDGET_UP
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_launch,
@@ -22,7 +23,7 @@ from kneewatch.diagnose.recommend.prediction import (
     present,
     resized_tokens,
 )
-from kneewatch.diagnose.recommend.recommendation import BUDGET_UP, Recommendation
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.rules.formatting import duration
 

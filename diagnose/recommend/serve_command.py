@@ -10,12 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine, is_hidden, printed_words, variable
-from kneewatch.diagnose.recommend.recommendation import (
-    Change,
-    Recommendation,
-    ServeCommand,
-    Value,
-)
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand, Value
 
 
 def serve_command(

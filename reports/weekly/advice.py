@@ -7,13 +7,8 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 
 from kneewatch.diagnose.engine_history import Recommended
-from kneewatch.diagnose.recommend.recommendation import (
-    QUANTIZED,
-    REPLICAS,
-    Recommendation,
-    order,
-    subject,
-)
+from kneewatch.diagnose.recommend.ledger import QUANTIZED, order, subject
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.levers import as_sized, holds_few
 from kneewatch.diagnose.sizing.levers import levers as sizing_levers
 from kneewatch.diagnose.sizing.size import Size

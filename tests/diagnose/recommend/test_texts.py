@@ -21,7 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.recommend.recommendation import Recommendation, order, subject
+from kneewatch.diagnose.recommend.ledger import order, subject
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
