@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.notify.message import FORMATS
 from kneewatch.agent.settings.effective import (
     HIDDEN,
     Settings,
@@ -30,8 +31,8 @@ from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 
 EMAIL, ALERTMANAGER = "email", "alertmanager"
-POSTED = ("slack", "webhook")
-"""Kinds of receivers that get messages by HTTP, in the formats of `FORMATS` of message.py."""
+POSTED = tuple(FORMATS)
+"""Kinds of receivers that get messages by HTTP."""
 
 KINDS = (*POSTED, EMAIL, ALERTMANAGER)
 MESSAGES = (*POSTED, EMAIL)
