@@ -10,9 +10,9 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
     best_point,
-    launch,
     point,
     predicted_misses,
+    replica_launch,
     serving,
     sweep,
     tuned,
@@ -36,7 +36,7 @@ def instance(*, slo: str = "ttft_p99_s = 2.0", tensor: int = 4, **options: str) 
         share_ratio=1.0,
         models={},
     )
-    return serving(pool, launch(pool, Parallel(tensor=tensor), quantization="fp8"))
+    return serving(pool, replica_launch(pool, Parallel(tensor=tensor), quantization="fp8"))
 
 
 def test_the_ttft_of_a_p99_prompt_adds_its_longer_prefill() -> None:
