@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.notify.message import FORMATS
 from kneewatch.agent.settings.effective import (
     HIDDEN,
     Settings,
@@ -31,8 +30,8 @@ from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 
 EMAIL, ALERTMANAGER = "email", "alertmanager"
-POSTED = tuple(FORMATS)
-"""Kinds of receivers that get messages by HTTP."""
+POSTED = ("slack", "webhook")
+"""Kinds of receivers that get messages by HTTP, in the formats of `FORMATS` of message.py."""
 
 KINDS = (*POSTED, EMAIL, ALERTMANAGER)
 MESSAGES = (*POSTED, EMAIL)
