@@ -18,8 +18,8 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.rules.baseline import HOUR_S, earlier_hours, hour_start_s, hourly, usual
 from kneewatch.rules.rule import TRACKED_SIGNALS
+from kneewatch.rules.seasons import HOUR_S, earlier_hours, hour_start_s, hourly, usual
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.rules.baseline import (
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.seasons import (
     HOUR_S,
     SCRAPES_MIN,
     WEEK_S,
     WEEKS,
-    Baseline,
     earlier_hours,
     hourly,
     usual,
