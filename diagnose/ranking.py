@@ -26,8 +26,8 @@ from kneewatch.diagnose.causes import (
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
 from kneewatch.rules.cascade import EVICTS, Stage
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import nodes, those_that_hold
-from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import OK
 
 # All causes, and what follows from their records: which cause explains which, which is reported
@@ -102,7 +102,7 @@ STREAKS = those_that_hold(
         held.name: held.of
         for record in CAUSES
         for held in nodes((record.forms, record.unusual))
-        if isinstance(held, Held)
+        if isinstance(held, Check)
     }
 )
 """Conditions that must hold for some time before a cause is concluded: those that hold now."""

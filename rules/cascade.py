@@ -8,9 +8,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Condition, Number, first_of, those_that_hold
 from kneewatch.rules.facts import Moment
-from kneewatch.rules.quantities import Held, Signal, Target
+from kneewatch.rules.quantities import Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity
 from kneewatch.rules.wire import Figure, UnixTime, to_ms
 
@@ -82,7 +83,7 @@ inside the window.
 
 RISING = Signal("kv_usage_slope_per_s") > 0.0
 FULL = KV_USAGE >= FILLING_FROM_RATIO
-FILLED = Held("filling", FULL, Number(EXIT_HOLD_S))
+FILLED = Check("filling", FULL, Number(EXIT_HOLD_S))
 EVICTING = PREEMPTED | STUCK
 QUEUEING = EVICTING & (BEHIND | ((OVER_TARGET | LEFT_BASELINE) & QUEUED))
 

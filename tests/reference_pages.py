@@ -30,6 +30,7 @@ from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.diagnose.verdict import SYMPTOMS
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import (
     ALWAYS,
     LARGER,
@@ -55,7 +56,6 @@ from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
-    Held,
     Minimum,
     Recent,
     Signal,
@@ -156,7 +156,7 @@ def cause_block(record: CauseRecord) -> str:
 
 def form_block(form: Form) -> str:
     """A form's gate, evidence and severities."""
-    stretched = any(isinstance(node, Held) and node.stretch for node in nodes(form))
+    stretched = any(isinstance(node, Check) and node.stretch for node in nodes(form))
     times = " (times grow with a window above 60 s)" if stretched else ""
     severities = [
         f"- `{severity.word}`, if:\n" + "\n".join(bullets(when, "    "))
@@ -398,7 +398,7 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             return f"{quantity(of)} is {'known' if side else 'unknown'}"
         case Constant(value):
             return "always" if value == side else "never"
-        case Held(_, of, for_s, _):
+        case Check(_, of, for_s, _):
             text = f"{_inline(_tree(of, side=True, unknown=False))} for {for_s.value:g} s"
             return text if side else f"not ({text})"
         case Configured(label, value):

@@ -49,6 +49,16 @@ def test_a_cause_says_what_to_do_first_and_how_it_is_detected_last(name: str) ->
     assert page.rstrip().endswith(f"</details>\n{END}") or len(page.partition(BEGIN)[2]) < 1000
 
 
+def test_each_concept_is_where_the_documentation_has_it() -> None:
+    page = (ROOT / "docs" / "explanation" / "source.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| .* \| `([\w/]+\.py)` \|$", page)
+    assert len(rows) == 10
+    for name, module in rows:
+        assert f"\nclass {name}(" in (ROOT / module).read_text() or (
+            f"\nclass {name}:" in (ROOT / module).read_text()
+        ), name
+
+
 def test_the_pages_stay_short() -> None:
     """Words outside of generated pages and blocks, without marks such as those of tables; raised
     only for what a reader acts on."""

@@ -39,9 +39,10 @@ from kneewatch.diagnose.causes.record import (
     cause,
     term,
 )
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -403,7 +404,7 @@ FIRST_TOKENS_ARE_LATER = ((TTFT_DRIFT >= LATER_FROM) | (MEAN_TTFT_GROWTH >= LATE
 
 RATHER_SLOW_FROM = 0.9
 LITTLE_SLOWER = (SPEED_RATIO > SLOW_FROM) & (SPEED_AT_MOST <= RATHER_SLOW_FROM)
-RATHER_SLOW = Held("rather_slow", LITTLE_SLOWER, Number(60.0), stretch=False) & LITTLE_SLOWER
+RATHER_SLOW = Check("rather_slow", LITTLE_SLOWER, Number(60.0), stretch=False) & LITTLE_SLOWER
 """Steps take a little longer than in quiet times, beyond the error, for a minute."""
 
 SLOW_STEPS = cause(

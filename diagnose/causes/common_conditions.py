@@ -9,8 +9,9 @@ from kneewatch.diagnose.account_signals import COMPUTED, KV_UNACCOUNTED, SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import FirstOf, Number
-from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
+from kneewatch.rules.quantities import BaselineValue, Signal, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE, QUIET_WAITING
 
 WINDOW_S = WindowSeconds()
@@ -61,7 +62,7 @@ PREFILLS_REACH = (PREFILL_BUSY >= 0.5 * STALL_SHARE).assume(unknown=True)
 """Prefills took at least half as long as each stream paused: shorter ones do not explain pauses."""
 
 VERY_LATE_FROM, VERY_LATE_S = 10.0, 10.0
-FIRST_TOKENS_VERY_LATE = Held(
+FIRST_TOKENS_VERY_LATE = Check(
     "first_tokens_very_late",
     (
         ~TTFT_TARGET_S.known
@@ -79,16 +80,16 @@ QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 """A queue that is longer than what the next step admits."""
 
 
-def queued_for(for_s: float, *, stretch: bool = True) -> Held:
+def queued_for(for_s: float, *, stretch: bool = True) -> Check:
     """The condition that a queue has lasted for `for_s` seconds."""
-    return Held("queued", QUEUED, Number(for_s), stretch)
+    return Check("queued", QUEUED, Number(for_s), stretch)
 
 
 DEFERRED_AVG = Signal("waiting_deferred_avg")
 QUEUES = Signal("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING
 """Requests wait for capacity, more of them than in quiet times."""
 
-DEFERRED_GROWS = Held(
+DEFERRED_GROWS = Check(
     "deferred_grows",
     (Signal("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
     & (60.0 * Signal("waiting_slope_per_s") >= (0.1 * DEFERRED_AVG).at_least(2.0)),
@@ -97,7 +98,7 @@ DEFERRED_GROWS = Held(
 )
 """More and more requests are held back beside those that run: they are never served."""
 
-DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
+DEFERRED_HELD = Check("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
 """Requests have been held back for some time although there is capacity."""
 
 EXPIRED = Signal("kv_expired_per_s")

@@ -34,9 +34,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
@@ -83,7 +84,7 @@ SLOPE_PER_S = Signal("waiting_slope_per_s")
 WAIT_AHEAD_S = WAIT_S * (1.0 + AHEAD_S * SLOPE_PER_S / Signal("waiting_avg"))
 """The wait two minutes from now, if the queue grows on as over the window."""
 
-GROWING = Held(
+GROWING = Check(
     "queue_grows",
     QUEUED & (60.0 * SLOPE_PER_S >= (0.1 * QUEUE).at_least(2.0)),
     Number(60.0),

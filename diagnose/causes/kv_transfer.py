@@ -18,9 +18,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Tested, cause, term
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Held, Signal
+from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 PATH = (
@@ -41,7 +42,7 @@ FAILED = Signal("kv_transfer_failed_per_s")
 FAIL = FAILED > 0.0
 WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
 QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
-FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
+FETCHING = Check("fetching", WAITING >= 1.0, Number(10.0))
 HELD_BACK = (
     DEFERRED_HELD
     & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))

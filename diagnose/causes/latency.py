@@ -47,9 +47,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import FirstOf, Number
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
@@ -129,7 +130,7 @@ USUAL_TTFT_S = BaselineValue("ttft_p50_s")
 LONG_AS_EVER = (
     (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
     & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
-    & ~Held(
+    & ~Check(
         "more_prefill",
         ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
         Number(45.0),  # a burst of requests stays in the account's samples for 30 s
@@ -236,7 +237,7 @@ PREFILL_INTERFERENCE = cause(
     ),
     Form(
         # A burst of long prompts is over sooner, and is no fault.
-        gate=Held("late_behind_prefills", LATE_BEHIND_PREFILLS, Number(120.0), stretch=False)
+        gate=Check("late_behind_prefills", LATE_BEHIND_PREFILLS, Number(120.0), stretch=False)
         & LATE_BEHIND_PREFILLS
         & WARMED_UP
         & NOT_EVICTING,

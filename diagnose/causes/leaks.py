@@ -28,9 +28,10 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import about, percent
-from kneewatch.rules.quantities import BaselineValue, Held, Minimum, Signal
+from kneewatch.rules.quantities import BaselineValue, Minimum, Signal
 from kneewatch.rules.rule import Severity
 
 GIB = 2**30
@@ -50,8 +51,8 @@ The connector holds a finished prefill's blocks until another node has fetched t
 """
 
 
-def _held_for(for_s: float) -> Held:
-    return Held("kv_held", LEAKED >= LEAK_FROM, Number(for_s), stretch=False)
+def _held_for(for_s: float) -> Check:
+    return Check("kv_held", LEAKED >= LEAK_FROM, Number(for_s), stretch=False)
 
 
 LEVER = (
@@ -180,7 +181,7 @@ KV_HELD = cause(
     "kv_held",
     Form(
         gate=(FETCHES | GREW)
-        & Held("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
+        & Check("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
         start=Number(0.3),
         terms=(
             term(

@@ -48,9 +48,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, cause, term
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.formatting import quantity
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import ITL, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
@@ -175,7 +176,7 @@ UNEXPLAINED_LATENCY = cause(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & (
-                Held(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+                Check(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
                 | LATE_FOR_LONG
             )
             & _far_off(MEAN_IS_LATE),

@@ -64,9 +64,10 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
-from kneewatch.rules.quantities import BaselineValue, Held, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
@@ -92,7 +93,7 @@ first words, and read faster than tokens come."""
 CROWD = QUEUES | (ITL_DRIFT >= UNMOVED)
 """More load delays first tokens by a queue for capacity, or by slower steps."""
 
-HURTS = Held(
+HURTS = Check(
     "load_hurts",
     (
         (

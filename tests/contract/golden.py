@@ -17,8 +17,8 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.verdict import Cause
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import nodes
-from kneewatch.rules.quantities import Held
 from tests.contract.situations import SITUATIONS
 from tests.contract.variants import Change, bases, changes
 
@@ -45,7 +45,7 @@ class Judge:
 
     def __init__(self, record: CauseRecord) -> None:
         self.record = record
-        held = (node for node in nodes(record.forms) if isinstance(node, Held))
+        held = (node for node in nodes(record.forms) if isinstance(node, Check))
         self._over = None if record.over is None else record.over.python()
         self._held = {(node.name, node.for_s.value): node.of.python() for node in held}
 

@@ -9,17 +9,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.quantities import (
-    BaselineValue,
-    Configured,
-    Held,
-    Recent,
-    Signal,
-    Target,
-    Watched,
-)
+from kneewatch.rules.quantities import BaselineValue, Configured, Recent, Signal, Target, Watched
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.situations import WINDOW_S, Situation
 
@@ -100,7 +93,7 @@ def changes(record: CauseRecord, base: Situation) -> Iterator[Change]:
         sizes = [] if now is None else [factor * now for factor in FACTORS]
         for value in dict.fromkeys((*sizes, *_edges(record, base, leaf))):
             yield _with(leaf, value)
-    for held in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Held)):
+    for held in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Check)):
         for seconds in (None, HELD_S, held.for_s.value * (1 - NEAR), held.for_s.value):
             yield Change(streaks_s={held.name: seconds})
     parts = list(nodes(record.forms))

@@ -12,9 +12,9 @@ from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
+from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import ITL, LOAD, TTFT, Severity
 from tests.collector.name_pages import recorded
 from tests.diagnose.situations import (
@@ -60,9 +60,9 @@ RUNAWAY, KNEE, OFF = (
 def test_what_must_last_is_one_condition_by_name_and_waits_for_no_other() -> None:
     lasting: dict[str, object] = {}
     for held in (node for record in CAUSES for node in nodes(record.forms)):
-        if isinstance(held, Held):
+        if isinstance(held, Check):
             assert lasting.setdefault(held.name, held.of) == held.of
-            assert not any(isinstance(node, Held) for node in nodes(held.of))
+            assert not any(isinstance(node, Check) for node in nodes(held.of))
     assert len(lasting) > 5
 
 
