@@ -25,7 +25,8 @@ from kneewatch.diagnose.sizing.memory.weights import (
     adapter_bytes,
     parameters_of,
 )
-from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
+from kneewatch.diagnose.sizing.replica_count import START_HIGH_S, STORAGE_PATHS, size_fleet
+from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
 from kneewatch.diagnose.sizing.speed.speculative_speed import (
@@ -121,6 +122,20 @@ def accepted_share(billions: float) -> float:
 
 def poisson_quantile(mean: float, quantile: float) -> float:
     return ceil(NormalDist(mean, mean**0.5).inv_cdf(quantile))
+
+
+def speedup(quantization: str) -> float:
+    """FLOP/s of an H100 with these weights over those with 16-bit weights."""
+    flops = (
+        costs(Launch(LLAMA, gpu("h100-sxm"), Parallel(tensor=4), quantization=each)).flop_per_s
+        for each in (quantization, "bf16")
+    )
+    return next(flops) / next(flops)
+
+
+def bandwidth_per_usd(card: str) -> float:
+    """TB/s for a USD per hour."""
+    return gpu(card).memory_bandwidth_bytes_per_s / 1e12 / gpu(card).usd_per_hour
 
 
 RECOMPUTED: dict[str, Callable[[], list[float]]] = {
@@ -323,6 +338,11 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 3.1 to 3.4: 295 FLOP per byte for FP8 decode": lambda: [
         1979e12 / gpu("h100-sxm").memory_bandwidth_bytes_per_s
     ],
+    "guide 3.5 against 4.2: FP8 does not raise the FLOP/s of prefill; FP8 Ten": lambda: [
+        speedup("fp8"),
+        speedup("int8"),
+        8,
+    ],
     "guide 3.3, figure 3.3.2: decode at batch 1 leaves 98% idle": lambda: [(1 - 2 / RIDGE) * 100],
     "guide 6.6 against 3.3: compute utilization of plain decode is 20-30%": lambda: [
         100 / RIDGE,
@@ -365,6 +385,13 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "text 003, table: an A10G does 125 TFLOPS at 150 W": lambda: [
         gpu("a10g").bf16_flop_per_s / 1e12,
         300,
+    ],
+    "text 003, table: The A100 has the most bandwidth per dollar of data cent": lambda: [
+        bandwidth_per_usd(card) for card in ("a100-80gb", "h100-sxm", "b200", "mi300x")
+    ],
+    "text 003, introduction: An L40S beats the H100 on cost per token": lambda: [
+        usd_per_million_tokens(gpus * usd, 32 / (140 / gpus / (0.7 * 1000 * terabytes_per_s)))
+        for gpus, usd, terabytes_per_s in ((4, 2.2, 0.864), (2, 8.0, 3.35))
     ],
     "text 003, Q4: an all-reduce transfers 2BD bytes": lambda: [2 * (8 - 1) / 8, 8],
     "guide 5, 5.6: TP 4 on PCIe can be slower than TP 2 on NVLink; 38% negate": lambda: [
@@ -433,6 +460,9 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         70 * GB / STORAGE_PATHS["nvme-drive"].high_bytes_per_s,
         70 * GB / STORAGE_PATHS["nvme-loader"].high_bytes_per_s,
         70 * GB / STORAGE_PATHS["nvme-loader"].low_bytes_per_s,
+    ],
+    "guide 2.1 against 9.2: A cold start takes 2-10 minutes; 2-5 minutes": lambda: [
+        START_HIGH_S / 60
     ],
     "guide 2.1, table: Object storage moves 0.5-1.0 GB/s and loads 70 GB in 2": lambda: [
         70 / 1.0,

@@ -163,7 +163,7 @@ def quantization_step(
         title="Apply quantization and sparsity",
         decision=f"weights {chosen} ({why}), KV cache {kv} ({kv_why}); no sparsity",
         output={"quantization": chosen, "kv_cache_dtype": kv, "kv_tokens_gain": gain},
-        notes=["consider 2:4 sparsity only if prefill is still compute-bound after quantization"],
+        notes=["sparse weights (2:4) are not compared: vLLM no longer has kernels for them"],
         tier=pool.name,
     )
     step.add(_floor(pool, after))

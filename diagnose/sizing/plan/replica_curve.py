@@ -275,10 +275,11 @@ def planned_concurrency(pool: Pool) -> int:
 
 _STALL_RATIO = 1.5
 _SOURCE = "roofline; guide 3, 8.2"
-_SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 500 requests or "
+_SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 500 requests "
 _MORE = (
-    "more per point behind 50 requests of warm-up: TTFT and ITL P50 and P99, requests/s, tokens/s, "
-    "GPU utilization; then a burst of two to three times the peak, with the time to recover"
+    "or more per point behind 1,000 requests of warm-up: TTFT and ITL P50 and P99, requests/s, "
+    "tokens/s, GPU utilization; then a burst of two to three times the peak, with the time to "
+    "recover"
 )
 
 

@@ -227,9 +227,8 @@ def test_a_prediction_says_so_everywhere() -> None:
     fleet_plan = planned(profile_text())
     for number in (7, 10):
         assert fleet_plan.step(number).output["source"] == "predicted"
-        assert any(
-            "sweep over concurrency" in wanted for wanted in fleet_plan.step(number).to_measure
-        )
+        (sweep,) = (w for w in fleet_plan.step(number).to_measure if "sweep over" in w)
+        assert "1,000 requests of warm-up" in sweep
     assert any("run a benchmark before you buy" in note for note in fleet_plan.step(11).notes)
 
 
