@@ -9,12 +9,15 @@ from typing import Any
 
 from kneewatch.collector.engines.engine_kind import ADAPTERS, SPECULATION, EngineKind
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
-from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
 from kneewatch.diagnose.deployment.vllm_flags import is_hidden, printed_words
 from kneewatch.diagnose.sizing.memory.launch import Launch, set_values
+from kneewatch.diagnose.sizing.memory.weights import weights_per_gpu
 
 # No method of 0.32 (vllm/model_executor/layers/quantization/__init__.py).
 _BITSANDBYTES_UNTIL = (0, 32, 0)
+# Before, the weights of all layers are in GPU memory in 16 bit first (pull requests 31914, 32773).
+_BY_LAYER_FROM = (0, 15, 0)
 
 
 def sized_command(launch: Launch) -> str:
@@ -47,9 +50,19 @@ def _quantized_at_load(launch: Launch) -> str | None:
 
     None for quantized checkpoints, which state theirs, and for schemes that need one.
     """
-    chosen, is_full = launch.scheme.id, scheme(launch.model.quantization).expert_bits == FULL_BITS
-    loads = chosen == "fp8" or (chosen == "bitsandbytes" and launch.version < _BITSANDBYTES_UNTIL)
-    return chosen if is_full and loads else None
+    chosen, own = launch.scheme.id, scheme(launch.model.quantization)
+    loads = chosen == "fp8" and _holds_all(launch, own)
+    loads = loads or (chosen == "bitsandbytes" and launch.version < _BITSANDBYTES_UNTIL)
+    return chosen if own.expert_bits == FULL_BITS and loads else None
+
+
+def _holds_all(launch: Launch, own: Scheme) -> bool:
+    """Whether the GPU holds what vLLM loads before it is quantized."""
+    if launch.version >= _BY_LAYER_FROM or launch.gpu is None:
+        return True
+    vendor, parallel = launch.gpu.vendor, launch.parallel
+    whole = weights_per_gpu(launch.model, own, parallel, vendor=vendor)
+    return whole.total_bytes < launch.gpu.memory_bytes
 
 
 def flag_values(launch: Launch) -> Mapping[str, str | float | bool]:

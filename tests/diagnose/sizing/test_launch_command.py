@@ -130,6 +130,24 @@ def test_a_scheme_is_a_method_of_vllm_or_a_checkpoint(name: str, checkpoint: str
     assert ("# needs a checkpoint in" in line) == (not is_own and not loads)
 
 
+@pytest.mark.parametrize(
+    ("version", "tensor", "loads"),
+    [
+        pytest.param((0, 14, 0), 1, False, id="141 GB first, on 85 GB"),
+        pytest.param((0, 14, 0), 4, True, id="35 GB first"),
+        pytest.param((0, 15, 0), 1, True, id="layer by layer"),
+    ],
+)
+def test_weights_are_quantized_at_load_where_they_fit_meanwhile(
+    version: tuple[int, int, int], tensor: int, loads: bool
+) -> None:
+    served = model("meta-llama/Llama-3.3-70B-Instruct")
+    setup = replace(LLAMA, model=served, quantization="fp8", version=version)
+    line = sized_command(replace(setup, parallel=Parallel(tensor=tensor)))
+    assert ("--quantization fp8" in line) == loads
+    assert line.endswith("# needs a checkpoint in fp8") != loads
+
+
 def test_vllm_takes_the_caches_and_ranks_that_are_sized() -> None:
     formats = packaged_tables("diagnose.sizing.memory", "kv_formats.toml")
     lines = [sized_command(replace(LLAMA, kv_cache_dtype=name)) for name in formats]
