@@ -53,7 +53,7 @@ from kneewatch.diagnose.ranking import (
     with_explained,
 )
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
-from kneewatch.diagnose.recommend.ledger import order
+from kneewatch.diagnose.recommend.ledger import order, subject
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
@@ -246,7 +246,11 @@ def advice_of(
     profile: Profile,
     past: Past,
 ) -> list[FleetAdvice]:
-    """All recommended changes in the ledger's order: free ones first, fewer replicas last."""
+    """All recommended changes in the ledger's order: free ones first, fewer replicas last.
+
+    Of changes that exclude each other in one tier, as replicas with different causes need them, the
+    first.
+    """
     launches = [advice for tier in tiers for advice in _launches(tier, causes)]
     resizes = [
         _advice(size.advice, tier.pool, tier.tier)
@@ -261,7 +265,10 @@ def advice_of(
         and (advice := _routing(tier, profile, past)) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
-    return sorted([*launches, *resizes, *routing, *splitting], key=order)
+    chosen: dict[tuple[object, ...], FleetAdvice] = {}
+    for each in sorted([*launches, *resizes, *routing, *splitting], key=order):
+        chosen.setdefault((each.pool, each.tier, subject(each)), each)
+    return list(chosen.values())
 
 
 OF_A_CAUSE = 2
