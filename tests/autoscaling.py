@@ -1,6 +1,6 @@
 """An autoscaler that follows `kneewatch_recommended_replicas` for an hour.
 
-    python -m tests.autoscaling [LOAD ...]
+    python -m tests.autoscaling [LOAD|SEED ...]
 
 A pool is scraped, diagnosed and exported by the fleet daemon's own code at simulated time; KEDA
 sets its replicas, whose servers take three minutes to start. Printed are the replicas of each load,
@@ -10,6 +10,7 @@ beside what it needs; it ends with 1 where they swing or are too many.
 from __future__ import annotations
 
 import math
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -191,6 +192,25 @@ LOADS = {
 }
 
 
+def drawn(seed: int) -> Load:
+    """A load whose kind and sizes follow from the seed."""
+    chance = random.Random(seed)
+    replicas = chance.randint(2, 8)
+    usual = replicas * chance.uniform(0.5, 0.75)
+    times = chance.uniform(1.2, 10.0)
+    shape = chance.choice(("ramp", "step", "bursts", "steady", "night"))
+    if shape == "steady":
+        return Load(_step(usual, usual), replicas, chance.choice((_lost, _hung)))
+    if shape == "night":
+        return Load(_ramp(usual, usual / times), replicas)
+    if shape == "bursts":
+        return Load(_bursts(usual, usual * min(times, 3.0)), replicas)
+    until_s = END_S if chance.random() < 0.7 else CALM_S + chance.uniform(5, 30) * MIN_S
+    step = _step(usual, usual * min(times, 4.0), until_s=until_s)
+    curve = _ramp(usual, usual * times) if shape == "ramp" else step
+    return Load(curve, replicas, has_week=chance.random() < 0.8)
+
+
 def mistakes(load: Load, cycles: Sequence[Scaled]) -> Iterator[str]:
     """Whether replicas swing, are more than 1.3 times what the most of the load needs, or stay too
     few."""
@@ -210,9 +230,10 @@ def main(arguments: Sequence[str]) -> int:
     """Print each load and what is wrong."""
     failed = 0
     for name in arguments or LOADS:
+        load = LOADS[name] if name in LOADS else drawn(int(name))
         for removes in (False, True):
-            cycles = followed(LOADS[name], removes=removes)
-            found = [*mistakes(LOADS[name], cycles)]
+            cycles = followed(load, removes=removes)
+            found = [*mistakes(load, cycles)]
             failed += bool(found)
             steps = [
                 cycles[0],

@@ -1,6 +1,6 @@
 """A recording continued at constant rates, with any queue: an overload that lasts.
 
-    python -m tests.continued [SEEDS]
+    python -m tests.continued [SEEDS [FIRST]]
 
 prints which replicas and blocks are recommended under random queues, open and closed loops.
 """
@@ -114,10 +114,10 @@ def _words(sizes: set[tuple[str, Value]]) -> str:
     return ", ".join(sorted(f"{name} {after}" for name, after in sizes)) or "nothing"
 
 
-def main(seeds: str = "20") -> int:
+def main(seeds: str = "20", first: str = "0") -> int:
     """Print what is recommended up to two minutes after the recording, and from then on."""
     capture, failed = Path(__file__).parent / "fixtures/captures/kv_pressure_cascade.jsonl.gz", 0
-    for seed in range(int(seeds)):
+    for seed in range(int(first), int(first) + int(seeds)):
         chance = random.Random(seed)
         waiting, closed = 20.0 * 100 ** chance.random(), chance.random() < 0.5
         growth_per_s = 0.0 if closed else chance.uniform(0.5, 1.5)

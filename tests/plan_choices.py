@@ -4,7 +4,7 @@ The plan's choice may not cost more than an alternative that the same prediction
 a requirement that it does not meet has to be in its first line. Pools for prefill and decode have
 to save more than the predictions' error.
 
-Usage: python -m tests.plan_choices [PROFILES]
+Usage: python -m tests.plan_choices [PROFILES [FIRST [TRIED]]], with TRIED drawn alternatives each
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def contradictions(seed: int, tried: int | None = None) -> list[str]:
     return found
 
 
-def main() -> int:
+def main(count: str = "200", first: str = "0", tried: str = "") -> int:
     """Print every contradiction. Returns the number of profiles that have one."""
     wrong = 0
-    for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
-        lines = contradictions(seed)
+    for seed in range(int(first), int(first) + int(count)):
+        lines = contradictions(seed, int(tried) if tried else None)
         wrong += bool(lines)
         for line in lines[:3]:
             print(line, flush=True)
@@ -136,4 +136,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
