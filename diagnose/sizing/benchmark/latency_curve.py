@@ -217,24 +217,17 @@ GPU_SHORTFALL_LIMIT = 0.20
 """How far GPU utilization (0..1) may be below the benchmark's at equal RPS (guide 9.1 step 13)."""
 
 Basis = Literal["mean latency", "target"]
-Verdict = Literal["consistent", "mismatch", "impossible"]
-
-
-class LittleGap(Struct, frozen=True):
-    """Requests/s by Little's law and requests/s measured; `gap_ratio` is their quotient."""
-
-    ceiling_requests_per_s: float
-    gap_ratio: float
-    basis: Basis
-    verdict: Verdict
-    meaning: str
-    steps: tuple[Step, ...]
 
 
 def littles_gap(
-    *, concurrency: float, requests_per_s: float, latency_s: float, basis: Basis = "mean latency"
-) -> LittleGap:
-    """The ratio of concurrency / latency to the measured requests/s.
+    sheet: Sheet,
+    *,
+    concurrency: float,
+    requests_per_s: float,
+    latency_s: float,
+    basis: Basis = "mean latency",
+) -> tuple[float, str, str]:
+    """The ratio of concurrency / latency to the measured requests/s, in a word, and its meaning.
 
     With `basis="mean latency"`, `latency_s` is the mean time from a request's arrival to its end.
     By Little's law, the gap of a sound run is 1.
@@ -250,24 +243,25 @@ def littles_gap(
     positive("concurrency", concurrency)
     positive("requests_per_s", requests_per_s)
     positive("latency_s", latency_s)
-    sheet = Sheet("guide 8.3")
     name = "mean latency" if basis == "mean latency" else "TTFT target"
     ceiling = sheet.line(
         "Little's ceiling",
         f"{{concurrency}} / {{{name}: s}}",
         (concurrency, latency_s),
         result="{} requests/s",
+        source="guide 8.3",
     )
     gap = sheet.line(
         "Little's gap",
         "{ceiling} / {measured}",
         (ceiling, requests_per_s),
         result=lambda gap: f"{figure(gap)} ({_verdict(gap, basis)[0]})",
+        source="guide 8.3",
     )
-    return LittleGap(ceiling, gap, basis, *_verdict(gap, basis), sheet.steps)
+    return gap, *_verdict(gap, basis)
 
 
-def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
+def _verdict(gap: float, basis: Basis) -> tuple[str, str]:
     if gap > GAP_LIMIT and basis == "mean latency":
         return "mismatch", (
             "the stated concurrency was not reached (too few requests, a slow client, too few "
@@ -411,17 +405,18 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
         if not latency_s:
             unchecked.append(f"{point.concurrency:g}")
             continue
-        gap = littles_gap(
+        gap, verdict, meaning = littles_gap(
+            Sheet(),
             concurrency=point.concurrency,
             requests_per_s=point.requests_per_s,
             latency_s=latency_s,
         )
-        if gap.verdict != "consistent":
+        if verdict != "consistent":
             yield RedFlag(
                 "littles_law",
                 f"at {point.concurrency:g} in flight {figure(point.requests_per_s)} requests/s "
-                f"were measured, and Little's law gives {figure(gap.ceiling_requests_per_s)}: "
-                f"{gap.meaning}",
+                f"were measured, and Little's law gives {figure(gap * point.requests_per_s)}: "
+                f"{meaning}",
             )
     if unchecked:
         yield RedFlag(

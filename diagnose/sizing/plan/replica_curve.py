@@ -401,14 +401,14 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     if latency_s is None:
         part.notes.append("Little's law was not checked: the benchmark reports no mean latency")
     else:
-        gap = littles_gap(
+        *_, meaning = littles_gap(
+            part.sheet,
             concurrency=best.concurrency,
             requests_per_s=best.requests_per_s,
             latency_s=latency_s,
             basis="target" if best.latency_mean_s is None else "mean latency",
         )
-        part.sheet.text(*gap.steps)
-        part.notes.append(f"Little's law: {gap.meaning}")
+        part.notes.append(f"Little's law: {meaning}")
     return Curve(best, "measured", part)
 
 

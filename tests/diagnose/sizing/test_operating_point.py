@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
     knee,
@@ -232,10 +233,10 @@ def test_more_at_less_concurrency_is_said() -> None:
 
 def test_8_3_the_guides_ceiling_and_gap() -> None:
     """48 / 2 s = 24 requests/s, twice the 12 measured: the guide proceeds, so 2 is within."""
-    gap = littles_gap(concurrency=48, requests_per_s=12, latency_s=2, basis="target")
-    assert (gap.ceiling_requests_per_s, gap.gap_ratio) == (24, 2)
-    assert gap.verdict == "consistent"
-    assert [step.line() for step in gap.steps] == [
+    sheet = Sheet()
+    gap = littles_gap(sheet, concurrency=48, requests_per_s=12, latency_s=2, basis="target")
+    assert gap[:2] == (2, "consistent")
+    assert [step.line() for step in sheet.steps] == [
         "Little's ceiling: concurrency / TTFT target = 48 / 2 s = 24 requests/s",
         "Little's gap: ceiling / measured = 24 / 12 = 2 (consistent)",
     ]
@@ -249,18 +250,21 @@ def test_8_3_the_gap_is_decode_time_not_overhead() -> None:
     """
     mean_life_s = 48 / 12
     assert mean_life_s == 4
-    assert littles_gap(concurrency=48, requests_per_s=12, latency_s=mean_life_s).gap_ratio == 1
+    gap = littles_gap(Sheet(), concurrency=48, requests_per_s=12, latency_s=mean_life_s)
+    assert gap[0] == 1
 
 
 def test_8_3_the_guides_limit_rejects_sound_benchmarks_with_long_outputs() -> None:
     """Erratum. 3,000 tokens at 20 ms after 1 s: 61 s each, so 48 in flight are 0.79/s."""
     served = 48 / 61
-    by_target = littles_gap(concurrency=48, requests_per_s=served, latency_s=2, basis="target")
-    assert by_target.gap_ratio == pytest.approx(30.5)
-    assert by_target.verdict == "mismatch"
-    assert "decode time" in by_target.meaning
-    by_life = littles_gap(concurrency=48, requests_per_s=served, latency_s=61)
-    assert by_life.verdict == "consistent"
+    ratio, verdict, meaning = littles_gap(
+        Sheet(), concurrency=48, requests_per_s=served, latency_s=2, basis="target"
+    )
+    assert ratio == pytest.approx(30.5)
+    assert verdict == "mismatch"
+    assert "decode time" in meaning
+    by_life = littles_gap(Sheet(), concurrency=48, requests_per_s=served, latency_s=61)
+    assert by_life[1] == "consistent"
 
 
 @pytest.mark.parametrize(
@@ -274,14 +278,14 @@ def test_8_3_the_guides_limit_rejects_sound_benchmarks_with_long_outputs() -> No
     ],
 )
 def test_little_with_the_mean_latency(latency_s: float, verdict: str, words: str) -> None:
-    gap = littles_gap(concurrency=48, requests_per_s=12, latency_s=latency_s)
-    assert gap.verdict == verdict
-    assert words in gap.meaning
+    _, *told = littles_gap(Sheet(), concurrency=48, requests_per_s=12, latency_s=latency_s)
+    assert told[0] == verdict
+    assert words in told[1]
 
 
 def test_a_gap_below_1_against_a_target_is_harmless() -> None:
-    gap = littles_gap(concurrency=48, requests_per_s=48, latency_s=2, basis="target")
-    assert (gap.gap_ratio, gap.verdict) == (0.5, "consistent")
+    gap = littles_gap(Sheet(), concurrency=48, requests_per_s=48, latency_s=2, basis="target")
+    assert gap[:2] == (0.5, "consistent")
 
 
 @pytest.mark.parametrize(
@@ -311,12 +315,14 @@ def test_little_on_real_vllm_benchmarks(
     """
     latency_s = (ttft_ms + tpot_ms * (output_tokens - 1)) / 1000
     served = output_tokens_per_s / output_tokens
-    gap = littles_gap(concurrency=concurrency, requests_per_s=served, latency_s=latency_s)
-    assert gap.gap_ratio == pytest.approx(expected, abs=0.005)
-    assert gap.verdict == ("mismatch" if expected > 2 else "consistent")
+    ratio, verdict, _ = littles_gap(
+        Sheet(), concurrency=concurrency, requests_per_s=served, latency_s=latency_s
+    )
+    assert ratio == pytest.approx(expected, abs=0.005)
+    assert verdict == ("mismatch" if expected > 2 else "consistent")
     if expected > 2:
-        whole = littles_gap(concurrency=512, requests_per_s=served, latency_s=24.11)
-        assert whole.gap_ratio == pytest.approx(1.15, abs=0.005)
+        whole = littles_gap(Sheet(), concurrency=512, requests_per_s=served, latency_s=24.11)
+        assert whole[0] == pytest.approx(1.15, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["concurrency", "requests_per_s", "latency_s"])
@@ -324,6 +330,7 @@ def test_little_refuses_nonsense(name: str) -> None:
     numbers = {"concurrency": 1.0, "requests_per_s": 1.0, "latency_s": 1.0} | {name: 0.0}
     with pytest.raises(SizingError) as raised:
         littles_gap(
+            Sheet(),
             concurrency=numbers["concurrency"],
             requests_per_s=numbers["requests_per_s"],
             latency_s=numbers["latency_s"],
@@ -381,8 +388,8 @@ def test_a_looser_target_never_lowers_c_max_on_a_monotone_curve(
 @given(st.floats(1, 1e4), st.floats(0.01, 1e3))
 def test_littles_law_is_an_identity(concurrency: float, latency_s: float) -> None:
     served = concurrency / latency_s
-    gap = littles_gap(concurrency=concurrency, requests_per_s=served, latency_s=latency_s)
-    assert gap.gap_ratio == pytest.approx(1)
+    gap = littles_gap(Sheet(), concurrency=concurrency, requests_per_s=served, latency_s=latency_s)
+    assert gap[0] == pytest.approx(1)
 
 
 def test_without_mean_latencies_medians_and_tokens_check_littles_law() -> None:
