@@ -139,6 +139,7 @@ model = "meta-llama/Llama-3.3-70B-Instruct"
 gpus = ["h100-sxm"]
 tensor_parallel = 4
 final_benchmark = "curve.csv"
+benchmark_gpu_ratio = 0.7
 """
 
 
@@ -151,6 +152,7 @@ def test_a_plan_is_written_as_settings_of_the_daemon(main: Main, tmp_path: Path)
     assert "queued requests, HTTP 429 beyond: " in done.out
     keys = ("replicas", "slo.ttft_p99_s", "benchmark.requests_per_s", "benchmark.itl_p99_s")
     assert [stated[key] for key in keys] == [15, 2.0, 12, 0.028]
+    assert stated["benchmark.gpu_ratio"] == 0.7
     assert stated["expect.prefix_hit_ratio"] == pytest.approx(0.8 * 500 / 1000)
     assert stated["workload_profile"] == str(tmp_path / "sized.toml")
     assert main("size", "--model", "llama-3.1-8b", "--format", "toml").status == 2

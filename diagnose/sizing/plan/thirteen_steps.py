@@ -113,6 +113,7 @@ def _limits(sized: Sized) -> Part:
     if gpu_ratio is None:
         part.to_measure.append("GPU utilization of the benchmark at C_max")
     else:
+        part.output["benchmark_gpu_ratio"] = gpu_ratio
         part.output["resize_below_gpu_ratio"] = part.sheet.line(
             "Re-size below GPU utilization of",
             "max({GPU utilization of the benchmark at equal RPS:%} - {shortfall:%}, 0)",
