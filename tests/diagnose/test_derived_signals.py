@@ -7,6 +7,7 @@ import pytest
 from kneewatch.diagnose.learned.derived_signals import (
     DERIVED,
     against_baseline,
+    momentary,
 )
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
@@ -46,3 +47,34 @@ def test_a_drift_is_held_against_the_usual_hour_where_that_is_worse() -> None:
     baseline.season = {"ttft_p99_s": 1.6}
     values = against_baseline(Moment({"ttft_p99_s": 8.0}, TARGETS, baseline=baseline))
     assert values["ttft_p99_drift_ratio"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "limit"),
+    [
+        pytest.param(
+            "input_limit_tokens",
+            {"prompt_tokens_p95": 1000.0, "prompt_tokens_p99": 1500.0},
+            2000.0,
+            id="twice the P95",
+        ),
+        pytest.param(
+            "input_limit_tokens",
+            {"prompt_tokens_p95": 1000.0, "prompt_tokens_p99": 2600.0},
+            2600.0,
+            id="at least the P99",
+        ),
+        pytest.param(
+            "queue_limit",
+            {"waiting_avg": 4.0, "expected_wait_s": 2.0, "prefill_mean_s": 0.2},
+            (0.85 * 2.0 - 0.2) * 4.0 / 2.0,
+            id="2/s are served for what the target leaves",
+        ),
+        pytest.param(
+            "queue_limit", {"waiting_avg": 0.0}, None, id="no rate at which a queue moves"
+        ),
+    ],
+)
+def test_limits_for_the_gateway(key: str, values: dict[str, float], limit: float | None) -> None:
+    found = momentary(Moment(values, TARGETS))[key]
+    assert found == (None if limit is None else pytest.approx(limit))
