@@ -86,16 +86,12 @@ def batching_step(pool: Pool, replica: Serving, chosen: Sequence[Part]) -> PlanS
     return step
 
 
-MIXED_RATIO = 8
-"""A P95 prompt above this multiple of the median: long and short requests share the fleet."""
-
-
 def _priorities(pool: Pool) -> list[str]:
     """How requests that may wait, or that are long, can let others go first (guide 1.4, 6.2)."""
     later = "--scheduling-policy priority serves requests with a lower `priority` value first"
     if pool.profile.traffic.kind == "batch":
         return [f"batch work: a fleet of its own, or one with online traffic where {later}"]
-    mixed = pool.lengths.input_p95_tokens >= MIXED_RATIO * pool.lengths.input_p50_tokens
+    mixed = pool.lengths.are_mixed
     return [f"short and long prompts share this fleet: {later}"] if mixed else []
 
 

@@ -133,9 +133,10 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
 
 def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     stated = profile.traffic.predictability
-    notes = [f"safety factor {profile.safety:g}, because the traffic is {stated}"]
-    if stated is None:
-        notes = ["safety factor 1.5, because traffic.predictability is not set"]
+    why = "traffic.predictability is not set" if stated is None else f"the traffic is {stated}"
+    if profile.lengths.are_mixed:
+        why = "prompt lengths vary: the P95 is far above the median"
+    notes = [f"safety factor {profile.safety:g}, because {why}"]
     if any(tier.usable_source == "predicted" for tier in sized):
         notes.append(
             "usable requests/s are predicted, not measured: run a benchmark before you buy"

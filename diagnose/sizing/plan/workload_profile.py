@@ -39,6 +39,9 @@ from kneewatch.rules.facts import Targets
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20% for known patterns, 50% for new deployments; its example uses 30%."""
 
+MIXED_RATIO = 8
+"""A P95 prompt above this multiple of the median: short and long requests share the fleet."""
+
 Z95 = 1.6449
 """Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
@@ -63,6 +66,11 @@ class Lengths:
     output_p99_tokens: Count
     input_mean_tokens: Number | None = None
     output_mean_tokens: Number | None = None
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether short and long prompts share the fleet."""
+        return self.input_p95_tokens >= MIXED_RATIO * self.input_p50_tokens
 
     @property
     def mean_input_tokens(self) -> float:
@@ -259,8 +267,10 @@ class WorkloadProfile:
 
     @property
     def safety(self) -> float:
-        """1.2 to 1.5, depending on the traffic's predictability; unstated counts as uncertain."""
-        return SAFETY_BY_PREDICTABILITY[self.traffic.predictability or "uncertain"]
+        """1.2 to 1.5, depending on the traffic's predictability; unstated, and prompts whose
+        lengths vary much, count as uncertain (guide 8.3)."""
+        stated = None if self.lengths.are_mixed else self.traffic.predictability
+        return SAFETY_BY_PREDICTABILITY[stated or "uncertain"]
 
     @property
     def models(self) -> tuple[str, ...]:

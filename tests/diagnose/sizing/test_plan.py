@@ -200,8 +200,18 @@ def test_safety_follows_predictability(predictability: str, instances: int) -> N
         profile_text(traffic=predictability, deployment="usable_requests_per_s = 12")
     )
     assert fleet_plan.instances == instances
+    assert fleet_plan.step(11).notes[0].startswith(f"safety factor {fleet_plan.profile.safety:g}")
     assert fleet_plan.step(10).output["source"] == "predicted"
     assert "usable RPS of one replica: it is stated, not measured" in fleet_plan.step(11).to_measure
+
+
+def test_prompts_whose_lengths_vary_take_the_margin_of_uncertain_traffic() -> None:
+    text = profile_text(
+        traffic='predictability = "predictable"', deployment="usable_requests_per_s = 12"
+    )
+    varied = planned(text.replace("input_p50_tokens = 900", "input_p50_tokens = 180"))
+    assert (planned(text).instances, varied.instances) == (12, 15)
+    assert "prompt lengths vary" in varied.step(11).notes[0]
 
 
 def test_without_targets_nothing_is_guessed() -> None:
@@ -229,6 +239,7 @@ def test_a_prediction_says_so_everywhere() -> None:
         assert fleet_plan.step(number).output["source"] == "predicted"
         (sweep,) = (w for w in fleet_plan.step(number).to_measure if "sweep over" in w)
         assert "1,000 requests of warm-up" in sweep
+        assert "a burst of two to three times the peak, with the time to recover" in sweep
     assert any("run a benchmark before you buy" in note for note in fleet_plan.step(11).notes)
 
 
