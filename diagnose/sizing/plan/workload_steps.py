@@ -127,31 +127,36 @@ def _means(sheet: Sheet, lengths: Lengths) -> None:
 
 
 def _session(sheet: Sheet, profile: WorkloadProfile) -> None:
+    """What the calls of a session send and compute. Each prompt contains everything before it; with
+    prefix caching, a call computes only what it adds."""
     session, first = profile.session, profile.lengths
     if session is None:
         return
-    outputs, later = first.mean_output_tokens, session.calls - 1
-    for title, formula, tokens in (
+    calls, added, output = session.calls, session.added_tokens, first.mean_output_tokens
+    whole = "Prompt tokens of a whole session"
+    for title, formula, quantities in (
         (
             "Mean input per call of a session",
             "{mean of the first} + {later calls} / 2 x ({added} + {output})",
-            first.mean_input_tokens,
+            (first.mean_input_tokens, calls - 1, added, output),
         ),
         (
             "P95 input of a session's last call",
             "{P95 of the first} + ceil({later calls} x ({added} + {output}))",
-            first.input_p95_tokens,
+            (first.input_p95_tokens, calls - 1, added, output),
+        ),
+        (
+            whole,
+            "{calls} x {first} + ({added} + {output}) x {calls} x ({calls} - 1) / 2",
+            (calls, round(first.mean_input_tokens), added, round(output)),
+        ),
+        (
+            f"{whole}, with prefix caching",
+            "{first} + ({calls} - 1) x {added}",
+            (round(first.mean_input_tokens), calls, added),
         ),
     ):
-        quantities = (tokens, later, session.added_tokens, outputs)
-        sheet.line(title, formula, quantities, result="{} tokens", source="guide 1.2")
-    session_prefill_tokens(
-        sheet,
-        calls=session.calls,
-        first_prompt_tokens=round(first.mean_input_tokens),
-        added_tokens=session.added_tokens,
-        output_tokens=round(outputs),
-    )
+        sheet.line(title, formula, quantities, result="{} tokens", source="guide 1.2, 7.2")
 
 
 def _unmeasured(profile: WorkloadProfile) -> list[str]:
@@ -412,31 +417,3 @@ def _method_notes(profile: WorkloadProfile) -> Iterator[str]:
         yield "do not use round robin over unequal tiers: the slow tier sets the P99"
     if profile.routing.router_s is None and method == "route":
         yield "the router's latency is not set: 20 ms assumed"
-
-
-def session_prefill_tokens(
-    sheet: Sheet, *, calls: int, first_prompt_tokens: int, added_tokens: int, output_tokens: int
-) -> tuple[int, int]:
-    """Prompt tokens computed in `calls` dependent calls, without and with prefix caching.
-
-    Each prompt contains everything before it. Without prefix caching, prefill grows with the square
-    of the number of calls. With prefix caching, each call computes only the added tokens.
-
-    Source: guide 1.2 (agentic: the session is the unit of sizing); text 001, 4.9.
-    """
-    title, source, result = "Prompt tokens of a whole session", "guide 1.2, 7.2", "{} tokens"
-    computed_tokens = sheet.line(
-        title,
-        "{calls} x {first} + ({added} + {output}) x {calls} x ({calls} - 1) / 2",
-        (calls, first_prompt_tokens, added_tokens, output_tokens),
-        result=result,
-        source=source,
-    )
-    cached_tokens = sheet.line(
-        f"{title}, with prefix caching",
-        "{first} + ({calls} - 1) x {added}",
-        (first_prompt_tokens, calls, added_tokens),
-        result=result,
-        source=source,
-    )
-    return int(computed_tokens), int(cached_tokens)

@@ -17,14 +17,13 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.split_choice import possible_splits
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
-from kneewatch.diagnose.sizing.plan.workload_steps import pool_of, session_prefill_tokens
+from kneewatch.diagnose.sizing.plan.workload_steps import pool_of
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
 from tests.diagnose.sizing.evaluating import differing
@@ -728,10 +727,7 @@ def test_a_session_reuses_what_it_sent_before() -> None:
     alone = planned(profile_text(traffic=traffic, more=session))
     reused = planned(profile_text(traffic=traffic, more=session + "hit_ratio = 1.0\n"))
     assert any("session.hit_ratio" in each for each in alone.step(8).to_measure)
-    _, cached_tokens = session_prefill_tokens(
-        Sheet(), calls=10, first_prompt_tokens=1000, added_tokens=300, output_tokens=200
-    )
-    assert reused.step(8).output["computed_input_tokens"] == pytest.approx(cached_tokens / 10)
+    assert reused.step(8).output["computed_input_tokens"] == pytest.approx((1000 + 9 * 300) / 10)
     assert (reused.gpus or 0) < (alone.gpus or 0)
 
 
