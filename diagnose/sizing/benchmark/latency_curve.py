@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -216,8 +216,6 @@ TTFT_EXCESS_LIMIT = 0.30
 GPU_SHORTFALL_LIMIT = 0.20
 """How far GPU utilization (0..1) may be below the benchmark's at equal RPS (guide 9.1 step 13)."""
 
-Basis = Literal["mean latency", "target"]
-
 
 def littles_gap(
     sheet: Sheet,
@@ -225,14 +223,14 @@ def littles_gap(
     concurrency: float,
     requests_per_s: float,
     latency_s: float,
-    basis: Basis = "mean latency",
+    is_target: bool = False,
 ) -> tuple[float, str, str]:
     """The ratio of concurrency / latency to the measured requests/s, in a word, and its meaning.
 
-    With `basis="mean latency"`, `latency_s` is the mean time from a request's arrival to its end.
-    By Little's law, the gap of a sound run is 1.
+    `latency_s` is the mean time from a request's arrival to its end. By Little's law, the gap of a
+    sound run is 1.
 
-    With `basis="target"`, `latency_s` is the TTFT target, so decode is part of the gap. A gap of 2
+    With `is_target`, `latency_s` is the TTFT target, so decode is part of the gap. A gap of 2
     or more is then common for long outputs. Below 1, requests only end sooner than the target.
 
     Raises:
@@ -243,7 +241,7 @@ def littles_gap(
     positive("concurrency", concurrency)
     positive("requests_per_s", requests_per_s)
     positive("latency_s", latency_s)
-    name = "mean latency" if basis == "mean latency" else "TTFT target"
+    name = "TTFT target" if is_target else "mean latency"
     ceiling = sheet.line(
         "Little's ceiling",
         f"{{concurrency}} / {{{name}: s}}",
@@ -255,14 +253,14 @@ def littles_gap(
         "Little's gap",
         "{ceiling} / {measured}",
         (ceiling, requests_per_s),
-        result=lambda gap: f"{figure(gap)} ({_verdict(gap, basis)[0]})",
+        result=lambda gap: f"{figure(gap)} ({_verdict(gap, is_target=is_target)[0]})",
         source="guide 8.3",
     )
-    return gap, *_verdict(gap, basis)
+    return gap, *_verdict(gap, is_target=is_target)
 
 
-def _verdict(gap: float, basis: Basis) -> tuple[str, str]:
-    if gap > GAP_LIMIT and basis == "mean latency":
+def _verdict(gap: float, *, is_target: bool) -> tuple[str, str]:
+    if gap > GAP_LIMIT and not is_target:
         return "mismatch", (
             "the stated concurrency was not reached (too few requests, a slow client, too few "
             "arrivals), or the latencies leave out part of each request; fix the benchmark before "
@@ -273,11 +271,11 @@ def _verdict(gap: float, basis: Basis) -> tuple[str, str]:
             "the test inputs may differ from production's; with long outputs the gap is decode "
             "time: compare with the mean latency before you reject the benchmark"
         )
-    if gap < IMPOSSIBLE_GAP and basis == "mean latency":
+    if gap < IMPOSSIBLE_GAP and not is_target:
         return "impossible", (
             "more requests were served than were in flight: the numbers contradict each other"
         )
-    if gap > THIN_GAP and basis == "mean latency":
+    if gap > THIN_GAP and not is_target:
         return "consistent", (
             f"only {percent(1 / gap)} of the stated concurrency was in flight on average: run "
             "longer at each step"

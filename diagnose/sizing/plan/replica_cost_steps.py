@@ -56,7 +56,8 @@ def fleet_step(
         if any(each.pool.phase for each in sized):
             counts = zip(sized, sized_fleets, strict=True)
             step.decision += " in pools: " + ", ".join(
-                f"{each.pool.name} {fleet.deployed_instances:,} x {plural(each.gpus_each, 'GPU')}"
+                f"{each.pool.name} {fleet.deployed_instances:,} x "
+                f"{plural(each.parallel.gpus, 'GPU')}"
                 for each, fleet in counts
             )
         step.output |= {"instances": instances, "gpus": gpus}
@@ -91,7 +92,7 @@ def _to_test_first(sized: Sized) -> str:
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     """The part of the plan on one fleet and on how its replicas start."""
-    pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
+    pool, gpus_each, node = sized.pool, sized.parallel.gpus, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     part = Part(
         output={
@@ -185,7 +186,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
     path = STORAGE_PATHS[hosting.storage_path]
-    weights_bytes = (sized.replica.memory.weights_bytes or 0.0) * sized.gpus_each
+    weights_bytes = (sized.replica.memory.weights_bytes or 0.0) * sized.parallel.gpus
     part = Part()
     start_s = cold_start(
         part.sheet,

@@ -321,13 +321,9 @@ class Sized(Struct, frozen=True, kw_only=True):
         return self.replica.launch.scheme.id
 
     @property
-    def gpus_each(self) -> int:
-        return self.parallel.gpus
-
-    @property
     def fleet(self) -> FleetSize | None:
         """The fleet for the planned peak; None if usable requests/s are unknown."""
-        return self.pool.fleet(self.usable_requests_per_s, self.gpus_each)
+        return self.pool.fleet(self.usable_requests_per_s, self.parallel.gpus)
 
     @property
     def usd_per_year(self) -> float | None:
@@ -406,7 +402,7 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
             concurrency=best.concurrency,
             requests_per_s=best.requests_per_s,
             latency_s=latency_s,
-            basis="target" if best.latency_mean_s is None else "mean latency",
+            is_target=best.latency_mean_s is None,
         )
         part.notes.append(f"Little's law: {meaning}")
     return Curve(best, "measured", part)

@@ -415,7 +415,7 @@ def _moved_s(prefill: Sized, decode: Sized) -> float:
 def _ratio(pool: Pool, prefill: Sized, decode: Sized) -> Part:
     """The part of the plan on the GPUs of two pools."""
     rates = [
-        (each.usable_requests_per_s or math.inf) / each.gpus_each for each in (prefill, decode)
+        (each.usable_requests_per_s or math.inf) / each.parallel.gpus for each in (prefill, decode)
     ]
     fleets = [each.fleet.gpus for each in (prefill, decode) if each.fleet is not None]
     part = Part()

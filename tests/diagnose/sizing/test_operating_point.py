@@ -234,7 +234,7 @@ def test_more_at_less_concurrency_is_said() -> None:
 def test_8_3_the_guides_ceiling_and_gap() -> None:
     """48 / 2 s = 24 requests/s, twice the 12 measured: the guide proceeds, so 2 is within."""
     sheet = Sheet()
-    gap = littles_gap(sheet, concurrency=48, requests_per_s=12, latency_s=2, basis="target")
+    gap = littles_gap(sheet, concurrency=48, requests_per_s=12, latency_s=2, is_target=True)
     assert gap[:2] == (2, "consistent")
     assert [step.line() for step in sheet.steps] == [
         "Little's ceiling: concurrency / TTFT target = 48 / 2 s = 24 requests/s",
@@ -258,7 +258,7 @@ def test_8_3_the_guides_limit_rejects_sound_benchmarks_with_long_outputs() -> No
     """Erratum. 3,000 tokens at 20 ms after 1 s: 61 s each, so 48 in flight are 0.79/s."""
     served = 48 / 61
     ratio, verdict, meaning = littles_gap(
-        Sheet(), concurrency=48, requests_per_s=served, latency_s=2, basis="target"
+        Sheet(), concurrency=48, requests_per_s=served, latency_s=2, is_target=True
     )
     assert ratio == pytest.approx(30.5)
     assert verdict == "mismatch"
@@ -284,7 +284,7 @@ def test_little_with_the_mean_latency(latency_s: float, verdict: str, words: str
 
 
 def test_a_gap_below_1_against_a_target_is_harmless() -> None:
-    gap = littles_gap(Sheet(), concurrency=48, requests_per_s=48, latency_s=2, basis="target")
+    gap = littles_gap(Sheet(), concurrency=48, requests_per_s=48, latency_s=2, is_target=True)
     assert gap[:2] == (0.5, "consistent")
 
 
