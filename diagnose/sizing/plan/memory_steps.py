@@ -245,8 +245,7 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
         part.notes.append("no shared prefix is set: no prefix cache hits are assumed")
         return part, replica
     token_bytes = replica.memory.layout.token_bytes
-    free = max(replica.memory.available_bytes.expected, 1.0)
-    reserve = free * _RESERVE_RATIO
+    free, reserve = _reserve(replica)
 
     def needed(held: float) -> str:
         more = f", of which {min(held, shared.distinct)} are needed"
@@ -295,7 +294,8 @@ def stored_prefixes(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
 def _session_hits(pool: Pool, session: SessionShape, replica: Serving) -> tuple[Part, Serving]:
     """The part of the plan on what a session's calls sent before, and the replica that reuses it.
 
-    A shared prefix is a part of that, so it isn't counted again.
+    A shared prefix is a part of that, so it isn't counted again. Between its calls a session's
+    context is in the reserve.
     """
     if session.hit_ratio is None:
         missing = "session.hit_ratio: no hits within a session are assumed until it is measured"
@@ -316,10 +316,22 @@ def _session_hits(pool: Pool, session: SessionShape, replica: Serving) -> tuple[
         result="{} tokens",
         source="guide 1.2, 7.2",
     )
-    part.output = {"prefix_hit_ratio": session.hit_ratio, "computed_input_tokens": fresh}
+    _, reserve = _reserve(replica)
+    part.output = {
+        "prefix_reserve_bytes_per_gpu": reserve,
+        "prefix_hit_ratio": session.hit_ratio,
+        "computed_input_tokens": fresh,
+    }
     # The last call is the longest, by what its session sent before.
     tail_ratio = session.hit_ratio if calls > 1 else 0.0
-    return part, replace(replica, hit_ratio=1 - fresh / mean, tail_hit_ratio=tail_ratio)
+    reused = replace(replica, hit_ratio=1 - fresh / mean, tail_hit_ratio=tail_ratio)
+    return part, replace(reused, stored_bytes=reserve * bool(session.hit_ratio))
+
+
+def _reserve(replica: Serving) -> tuple[float, float]:
+    """The bytes of one GPU's KV cache, and those to reserve for what requests reuse."""
+    free = max(replica.memory.available_bytes.expected, 1.0)
+    return free, free * _RESERVE_RATIO
 
 
 def _starved(replica: Serving) -> bool:

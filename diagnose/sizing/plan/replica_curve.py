@@ -457,9 +457,10 @@ def predicted_curve(replica: Serving) -> Curve:
                 "budget, more GPUs per replica or two pools would raise it"
             )
     elif best.concurrency >= limit:
-        part.notes.append(
-            f"the limit is {limit} concurrent requests of P95 length, by KV cache or max_num_seqs"
-        )
+        of = "of P95 length, by KV cache or max_num_seqs"
+        if replica.pool.phase == "prefill":
+            of = "because each engine computes a prompt at a time"
+        part.notes.append(f"the limit is {plural(limit, 'concurrent request')} {of}")
     part.sheet.text(*(_sweep_step(replica, count) for count in sweep(limit)))
     if best is not None:
         _best(part.sheet, replica, best)

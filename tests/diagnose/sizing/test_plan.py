@@ -731,6 +731,20 @@ def test_a_session_reuses_what_it_sent_before() -> None:
     assert (reused.gpus or 0) < (alone.gpus or 0)
 
 
+def test_sessions_between_their_calls_have_a_part_of_the_cache() -> None:
+    """Requests that fill the whole cache would leave no context to hit (guide 7.2: 20 to 30%)."""
+    turn = "[session]\ncalls = 1\nadded_tokens = 0\nheld_tokens = 50000\nhit_ratio = {}\n"
+
+    def c_max_of_cache(hits: float) -> float:
+        text = profile_text(slo="ttft_p99_s = 60.0", more=turn.format(hits))
+        text = re.sub(r"input_(\w+)_tokens = \d+", r"input_\1_tokens = 60000", text)
+        found = planned(text)
+        held = found.step(8).output["kv_concurrency_after"]
+        return float(found.step(10).output["c_max"] or 0) / float(held or 1)
+
+    assert c_max_of_cache(0.9) <= 0.7 < c_max_of_cache(0.0) <= 1
+
+
 def test_a_context_that_a_turn_continues_is_not_computed_again() -> None:
     turn = "[session]\ncalls = 1\nadded_tokens = 0\nheld_tokens = 600\nhit_ratio = 0.5\n"
     output = planned(profile_text(more=turn)).step(8).output
