@@ -135,6 +135,7 @@ def circuit_breaker(
     arrivals_per_s: float,
     served_per_s: float,
     quiet_ttft_s: float = 0.0,
+    of: str = "TTFT target",
 ) -> tuple[int, int]:
     """Queue depths (low and high) from which on further requests should be rejected.
 
@@ -143,7 +144,7 @@ def circuit_breaker(
     target.
 
     The guide uses the arrivals and the whole target. Here `quiet_ttft_s`, prefill without a queue,
-    is subtracted from the target first.
+    is subtracted from the target first. `of` is the target in words.
 
     Raises:
         SizingError: prefill alone exceeds the target.
@@ -158,7 +159,7 @@ def circuit_breaker(
         )
     depth = sheet.line(
         "Greatest safe queue depth",
-        "({TTFT target:s} - {TTFT without a queue:s}) x {requests/s served:/s}",
+        f"({{{of}:s}} - {{TTFT without a queue:s}}) x {{requests/s served:/s}}",
         (exact(ttft_target_s), exact(quiet_ttft_s), exact(min(arrivals_per_s, served_per_s))),
         result="{} requests",
         source="guide 9.4",

@@ -21,6 +21,7 @@ from kneewatch.diagnose.sizing.replica_count import (
 )
 from kneewatch.diagnose.sizing.serving_cost import (
     HOURS_PER_YEAR,
+    SECONDS_PER_HOUR,
     TRAP_RATIO,
     token_cost,
     usd_per_million_tokens,
@@ -240,6 +241,9 @@ def cost_step(
         )
         step.notes += _blend(sized)
         step.add(_saved_by_tiers(single, usd_per_year))
+    if complete and (window_s := profile.traffic.batch_window_s):
+        yearly = sum(tier.usd_per_year or 0.0 for tier in sized)
+        step.output["usd_per_batch"] = yearly / HOURS_PER_YEAR * window_s / SECONDS_PER_HOUR
     step.decision = _decision(step.output, complete=complete)
     if complete and not whole:
         step.notes.append("cost per token is unknown: set traffic.average_requests_per_s")
@@ -364,6 +368,8 @@ def _decision(output: dict[str, Value], *, complete: bool) -> str:
         return "no cost: the fleet size is unknown"
     year, per_token = output["usd_per_year"], output.get("usd_per_million_output_tokens")
     yearly = f"{figure(float(year or 0.0))} USD a year"
+    if batch := output.get("usd_per_batch"):
+        yearly = f"{figure(float(batch))} USD a batch ({yearly} where its GPUs are kept)"
     if per_token is None:
         return f"{yearly}, cost per token unknown"
     return f"{yearly}, {figure(float(per_token))} USD per million output tokens"

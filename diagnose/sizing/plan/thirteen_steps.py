@@ -100,7 +100,7 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
 def _limits(sized: Sized) -> Part:
     part = Part()
     best, gpu_ratio = sized.point, sized.pool.deployment.benchmark_gpu_ratio
-    if best is not None and sized.pool.phase != "decode":
+    if best is not None and sized.pool.phase != "decode" and _has_users(sized.pool):
         part.output["resize_above_ttft_p99_s"] = part.sheet.line(
             "Re-size above TTFT P99 of",
             "{TTFT P99 of step 10:s} x (1 + {excess})",
@@ -151,13 +151,19 @@ def _guardrails(sized: Sized) -> Part:
             f"num_speculative_tokens {drafts.draft_tokens}"
             + (", EAGLE and MTP to the prefill servers too" if pool.phase else "")
         )
-    target, served_per_s = pool.profile.slo.ttft_p99_s, sized.capacity_per_s
     if pool.phase == "decode":
         return part
+    # The prefill of a P99 prompt in an idle replica.
+    quiet_s = point(sized.replica, 1).ttft_p99_s if sized.replica.limit else 0.0
+    slo, best, served_per_s = pool.profile.slo, sized.point, sized.capacity_per_s
+    target, of = slo.ttft_p99_s, "TTFT target"
+    if slo.e2e_p99_s is not None and best is not None and best.latency_p99_s is not None:
+        left_s = quiet_s + slo.e2e_p99_s - best.latency_p99_s
+        if target is None or left_s < target:
+            target, of = left_s, "what the E2E target leaves for TTFT"
     if target is None or served_per_s is None:
-        part.notes.append(
-            "no queue limit was computed: set a TTFT target and the inputs of the fleet"
-        )
+        lacks = "was computed: set a TTFT target and the inputs of the fleet"
+        part.notes.append(f"no queue limit{f' {lacks}' if _has_users(pool) else ': a batch waits'}")
         return part
     try:
         low, high = circuit_breaker(
@@ -165,14 +171,19 @@ def _guardrails(sized: Sized) -> Part:
             ttft_target_s=target,
             arrivals_per_s=pool.peak_requests_per_s,
             served_per_s=served_per_s,
-            # The prefill of a P99 prompt in an idle replica.
-            quiet_ttft_s=point(sized.replica, 1).ttft_p99_s if sized.replica.limit else 0.0,
+            quiet_ttft_s=quiet_s,
+            of=of,
         )
     except SizingError as error:
         part.notes.append(f"no queue limit: {error}")
         return part
     part.output |= {"queue_limit_low": low, "queue_limit_high": high}
     return part
+
+
+def _has_users(pool: Pool) -> bool:
+    """Whether somebody waits for the first token."""
+    return pool.profile.traffic.kind == "online" or pool.profile.slo.are_set
 
 
 def _slot_s(sized: Sized) -> float | None:

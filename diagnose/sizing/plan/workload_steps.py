@@ -48,12 +48,14 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     lengths = call_lengths(profile.lengths, profile.session)
     kind, target = ARCHETYPES[traffic.archetype], TARGETS[traffic.kind]
     average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
-    notes = [f"{traffic.archetype}: the bottleneck is {kind['bottleneck']}; watch {kind['slo']}"]
+    notes = [f"{traffic.archetype}: the bottleneck is {kind['bottleneck']}"]
+    if traffic.kind == "online":
+        notes[0] += f"; watch {kind['slo']}"
     if not slo.are_set and traffic.kind == "online":
         notes.append(_NO_SLO)
     elif traffic.kind == "online":
         for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
-            if value is None:
+            if value is None and slo.e2e_p99_s is None:
                 notes.append(f"no {name} target is set, so {name} does not limit C_max")
     for side in ("input", "output"):
         p95, p99 = (getattr(profile.lengths, f"{side}_{level}_tokens") for level in ("p95", "p99"))
@@ -167,7 +169,7 @@ def _unmeasured(profile: WorkloadProfile) -> list[str]:
     ]
     if profile.traffic.predictability is None:
         missing.append("predictability of the traffic: assumed uncertain")
-    if profile.traffic.lowest_requests_per_s is None:
+    if profile.traffic.lowest_requests_per_s is None and profile.traffic.kind == "online":
         missing.append("the rate of the quietest hour, for the warm minimum")
     return missing
 

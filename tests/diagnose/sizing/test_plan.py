@@ -265,7 +265,15 @@ def test_a_batch_runs_at_throughput_and_needs_no_target() -> None:
     fleet_plan = planned(text)
     assert fleet_plan.step(1).output["planned_peak_requests_per_s"] == 100
     assert fleet_plan.gpus is not None
+    assert "ttft" not in "".join(fleet_plan.step(13).output)
+    assert "no queue limit: a batch waits" in fleet_plan.step(13).notes
+    # For one hour, at what the fleet makes per token while it runs.
+    twelve = fleet_plan.step(12).output
+    per_million = float(twelve["usd_per_million_output_tokens"] or 0)
+    assert twelve["usd_per_batch"] == pytest.approx(per_million * 360_000 * 200 / 1e6)
+    assert twelve["usd_per_batch"] == pytest.approx(float(twelve["usd_per_year"] or 0) / 8760)
     online = planned(profile_text(slo="ttft_p99_s = 2.0\nitl_p99_s = 0.03"))
+    assert "usd_per_batch" not in online.step(12).output
     batch_c, online_c = (p.step(10).output["c_max"] for p in (fleet_plan, online))
     assert isinstance(batch_c, int | float)
     assert isinstance(online_c, int | float)
@@ -895,6 +903,10 @@ def test_a_target_for_whole_requests_limits_the_load() -> None:
     bound = planned(profile_text(traffic=PER_S, slo=slo + "e2e_p99_s = 12\n"))
     assert (bound.fits, free.fits) == (True, True)
     assert (bound.gpus or 0) > (free.gpus or 0)
+    # At C_max a P99 answer takes 11.x s: what is left of 12 s is less than what is left of 2 s.
+    limits = [each.step(13).output["queue_limit_high"] for each in (bound, free)]
+    assert int(limits[0] or 0) < int(limits[1] or 0)
+    assert any("E2E target leaves" in line.formula for line in bound.step(13).steps)
     none = planned(profile_text(traffic=PER_S, slo="e2e_p99_s = 0.5\n"))
     assert not none.fits
     assert "E2E P99" in plan_lines(none)[0]
