@@ -211,11 +211,11 @@ def _cold(sized: Sized) -> tuple[Part, float]:
 
 
 def cost_step(
-    profile: WorkloadProfile, sized: Sequence[Sized], *, single: Sized | None = None
+    profile: WorkloadProfile, sized: Sequence[Sized], *, single: float | None = None
 ) -> PlanStep:
     """Step 12: USD per year, and USD per million output tokens at the average utilization.
 
-    `single` is the fleet of a single model that tiers are compared with, or None.
+    `single`: USD per year of one fleet for all requests, if these are compared with it.
     """
     several = len(sized) > 1
     complete = all(tier.fleet is not None for tier in sized)
@@ -324,22 +324,19 @@ def _utilization(sheet: Sheet, sized: Sized, fleet: FleetSize, ratio: float) -> 
     )
 
 
-def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
-    """The part of the plan that compares tiers with a single fleet of the large model.
-
-    Empty if that fleet is unknown.
-    """
-    usd_per_year, part = None if single is None else single.usd_per_year, Part()
-    if not usd_per_year:
+def _saved_by_tiers(single: float | None, usd_per_year: float) -> Part:
+    """The part of the plan that compares several fleets with a single one; empty without it."""
+    part = Part()
+    if not single:
         return part
     ratio = part.sheet.line(
         "Saved over one fleet",
         "1 - {yearly cost of these fleets} / {of one fleet}",
-        (tiers_usd_per_year, usd_per_year),
+        (usd_per_year, single),
         result="{:%}",
         source="guide 1.5",
     )
-    part.output = {"single_fleet_usd_per_year": usd_per_year, "saving_ratio": ratio}
+    part.output = {"single_fleet_usd_per_year": single, "saving_ratio": ratio}
     return part
 
 

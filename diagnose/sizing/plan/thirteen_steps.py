@@ -247,13 +247,15 @@ def plan(
     large_gpus = None if single is None or single.fleet is None else single.fleet.gpus
     against = None if large_gpus is None or by_hardware else against_tiers(profile, large_gpus)
     tiered = by_hardware or (bool(profile.tiers) and against == ())
-    chosen: tuple[Sized, ...] = () if single is None else (single,)
+    phased = [] if single is None else [in_phases(single, texts)]
+    alone = [fleet for fleets, _ in phased for fleet in fleets]
     if tiered:
-        chosen = tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
-        if single is not None and (dearer := _dearer(single, chosen)):
-            against = (dearer,)
-            tiered, chosen = by_hardware, chosen if by_hardware else (single,)
-    phased = [in_phases(each, texts) for each in chosen]
+        tiers = [in_phases(cheapest(p, texts), texts) for p in _tiers(profile, models_by_id)]
+        if not _are_same_requests(profile):
+            against, alone = ("not compared: [lengths] are not those of all tiers together",), []
+        elif dearer := _dearer(alone, [fleet for fleets, _ in tiers for fleet in fleets]):
+            against, tiered = (dearer,), by_hardware
+        phased = tiers if tiered else phased
     sized = tuple(each for fleets, _ in phased for each in fleets)
     pools = tuple(each.pool for each in sized)
     return Plan(
@@ -273,20 +275,34 @@ def plan(
             routing_step(profile, large_gpus=large_gpus, against=against, taken=tiered),
             *(step for replica in sized for step in replica.steps),
             fleet_step(profile, sized, phases=[compared for _, compared in phased if compared]),
-            cost_step(profile, sized, single=single),
+            cost_step(profile, sized, single=_usd_per_year(alone if tiered else [single])),
             validation_step(sized),
         ),
     )
 
 
-def _dearer(single: Sized, tiers: Sequence[Sized]) -> str | None:
+def _are_same_requests(profile: WorkloadProfile) -> bool:
+    """Whether the requests of all tiers together are as long as those that one fleet would get."""
+    loads, peak = tier_loads(profile), planned_peak_per_s(profile)
+    together = math.fsum(
+        loads[tier.name] / peak * tier.lengths.mean_input_tokens for tier in profile.tiers
+    )
+    is_near = abs(together / profile.lengths.mean_input_tokens - 1) <= SAVING_RATIO
+    return is_near or profile.routing.method == "cascade"
+
+
+def _usd_per_year(fleets: Sequence[Sized | None]) -> float | None:
+    """What fleets cost together; None if one is not known or misses a requirement."""
+    yearly = [None if each is None or each.unmet else each.usd_per_year for each in fleets]
+    return math.fsum(usd for usd in yearly if usd) if yearly and all(yearly) else None
+
+
+def _dearer(alone: Sequence[Sized], tiers: Sequence[Sized]) -> str | None:
     """Why tiers do not pay; None if they do, or if a fleet is not known."""
-    fleets = (single, *tiers)
-    yearly = [each.usd_per_year for each in fleets if each.usd_per_year and not each.unmet]
-    if len(yearly) < len(fleets) or yearly[0] > sum(yearly[1:]):
+    one, apart = _usd_per_year(alone), _usd_per_year(tiers)
+    if one is None or apart is None or one > apart:
         return None
-    apart = figure(sum(yearly[1:]))
-    return f"tiers would cost {apart} USD a year, one fleet costs {figure(yearly[0])}"
+    return f"tiers would cost {figure(apart)} USD a year, one fleet costs {figure(one)}"
 
 
 def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str]:

@@ -811,6 +811,34 @@ def test_tiers_that_cost_more_are_not_used() -> None:
     assert any("one fleet costs" in note for note in fleet_plan.step(3).notes)
 
 
+def test_tiers_are_compared_with_one_fleet_of_the_same_requests() -> None:
+    tiers = ROUTED.format(method="route", small="share_ratio = 0.5", large="share_ratio = 0.5")
+    longer = (
+        "[tiers.lengths]\n" + lengths_table((9000, 15000, 20000), (180, 350, 500)).split("\n", 1)[1]
+    )
+    found = planned(profile_text(more=tiers + longer, slo="ttft_p99_s = 20"))
+    assert found.tiers == ("small", "large")
+    assert any("not those of all tiers" in note for note in found.step(3).notes)
+    assert "saving_ratio" not in found.step(12).output
+
+
+def test_tiers_are_compared_with_the_pools_of_one_fleet() -> None:
+    """One fleet that is cheaper in pools for prefill and decode is the one that tiers replace."""
+    tiers = ROUTED.format(method="route", small="share_ratio = 0.7", large="share_ratio = 0.3")
+    more = tiers.replace("[routing]", '[hosting]\nnetwork = "infiniband-ndr"\n[routing]')
+    slo, traffic = "ttft_p99_s = 3.0\nitl_p99_s = 0.05", 'predictability = "typical"'
+    pools, apart = (
+        planned(re.sub(r"(input_\w+_tokens = \d+)", r"\g<1>0", text))
+        for text in (
+            profile_text(slo=slo, traffic=traffic, more='[hosting]\nnetwork = "infiniband-ndr"\n'),
+            profile_text(slo=slo, traffic=traffic, more=more),
+        )
+    )
+    assert pools.tiers == ("prefill", "decode")
+    one = apart.step(12).output["single_fleet_usd_per_year"]
+    assert one == pytest.approx(float(pools.step(12).output["usd_per_year"] or 0))
+
+
 def test_the_router_counts_against_the_ttft() -> None:
     tiers = ROUTED.format(method="route", small="share_ratio = 0.7", large="share_ratio = 0.3")
     text = profile_text(more=tiers, slo="ttft_p99_s = 0.62")
