@@ -299,17 +299,10 @@ def scale_up_ratio(
 
     Source: guide 9.2 (reactive scaling arrives after the spike), 9.5 (lead time per tier).
     """
-    lead_s = sheet.line(
-        "Lead time of a replica",
-        "{reaction} + {cold start:s}",
-        (0, cold_start_s),
-        result="{:s}",
-        source="guide 9.2, 9.5",
-    )
     return sheet.line(
         "Order the next replica at",
-        "max(1 - {lead time:s} x {growth:requests/s²} / {capacity:requests/s}, 0)",
-        (lead_s, growth_per_s_per_s, instances * usable_requests_per_s),
+        "max(1 - {cold start:s} x {growth:requests/s²} / {capacity:requests/s}, 0)",
+        (cold_start_s, growth_per_s_per_s, instances * usable_requests_per_s),
         result="{:%} of capacity",
         source="guide 9.2",
     )
