@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,7 +30,6 @@ class FleetSize(Struct, frozen=True):
     - `gpus_rounded_once`: the fewest GPUs that still serve peak x safety, because the margin is
       applied before any rounding.
     - `headroom_ratio`: the deployed capacity above the peak.
-    - `spare_instances`: replicas that may fail at the peak without missing the targets.
 
     Guide 8.3 applies the margin to GPUs instead, which need not make up a whole replica.
     """
@@ -39,7 +39,6 @@ class FleetSize(Struct, frozen=True):
     gpus: int
     gpus_rounded_once: int
     headroom_ratio: float
-    spare_instances: int
 
 
 def size_fleet(
@@ -83,7 +82,6 @@ def size_fleet(
         gpus=int(gpus),
         gpus_rounded_once=math.ceil(peak / usable * margin) * gpus_each,
         headroom_ratio=float(int(deployed) * usable / peak - 1),
-        spare_instances=int(deployed - instances),
     )
 
 
@@ -216,26 +214,17 @@ _STANDBY = 1
 """Replicas to spare (guide 9.2: one always available)."""
 
 
-class StoragePath(Struct, frozen=True):
-    """A storage that weights are loaded from, with its lowest and highest bytes/s."""
-
-    name: str
-    low_bytes_per_s: float
-    high_bytes_per_s: float
-    source: str
-
-
-STORAGE_PATHS: Mapping[str, StoragePath] = {
-    name: StoragePath(name, **row)
-    for name, row in packaged_tables("diagnose.sizing", "storage_paths.toml").items()
-}
+STORAGE_PATHS: Mapping[str, Mapping[str, Any]] = packaged_tables(
+    "diagnose.sizing", "storage_paths.toml"
+)
+"""Storages that weights are loaded from, with their lowest and highest bytes/s."""
 
 
 def cold_start(
     sheet: Sheet,
     *,
     weights_bytes: float,
-    path: StoragePath,
+    path: str,
     provision_s: float = 0.0,
     initialise_s: float = 0.0,
 ) -> float:
@@ -247,15 +236,16 @@ def cold_start(
 
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
+    row = STORAGE_PATHS[path]
+    ends = dict.fromkeys((row["high_bytes_per_s"], row["low_bytes_per_s"]))
     slowest_s = 0.0
-    rates = {"": path.high_bytes_per_s, " at its lowest rate": path.low_bytes_per_s}
-    for name, rate in rates.items() if len(set(rates.values())) > 1 else [*rates.items()][:1]:
+    for rate, word in zip(ends, ("", " at its lowest rate"), strict=False):
         slowest_s = sheet.line(
-            f"Cold start from {path.name}{name}",
+            f"Cold start from {path}{word}",
             "{provisioning: s} + {weights:GB} / {bandwidth:GB/s} + {initialization: s}",
             (provision_s, weights_bytes, rate, initialise_s),
             result="{:s}",
-            source=path.source,
+            source=row["source"],
         )
     return slowest_s
 

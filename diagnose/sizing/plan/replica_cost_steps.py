@@ -112,7 +112,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
         "data_parallel": count,
         "gpus": fleet.gpus,
         "nodes": nodes,
-        "spare_instances": fleet.spare_instances,
+        "spare_instances": count - fleet.instances,
     }
     if growth := pool.profile.traffic.growth_ratio:
         today = replace(pool, peak_requests_per_s=pool.peak_requests_per_s / (1 + growth))
@@ -186,17 +186,16 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     if hosting.storage_path is None:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
-    path = STORAGE_PATHS[hosting.storage_path]
     weights_bytes = (sized.replica.memory.weights_bytes or 0.0) * sized.parallel.gpus
     part = Part()
     start_s = cold_start(
         part.sheet,
         weights_bytes=weights_bytes,
-        path=path,
+        path=hosting.storage_path,
         provision_s=provision_s or 0.0,
         initialise_s=initialise_s or 0.0,
     )
-    transfer_s = weights_bytes / path.low_bytes_per_s
+    transfer_s = weights_bytes / STORAGE_PATHS[hosting.storage_path]["low_bytes_per_s"]
     part.output = {"weights_transfer_s": transfer_s, "cold_start_s": start_s}
     if provision_s is not None and initialise_s is not None:
         return part, start_s

@@ -35,7 +35,6 @@ def test_figure_8_2_ten_replicas_and_52_gpus() -> None:
     assert (fleet.instances, fleet.deployed_instances, fleet.gpus) == (10, 13, 52)
     assert fleet.gpus_rounded_once == 52
     assert fleet.headroom_ratio == pytest.approx(0.3)
-    assert fleet.spare_instances == 3
     assert [step.line() for step in sheet.steps] == [
         "Replicas for the peak: ceil(peak RPS / usable RPS) = ceil(120 / 12) = 10",
         "Replicas with safety: ceil(replicas x safety) = ceil(10 x 1.3) = 13",
@@ -220,7 +219,7 @@ def test_2_1_the_cold_start_table(
     path: str, weights_gb: float, low_s: float, high_s: float
 ) -> None:
     sheet = Sheet()
-    slowest_s = cold_start(sheet, weights_bytes=weights_gb * GB, path=STORAGE_PATHS[path])
+    slowest_s = cold_start(sheet, weights_bytes=weights_gb * GB, path=path)
     assert slowest_s == pytest.approx(high_s, rel=5e-3)
     assert float(sheet.steps[0].result.split()[0]) == pytest.approx(low_s, rel=5e-3)
 
@@ -229,8 +228,8 @@ def test_2_1_object_storage_at_the_stated_bandwidth_takes_half_as_long() -> None
     """Erratum. 70 GB at 0.5-1.0 GB/s are 70-140 s, not 2-5 minutes; those are 0.23-0.58 GB/s."""
     assert (70 / 1.0, 70 / 0.5) == (70, 140)
     path = STORAGE_PATHS["object-storage"]
-    assert path.low_bytes_per_s == pytest.approx(0.233e9, rel=2e-3)
-    assert path.high_bytes_per_s == pytest.approx(0.583e9, rel=2e-3)
+    assert path["low_bytes_per_s"] == pytest.approx(0.233e9, rel=2e-3)
+    assert path["high_bytes_per_s"] == pytest.approx(0.583e9, rel=2e-3)
 
 
 def test_a_cold_start_is_more_than_its_transfer() -> None:
@@ -238,7 +237,7 @@ def test_a_cold_start_is_more_than_its_transfer() -> None:
     slowest_s = cold_start(
         sheet,
         weights_bytes=70 * GB,
-        path=STORAGE_PATHS["object-storage"],
+        path="object-storage",
         provision_s=45,
         initialise_s=60,
     )
@@ -250,9 +249,8 @@ def test_a_cold_start_is_more_than_its_transfer() -> None:
 
 @given(st.floats(1e9, 2e12), st.floats(0, 2e12), st.sampled_from([*STORAGE_PATHS]))
 def test_more_bytes_never_load_faster(weights: float, more: float, path: str) -> None:
-    chosen = STORAGE_PATHS[path]
-    small_s = cold_start(Sheet(), weights_bytes=weights, path=chosen)
-    large_s = cold_start(Sheet(), weights_bytes=weights + more, path=chosen)
+    small_s = cold_start(Sheet(), weights_bytes=weights, path=path)
+    large_s = cold_start(Sheet(), weights_bytes=weights + more, path=path)
     assert small_s <= large_s
 
 
