@@ -308,21 +308,20 @@ def against_tiers(profile: WorkloadProfile, large_gpus: int) -> tuple[str, ...]:
     """
     routing, ttft_s, simple = profile.routing, profile.slo.ttft_p99_s, simple_ratio(profile) or 0.0
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
-    against: list[str] = []
-    if large_gpus <= WORTH_FROM_GPUS:
-        against.append(
-            f"the fleet without tiers has {large_gpus} GPUs; routing pays above {WORTH_FROM_GPUS}"
-        )
-    if simple == 0:
-        against.append("no share of requests is known to be simple enough for a small model")
-    if not routing.small_model_acceptable:
-        against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
-    if ttft_s is not None and router_s > TTFT_BUDGET_RATIO * ttft_s:
-        against.append(
-            f"the router takes {percent(router_s / ttft_s)} of the TTFT budget, "
-            f"above {percent(TTFT_BUDGET_RATIO)}"
-        )
-    return tuple(against)
+    share = 0.0 if ttft_s is None else router_s / ttft_s
+    few = f"the fleet without tiers has {large_gpus} GPUs; routing pays above {WORTH_FROM_GPUS}"
+    late = (
+        f"the router takes {percent(share)} of the TTFT budget, above {percent(TTFT_BUDGET_RATIO)}"
+    )
+    against = {
+        few: large_gpus <= WORTH_FROM_GPUS,
+        "no share of requests is known to be simple enough for a small model": simple == 0,
+        "the small model's answer quality is not confirmed (small_model_acceptable)": (
+            not routing.small_model_acceptable
+        ),
+        late: share > TTFT_BUDGET_RATIO,
+    }
+    return tuple(reason for reason, holds in against.items() if holds)
 
 
 def routing_step(
