@@ -277,7 +277,7 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     case = _imbalance(tier, hot, most, usual, of=len(loaded))
     _weigh_arrivals(case, most, tier)
     waiting = most.get("waiting") or 0.0
-    room = sum(1 for e in tier.engines if not e.get("waiting"))
+    room = sum(e.get("waiting") == 0 for e in tier.engines)
     if waiting >= 1 and room:
         case.weigh(
             "waiting",
@@ -499,11 +499,12 @@ def underused(tier: Tier) -> FleetCause | None:
     if not measured or len(idle) < IDLE_SHARE * len(measured):
         return None
     mean = sum(running for running, _ in measured) / len(measured)
-    peak = max((e.get("running_hour_max") or 0.0) for _, e in measured)
+    peaks = [most for _, e in measured if (most := e.get("running_hour_max")) is not None]
+    peak = f", peak {max(peaks):.0f}" if peaks else ""
     case = Case(
         "underused",
-        f"{len(idle)} of {len(measured)} engines were idle in the last hour (mean of all engines "
-        f"{mean:.1f} requests running, peak {peak:.0f}).",
+        f"{len(idle)} of {plural(len(measured), 'engine')} {'was' if len(idle) == 1 else 'were'} "
+        f"idle in the last hour (mean of all engines {mean:.1f} requests running{peak}).",
         "Consolidate, add batch work, or keep fewer replicas warm; check a whole week before you "
         "give hardware back.",
         Severity.INFO,

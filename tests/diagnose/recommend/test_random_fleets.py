@@ -70,7 +70,7 @@ MOST_ILL = 4
 
 GPU_FIGURES = {"sm_clock_mhz": 1980.0, "temperature_c": 55.0, "gpus": 1.0}
 COUNTED = re.compile(r"^(\d+) of (\d+) engines?, worst (\S+): ")
-NO_FIGURE = re.compile(r"\b(?:nan|inf|None|unknownx)\b|\{\}|e[-+]\d\d\b")
+NO_FIGURE = re.compile(r"\b(?:nan|inf|None(?! for)|unknownx)\b|\{\}|e[-+]\d\d\b")
 MOMENT = re.compile(r"\d\d:\d\d(?::\d\d)?|\d{4}-\d\d-\d\d|within the (?:last )?hour|\d+ min\b")
 
 
@@ -278,7 +278,10 @@ def _compared(cause: FleetCause, seen: Watched) -> Iterator[float]:
     engines = [engine for engine in fleet.engines if engine.pool == cause.pool]
     down = [gone for gone in fleet.gone if gone.pool == cause.pool]
     shown, of = len(cause.replicas), len(engines)
-    yield from (shown, of, of - shown, shown / (of or 1), of + len(down), len(down))
+    yield from (*range(of + 1), shown / (of or 1), of + len(down), len(down))
+    for e in engines:
+        running = e.values.get("running_avg", e.values.get("running", 0.0))
+        yield running + e.values.get("waiting", 0.0)  # in flight
     for part in (*cause.evidence, *cause.against):
         yield from (n for n in (part.value, part.threshold) if n is not None)
     for key in {*OF_LOAD, *(part.signal for part in (*cause.evidence, *cause.against))}:
