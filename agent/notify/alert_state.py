@@ -230,7 +230,7 @@ class AlertState:
         key, active = problem.key, self._active.get(problem.key)
         if active is None and len(self._by_target.get(key.target, ())) >= ACTIVE_MAX:
             return None
-        if active is not None and active.ended_s is not None and _end_waits(active):
+        if active and active.ended_s is not None and active.notified and not active.is_end_sent:
             # It is back: the message that it ended is out of date.
             active.ended_s, active.how, active.serial = None, "", next(self._serials)
         if active is None or active.ended_s is not None:
@@ -334,10 +334,6 @@ def _shown(active: ActiveProblem, problem: Event) -> Event:
 def _advised_before(active: ActiveProblem) -> str:
     """What the message before advised, unless it is what is advised now."""
     return active.advised_last if active.advised_last != active.advised else ""
-
-
-def _end_waits(active: ActiveProblem) -> bool:
-    return active.notified is not None and not active.is_end_sent
 
 
 def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -195,6 +195,12 @@ class ReceiverThread:
         with self._changed:
             return self._state.targets()
 
+    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
+        """Set the watched targets: the problems of all others are closed."""
+        with self._changed:
+            for target in sorted(set(self._state.targets()).difference(targets)):
+                self._queue(self._state.drop(target, t_s))
+
     def close(self, deadline_s: float) -> None:
         """Ask the thread to end by `deadline_s`. Until then it tries once to send each remaining
         message. Active problems stay active."""
@@ -243,6 +249,10 @@ class ReceiverThread:
         """Why the receiver does not get its messages; empty if it does, or may soon."""
         raise NotImplementedError
 
+    def _queue(self, new_events: Sequence[Event]) -> None:
+        """Queue changes of problems."""
+        raise NotImplementedError
+
     def _run(self) -> None:
         """Send until the channel is closed."""
         raise NotImplementedError
@@ -260,9 +270,9 @@ class Channel(ReceiverThread):
         clock: Callable[[], float],
     ) -> None:
         super().__init__(receiver, state_file, clock)
-        self._groups = Groups(wait_s=receiver.group_wait_s)
+        self._groups = Groups(wait_s=receiver.group_wait_s, hold_s=receiver.hold_s)
         self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
-        self._formatting = 0
+        self._formatting, self._storing = 0, Lock()
         self._stored: deque[Path] = deque()
         """Files of messages for which the queue has no room, oldest first."""
         for file, stored in state_file.outbox.waiting(receiver.name):
@@ -276,34 +286,28 @@ class Channel(ReceiverThread):
     def offer(self, state: TargetState) -> None:
         """Queue the events that follow from a target's newest state."""
         with self._changed:
-            self._gather(self._state.update(state))
-
-    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
-        """Set the watched targets: the problems of all others are closed."""
-        with self._changed:
-            for target in sorted(set(self._state.targets()).difference(targets)):
-                self._gather(self._state.drop(target, t_s))
+            self._queue(self._state.update(state))
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
         """Forward the alerts that this receiver did not get yet. Returns their number."""
-        with self._changed:
-            new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
-        if not new:
-            return 0
-        message = forwarded(
-            new,
-            receiver=self.receiver.name,
-            base=self.receiver.triage_url,
-            now_s=now_s,
-            docs_url=self.receiver.docs_url,
-        )
-
-        keys = tuple(alert.key for alert in new)
-        stored = Stored(self.receiver.name, now_s, keys, message)
-        file = self._state_file.outbox.add(stored)
-        with self._changed:
-            self._queue_forwarded(stored, file)
-            self._changed.notify()
+        with self._storing:  # an alert that is repeated meanwhile is answered once it is stored
+            with self._changed:
+                new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
+            if not new:
+                return 0
+            message = forwarded(
+                new,
+                receiver=self.receiver.name,
+                base=self.receiver.triage_url,
+                now_s=now_s,
+                docs_url=self.receiver.docs_url,
+            )
+            keys = tuple(alert.key for alert in new)
+            stored = Stored(self.receiver.name, now_s, keys, message)
+            file = self._state_file.outbox.add(stored)
+            with self._changed:
+                self._queue_forwarded(stored, file)
+                self._changed.notify()
         return len(new)
 
     def _queue_forwarded(self, stored: Stored, file: Path | None) -> None:
@@ -351,7 +355,7 @@ class Channel(ReceiverThread):
                 queued=stats.queued + len(self._groups) + len(self._stored) + self._formatting,
             )
 
-    def _gather(self, new_events: Sequence[Event]) -> None:
+    def _queue(self, new_events: Sequence[Event]) -> None:
         self._groups.gather(new_events, time.monotonic())
         if new_events or self._is_changed():
             self._changed.notify()

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import math
+import re
 import smtplib
 import socket
 import ssl
@@ -187,6 +188,7 @@ HINTS = {
 """What to check, by HTTP status."""
 
 ANSWER_MAX_BYTES = 4096
+ERROR_CODE = re.compile(r"[a-z_]{1,40}")
 SHOWN_HINTS = ("tls", "dns", "auth")
 """Kinds of connection errors whose hint is shown. The hints of other kinds are about scraping."""
 
@@ -198,7 +200,8 @@ def post(
     timeout_s: float,
     now_s: float,
 ) -> None:
-    """Post a JSON document. Follows no redirects, uses no proxy, and ignores the response body.
+    """Post a JSON document. Follows no redirects and uses no proxy. An answer of success that is a
+    page for people, or a document that denies it, counts as a failure.
 
     Raises:
         SendError: the receiver did not accept the document.
@@ -222,7 +225,7 @@ def post(
         hint = f" ({exc.hint})" if exc.kind in SHOWN_HINTS else ""
         raise SendError(f"{exc}{hint}", hint="" if hint else NO_CONNECTION) from exc
     timed.deadline_s = deadline_s
-    _check_status(shown, *_request(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
+    _check_answer(shown, *_request(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
 
 
 def _request(
@@ -232,8 +235,9 @@ def _request(
     data: bytes,
     *,
     timeout_s: float,
-) -> tuple[int, str | None]:
-    """Send a request. Returns the status and the Retry-After header of the response."""
+) -> tuple[int, str | None, bytes]:
+    """Send a request. Returns the status, the Retry-After header and the beginning of the body of
+    the response."""
     connection = http.client.HTTPConnection(address.host, address.port)
     connection.default_port = 443 if address.scheme == "https" else 80
     connection.auto_open = 0
@@ -241,8 +245,8 @@ def _request(
     try:
         connection.request("POST", address.path, body=data, headers=dict(headers))
         with connection.getresponse() as response:
-            response.read(ANSWER_MAX_BYTES)
-            return response.status, response.headers.get("retry-after")
+            body = response.read(ANSWER_MAX_BYTES)
+            return response.status, response.headers.get("retry-after"), body
     except TimeoutError:
         raise SendError(
             f"no answer within {stated_duration(timeout_s)}", hint=NO_CONNECTION
@@ -256,15 +260,36 @@ def _request(
         timed.close()
 
 
-def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s: float) -> None:
-    if 200 <= status < 300:
-        return
+def _check_answer(
+    shown: Address, status: int, retry_after: str | None, body: bytes, *, now_s: float
+) -> None:
     text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
+    if 200 <= status < 300:
+        if denial := denied(body):
+            raise SendError(f"{text} with {denial}", hint="check the whole address and the token")
+        return
     if 300 <= status < 400:
         text += "; redirects are not followed: configure the final URL"
     hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
     is_final, wait_s = status in REFUSED, after_s(retry_after, now_s)
     raise SendError(printable(text), final=is_final, after_s=wait_s, hint=hint)
+
+
+def denied(body: bytes) -> str:
+    """How the beginning of an answer of success denies it; empty if it does not."""
+    if body.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return "a page for people, such as a login"
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(document, dict):
+        return ""
+    answer = cast("dict[str, object]", document)
+    if answer.get("ok") is not False and answer.get("success") is not False:
+        return ""
+    error = str(answer.get("error", ""))  # any other text may quote a secret
+    return f"an error: {error}" if ERROR_CODE.fullmatch(error) else "an error"
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:

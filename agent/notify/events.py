@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, field
@@ -381,20 +381,17 @@ class SentAlerts:
 # --- Grouping -------------------------------------------------------------------------------------
 
 
-class _Gathering(Struct):
-    due_s: float
-    events: dict[Key, Event] = field(default_factory=dict[Key, Event])
-
-
 class Groups:
     """Groups of similar events. Each group becomes one message.
 
-    A group is due `wait_s` seconds after its first event.
+    A group is due `wait_s` seconds after its first event. That a target is no longer watched is
+    held back for `hold_s`: a discovery that loses targets for a moment is no news.
     """
 
-    def __init__(self, *, wait_s: float) -> None:
-        self._wait_s = wait_s
-        self._pending: dict[Group, _Gathering] = {}
+    def __init__(self, *, wait_s: float, hold_s: float) -> None:
+        self._wait_s, self._hold_s = wait_s, max(wait_s, hold_s)
+        self._pending: dict[Group, dict[Key, tuple[float, Event]]] = {}
+        """The events of each group, each with the time at which it is due."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -404,20 +401,31 @@ class Groups:
         says that it began."""
         for event in events:
             grouped = event
-            unsent = self._pending.get(("began", event.key.id, ""))
-            if event.kind == "worse" and unsent is not None and event.key in unsent.events:
+            if event.kind == "worse" and event.key in self._pending.get(
+                ("began", event.key.id, ""), ()
+            ):
                 grouped = replace(event, kind="began", before=None)
-            group = group_of(grouped)
-            gathering = self._pending.setdefault(group, _Gathering(now_s + self._wait_s))
-            gathering.events[grouped.key] = grouped
+            group = self._pending.setdefault(group_of(grouped), {})
+            due_s = now_s + (self._hold_s if grouped.how else self._wait_s)
+            if group and not grouped.how:
+                due_s = _due_s(group)
+            group[grouped.key] = due_s, grouped
 
     def due_s(self) -> float | None:
         """Time at which the first group is due; None if there is none."""
-        return min((gathering.due_s for gathering in self._pending.values()), default=None)
+        return min(map(_due_s, self._pending.values()), default=None)
 
     def take(self, now_s: float) -> list[Event]:
         """Remove a group that is due and return its events. Empty if no group is due."""
-        due = next(
-            (group for group, gathering in self._pending.items() if gathering.due_s <= now_s), None
-        )
-        return list(self._pending.pop(due).events.values()) if due is not None else []
+        due = next((name for name, group in self._pending.items() if _due_s(group) <= now_s), None)
+        if due is None:
+            return []
+        group = self._pending.pop(due)
+        left = {key: held for key, held in group.items() if held[0] > now_s + self._wait_s}
+        if left:
+            self._pending[due] = left
+        return [event for key, (_, event) in group.items() if key not in left]
+
+
+def _due_s(group: Mapping[Key, tuple[float, Event]]) -> float:
+    return min(due_s for due_s, _ in group.values())

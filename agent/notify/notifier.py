@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,9 @@ receive for its `resolve_timeout` (default: 5 minutes)."""
 
 BATCH_MAX = 200
 """Maximum number of alerts in one request."""
+
+RESOLVED_MAX = 4096
+"""Most ended alerts that wait for an Alertmanager that does not answer."""
 
 LABEL_CHARACTERS = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -130,15 +133,6 @@ class AlertmanagerChannel(ReceiverThread):
                 now = problems(state, self.receiver.severity)
                 self._newest |= {key: now[key] for key in active if key in now}
             self._queue(changes)
-            if not active:
-                self._labels.pop(state.name, None)
-
-    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
-        """Set the watched targets: the alerts of all others are resolved."""
-        with self._changed:
-            for target in sorted(set(self._state.targets()).difference(targets)):
-                self._queue(self._state.drop(target, t_s))
-                self._labels.pop(target, None)
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
         """Does nothing and returns 0: the alerts come from an Alertmanager."""
@@ -156,8 +150,8 @@ class AlertmanagerChannel(ReceiverThread):
             return "alerts given up: it refuses them; see kneewatch's log"
         return failing(self._failures)
 
-    def _queue(self, changes: Sequence[Event]) -> None:
-        for event in changes:
+    def _queue(self, new_events: Sequence[Event]) -> None:
+        for event in new_events:
             key, severity = event.key, event.severity
             if event.kind == "ended":
                 self._unsent.pop(key, None)
@@ -171,7 +165,10 @@ class AlertmanagerChannel(ReceiverThread):
                 if event.before is not None and event.before < severity:
                     # The severity is a label: Alertmanager knows the milder one as another alert.
                     self._resolve(event, event.before, None, ended_s=event.t_s)
-        if changes:
+        for target in {event.key.target for event in new_events}:
+            if not self._state.active(target):
+                self._labels.pop(target, None)
+        if new_events:
             self._changed.notify()
 
     def _resolve(
@@ -186,6 +183,11 @@ class AlertmanagerChannel(ReceiverThread):
         if ended_s is not None:
             resolved["endsAt"] = rfc3339(max(ended_s, event.since_s))
         self._resolved[event.key, severity] = (resolved, end)
+        if len(self._resolved) > RESOLVED_MAX:  # Alertmanager has ended the oldest by itself
+            self._dropped += 1
+            _, oldest = self._resolved.pop(next(iter(self._resolved)))
+            if oldest is not None:
+                self._state.delivered(oldest)
 
     def _run(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
 from tests.agent.notify.web import Reply, Taking
-from tests.agent.notify.webhooks import stats_of
+from tests.agent.notify.webhooks import ended, stats_of
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
 from tests.reports.diagnoses import NOW_S
@@ -173,6 +173,25 @@ def test_active_alerts_are_sent_again_and_an_outage_loses_none(
         channel.join()
 
 
+def test_ended_alerts_of_an_alertmanager_that_is_gone_are_bounded(
+    taking: Taking, starting: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kneewatch.agent.notify.notifier.RESOLVED_MAX", 3)
+    taker = taking(Reply(status=503))
+    notifier = starting(table(taker.url))
+    for number in range(6):
+        notifier.offer(state(sick(), name=f"r{number}"))
+    for number in range(6):
+        ended(notifier, name=f"r{number}")
+    stats = stats_of(notifier)
+    assert (stats.queued, stats.dropped) == (3, 3)
+    assert notifier.active_targets() == {"r3", "r4", "r5"}
+    taker.replies = [Reply()]
+    until(lambda: stats_of(notifier).queued == 0)
+    rows = {row["labels"]["kneewatch_target"] for row in taker.posts[-1].body if "endsAt" in row}
+    assert rows == {"r3", "r4", "r5"}
+
+
 def test_a_restart_resolves_what_ended_meanwhile(
     taking: Taking, starting: Starting, tmp_path: Path
 ) -> None:
@@ -185,9 +204,9 @@ def test_a_restart_resolves_what_ended_meanwhile(
     after = starting(table(taker.url), state_file=memory)
     for after_s in (100, 130, 160):
         after.offer(state(healthy(), after_s=after_s))
-    ended = taker.wait(2)[-1]
-    assert ended.body[0]["labels"] == began.body[0]["labels"]
-    assert "endsAt" in ended.body[0]
+    over = taker.wait(2)[-1]
+    assert over.body[0]["labels"] == began.body[0]["labels"]
+    assert "endsAt" in over.body[0]
 
 
 def test_tls_and_a_bearer_token(

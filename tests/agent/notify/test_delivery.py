@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
+from kneewatch.collector.files import replace_file
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
@@ -269,6 +271,34 @@ def test_a_forwarded_alert_survives_the_end_of_the_daemon(
     assert second.forward([forwarded(1)], NOW_S) == {"webhook-1": 0}, "it was delivered"
     second.close(PATIENCE_S)
     assert not list(folder.iterdir())
+
+
+def test_an_alert_that_is_repeated_while_it_is_stored_is_answered_after_that(
+    starting: Starting, taking: Taking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores, may_store, answers = threading.Event(), threading.Event(), list[dict[str, int]]()
+
+    def slowly(file: Path, content: bytes) -> None:
+        stores.set()
+        may_store.wait(PATIENCE_S)
+        replace_file(file, content)
+
+    monkeypatch.setattr(alert_state, "replace_file", slowly)
+    notifier = starting(webhook(taking()))
+
+    def forward() -> None:
+        answers.append(notifier.forward([forwarded()], NOW_S))
+
+    threads = [threading.Thread(target=forward) for _ in range(2)]
+    threads[0].start()
+    assert stores.wait(PATIENCE_S)
+    threads[1].start()
+    threads[1].join(0.2)
+    assert not answers
+    may_store.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers == [{"webhook-1": 1}, {"webhook-1": 0}]
 
 
 def test_a_message_that_cannot_be_stored_is_sent_and_is_a_problem(

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.agent.notify.events import Event, Groups, Key
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import LONG_WAIT_S, WAIT_S, ended, settle, stats_of, webhook
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) -> None:
@@ -142,7 +143,8 @@ def test_what_goes_on_is_told_again_where_that_is_asked_for(
 
 def test_what_nobody_watches_any_more_is_told(starting: Starting, taking: Taking) -> None:
     taker = taking()
-    notifier = starting(webhook(taker), clock=lambda: state(healthy(), after_s=30).t_s)
+    clock = {"clock": lambda: state(healthy(), after_s=30).t_s}
+    notifier = starting(webhook(taker, hold_s=2 * WAIT_S), **clock)
     notifier.set_watched(["r0", "r1"])
     notifier.offer(state(sick()))
     settle(notifier)
@@ -150,6 +152,39 @@ def test_what_nobody_watches_any_more_is_told(starting: Starting, taking: Taking
     body = taker.wait(2)[1].body
     assert body["status"] == "unwatched"
     assert body["title"].startswith("NO LONGER WATCHED: kv_pressure on r0")
+
+
+def test_a_discovery_that_loses_a_target_for_a_moment_is_no_news(
+    starting: Starting, taking: Taking
+) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker, wait_s=0.01))
+    for at in range(6):  # with each message that is due at once, also one about its end
+        notifier.set_watched(["r0", "r1"])
+        notifier.offer(state(sick(), after_s=5.0 * at))
+        until(lambda: stats_of(notifier).sent > 0 and stats_of(notifier).queued <= 1)
+        notifier.set_watched(["r1"])
+    notifier.set_watched(["r0", "r1"])
+    notifier.offer(state(sick(), after_s=30.0))
+    ended(notifier, from_s=35.0)
+    assert [post.body["status"] for post in taker.wait(2)] == ["firing", "resolved"]
+
+
+def test_each_target_that_is_no_longer_watched_is_held_back() -> None:
+    groups = Groups(wait_s=1.0, hold_s=20.0)
+
+    def lost(target: str, at_s: float) -> None:
+        key = Key(target, "m", "0", "kv_pressure")
+        ended = Event("ended", key, Severity.CRITICAL, 3, 0.0, at_s, how="no longer watched")
+        groups.gather([ended], at_s)
+
+    for target, at_s in (("a", 0.0), ("flaps", 0.0), ("b", 0.5), ("flaps", 15.0)):
+        lost(target, at_s)
+    assert (groups.take(19.9), groups.due_s()) == ([], 20.0)
+    assert [event.key.target for event in groups.take(20.0)] == ["a", "b"]
+    assert (groups.take(34.0), groups.due_s()) == ([], 35.0)
+    assert [event.key.target for event in groups.take(35.0)] == ["flaps"]
+    assert not groups
 
 
 def test_other_receivers_are_taken_up_and_nobody_is_told_twice(
@@ -180,7 +215,7 @@ def test_a_receiver_that_comes_back_learns_of_what_was_dropped_meanwhile(
     starting: Starting, taking: Taking, tmp_path: Path
 ) -> None:
     taker = taking()
-    text = webhook(taker)
+    text = webhook(taker, hold_s=2 * WAIT_S)
     notifier = starting(text)
     notifier.set_watched(["r0", "r1"])
     notifier.offer(state(sick()))

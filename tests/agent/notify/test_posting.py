@@ -75,6 +75,40 @@ def test_what_a_status_means(taking: Taking, tmp_path: Path, status: int, final:
     assert str(status) in str(error)
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"ok": false, "error": "channel_not_found"}', "with an error: channel_not_found"),
+        (b'{"success": false, "error": "https://SECRET"}', "with an error"),
+        (b"\n<!DOCTYPE html><title>Sign in</title>", "a page for people, such as a login"),
+        (b"<HTML>", "a page for people"),
+    ],
+)
+def test_an_answer_of_success_that_denies_it(
+    taking: Taking, tmp_path: Path, body: bytes, says: str
+) -> None:
+    error = failure(web(tmp_path, taking(Reply(body=body)).url))
+    assert not error.final, "it may be a proxy's answer during maintenance"
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"ok",
+        b'{"ok": true}',
+        b'{"status": "success"}',
+        b"[false]",
+        b"null",
+        b"[" * 4000,
+        b"<a>",
+    ],
+)
+def test_any_other_answer_of_success_is_one(taking: Taking, tmp_path: Path, body: bytes) -> None:
+    post(web(tmp_path, taking(Reply(body=body)).url), BODY, timeout_s=60, now_s=NOW_S)
+
+
 def test_redirects_are_not_followed(taking: Taking, tmp_path: Path) -> None:
     other = taking()
     taker = taking(Reply(status=302, headers={"Location": other.url}))

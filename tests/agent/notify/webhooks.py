@@ -16,11 +16,11 @@ LONG_WAIT_S = 600.0
 """Longer than a test: only closing sends what was gathered."""
 
 
-def webhook(taker: Taker, more: str = "", *, wait_s: float = WAIT_S) -> str:
+def webhook(taker: Taker, more: str = "", *, wait_s: float = WAIT_S, hold_s: float = 20.0) -> str:
     """A receiver's table."""
     return (
         f'[[notify]]\nkind = "webhook"\nurl = "{taker.url}"\ngroup_wait_s = {wait_s}\n'
-        f"hold_s = 20\ntimeout_s = 300\n{more}\n"
+        f"hold_s = {hold_s}\ntimeout_s = 300\n{more}\n"
     )
 
 
