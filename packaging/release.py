@@ -65,13 +65,20 @@ def main() -> None:
     (OUT / f"kneewatch-{version}-kubernetes.tar.gz").write_bytes(kubernetes)
     chart()
     (OUT / NOTES).write_text(notes)
-    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files()]
-    (OUT / "SHA256SUMS").write_text("".join(sums))
-    if key := os.environ.get("SIGNING_KEY"):  # an SSH key: writes SHA256SUMS.sig
-        sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "file", "-f", key, OUT / "SHA256SUMS"]
-        subprocess.run(sign, check=True)
+    write_sums(OUT, os.environ.get("SIGNING_KEY"))
     for file in files():
         print(f"{file.stat().st_size:>10,} {file.relative_to(ROOT)}")
+
+
+def write_sums(folder: Path, key: str | None) -> None:
+    """Write the checksums of a folder's files, and with an SSH key their signature."""
+    sums = folder / "SHA256SUMS"
+    files = sorted(folder.iterdir())
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    sums.write_text("".join(lines))
+    if key:
+        sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "file", "-f", key, sums]
+        subprocess.run(sign, check=True)
 
 
 def checked_in(*folders: str) -> dict[str, bytes]:

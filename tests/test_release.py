@@ -56,6 +56,25 @@ def test_sdists_of_different_builds_are_alike(release: ModuleType) -> None:
         assert content.read() == b"a"
 
 
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen signs")
+def test_checksums_are_signed_where_a_key_is_given(release: ModuleType, tmp_path: Path) -> None:
+    folder, key = tmp_path / "dist", tmp_path / "key"
+    folder.mkdir()
+    (folder / "wheel").write_text("content")
+    release.write_sums(folder, None)
+    assert not (folder / "SHA256SUMS.sig").exists()
+    make_key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key]
+    subprocess.run(make_key, check=True)
+    (folder / "SHA256SUMS").unlink()
+    release.write_sums(folder, str(key))
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    check = ["ssh-keygen", "-Y", "check-novalidate", "-n", "file", "-s", folder / "SHA256SUMS.sig"]
+    sums = (folder / "SHA256SUMS").read_bytes()
+    assert subprocess.run(check, input=sums, capture_output=True, check=False).returncode == 0
+    forged = subprocess.run(check, input=sums + b"x", capture_output=True, check=False)
+    assert forged.returncode != 0
+
+
 def test_notes_are_those_of_the_version(release: ModuleType) -> None:
     changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 1.2.0 (Nov)\n\n- old\n\n## 1.1.0\n"
     assert release.release_notes(changelog, "1.2.0") == "# kneewatch 1.2.0\n\n- old\n"
