@@ -371,8 +371,9 @@ def _scaled_to_zero(
     if not answers["workloads"]:
         return None
     wanted_none = [
-        (sample.value, Objects([(sample.labels, _workload(sample.labels))]))
+        (sample.value, Objects([(labels, labels.get("deployment", labels.get("statefulset", "")))]))
         for sample in answers["zero"]
+        for labels in [sample.labels]
     ]
     last_s: dict[str, float] = {}
     for member, seen_s in stopped:
@@ -384,10 +385,6 @@ def _scaled_to_zero(
         for zero_s, workload in wanted_none
         if zero_s >= last_s[member.pool] and workload.has(member.labels, name)
     )
-
-
-def _workload(labels: Labels) -> str:
-    return labels.get("deployment") or labels.get("statefulset", "")
 
 
 def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:

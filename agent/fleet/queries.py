@@ -452,11 +452,12 @@ class QueryMoment(Struct, frozen=True):
         by_key: dict[str, Sequence[Sample]] = {}
         for name, answer in self.source.instants(requests, self.at_s).items():
             part = parts[name]
-            if isinstance(answer, CollectError) and answer.kind in OF_THE_QUERY and len(part) > 1:
+            if not isinstance(answer, CollectError):
+                by_key |= _by_query(part, self.log.samples(name, answer))
+            elif answer.kind in OF_THE_QUERY and len(part) > 1:
                 alone |= part
-                continue
-            for key in part:
-                by_key[key] = _samples_of(key, self.log.samples(key, answer), len(part))
+            else:
+                by_key |= {key: self.log.samples(key, answer) for key in part}
         again = self.source.instants(alone, self.at_s)
         by_key |= {key: self.log.samples(key, answer) for key, answer in again.items()}
         return {key: by_key[key] for key in queries}
@@ -496,12 +497,12 @@ def _joined(part: Mapping[str, str]) -> str:
     )
 
 
-def _samples_of(key: str, samples: Sequence[Sample], queries: int) -> Sequence[Sample]:
-    """The samples of one query out of an answer to a combined query, without the label KEY."""
-    if queries == 1:
-        return samples
-    return [
-        replace(sample, labels={name: v for name, v in sample.labels.items() if name != KEY})
-        for sample in samples
-        if sample.labels.get(KEY) == key
-    ]
+def _by_query(part: Mapping[str, str], samples: Sequence[Sample]) -> Mapping[str, Sequence[Sample]]:
+    """The samples of each query out of the answer to a combined query, without the label KEY."""
+    if len(part) == 1:
+        return dict.fromkeys(part, samples)
+    by_key: dict[str, list[Sample]] = {key: [] for key in part}
+    for sample in samples:
+        labels = dict(sample.labels)
+        by_key[labels.pop(KEY)].append(Sample(labels, sample.value))
+    return by_key
