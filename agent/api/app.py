@@ -113,7 +113,7 @@ class Routes:
         """All targets, worst first, or one target. `at` selects a past moment. The text is for
         people and may change; the JSON is stable."""
         if self._service.only_fleet and (at is not None or since is not None):
-            return _to_fleet(request, "../../")
+            return redirect("../../api/v1/fleet", request, ("at", "since", "format"))
         return await self._triage(request, target or "", at=at, since=since, form=format)
 
     async def triage_target(
@@ -249,11 +249,6 @@ def _own_metrics(service: Service) -> Response:
     from kneewatch.agent.api import metrics
 
     return Response(metrics.exposition(service), headers={"content-type": metrics.CONTENT_TYPE})
-
-
-def _to_fleet(request: Request, up: str) -> Response:
-    """A redirect to the fleet's diagnosis; `up` is the relative path to the root."""
-    return redirect(f"{up}api/v1/fleet", request, ("at", "since", "format"))
 
 
 # --- The app --------------------------------------------------------------------------------------

@@ -4,14 +4,10 @@ learned before a restart of the daemon. I/O edge."""
 from __future__ import annotations
 
 import logging
-import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from weakref import WeakSet
 
-from kneewatch.agent.daemon.periodic_jobs import Job
-from kneewatch.agent.store.learned import read_learned, write_learned
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
@@ -59,7 +55,7 @@ class WeeklyPeaks(Job):
         self,
         history: Reader,
         targets: Callable[[], Sequence[TargetSpec]],
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = OWN_CLOCK,
     ) -> None:
         self._history, self._targets, self._wall = history, targets, wall
         self._peaks: dict[tuple[str, EngineKey], float | None] = {}
@@ -123,7 +119,7 @@ class SeasonalBaselines(Job):
         self,
         history: Reader,
         targets: Callable[[], Sequence[TargetSpec]],
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = OWN_CLOCK,
     ) -> None:
         self._history, self._targets, self._wall = history, targets, wall
         self._hours: dict[float, Baselines] = {}
@@ -176,51 +172,49 @@ class SeasonalBaselines(Job):
 # it, and an accepted value stays the usual one.
 
 
-Place = tuple[str, EngineKey]
+STATES_MAX = 4096
+"""Most engines whose states are held in memory: labels that change make engines without end."""
 
 
 class LearnedStates(Job):
-    """Stores what was learned about engines, and returns it after a restart of the daemon.
+    """Stores what was learned about engines through `learn`, and returns it to an engine that is
+    watched again, also after a restart of the daemon.
 
-    Engines exchange their states through memory; the job alone reads and writes the file. A file
-    that cannot be read yet is read later: its states are not lost.
+    A history that cannot be read yet is read later: its states are not lost.
     """
 
     every_s, first_in_s = 5.0, 0.0
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._error = file, ""
-        self._new: dict[Place, tuple[float, bytes]] = {}
+    def __init__(
+        self, history: Reader, learn: Callable[[str, EngineKey, float, bytes], None]
+    ) -> None:
+        self._history, self._learn, self._error = history, learn, ""
         self._known = WeakSet[EngineMonitor]()
-        self._stored: dict[Place, bytes] | None = None
+        self._states: dict[tuple[str, EngineKey], bytes] | None = None
 
     def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
-        """Give an engine that is new here its stored state, and keep the newer ones."""
-        place, stored = (target, engine.key), self._stored
-        if stored is None:
+        """Give an engine that is new here the newest state of its place, and store the newer
+        ones."""
+        place, states = (target, engine.key), self._states
+        if states is None:
             return
         if engine not in self._known:
             self._known.add(engine)
-            engine.judge.stored = stored.pop(place, None)
-            return
-        state = engine.judge.learned.state(t_s)
-        if state is not None:
-            self._new[place] = (t_s, state)
+            engine.judge.stored = states.get(place)
+        elif (state := engine.judge.learned.state(t_s)) is not None:
+            states.pop(place, None)
+            states[place] = state
+            for oldest in list(states)[:-STATES_MAX]:
+                states.pop(oldest, None)
+            self._learn(target, engine.key, t_s, state)
 
     def cycle(self) -> float | None:
-        """Read the stored states once, and write those that changed."""
-        try:
-            if self._stored is None:
-                self._stored = read_learned(self._file)
-            if self._new:
-                new = dict(self._new)
-                write_learned(self._file, new)
-                for place, state in new.items():
-                    if self._new[place] is state:
-                        del self._new[place]
-            self._error = ""
-        except (StoreError, sqlite3.Error, OSError) as error:
-            if str(error) != self._error:
-                log.warning("cannot store what was learned, retrying error=%s", error)
-            self._error = str(error)
+        """Read the stored states once."""
+        if self._states is None:
+            try:
+                self._states = self._history.learned()
+            except StoreError as error:
+                if str(error) != self._error:
+                    log.warning("cannot read what was learned, retrying error=%s", error)
+                self._error = str(error)
         return None

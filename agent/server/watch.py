@@ -98,7 +98,6 @@ def read_server(
     from kneewatch.agent.kubernetes import own_pod, read_pod
     from kneewatch.agent.server.probe import ask_server
     from kneewatch.agent.server.process import read_process
-    from kneewatch.agent.server.watch import read_gpus, read_model
 
     readings = [ask_server(address, fetch, now_s)]
     shown, server = read_process(address, now_s)

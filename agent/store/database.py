@@ -193,7 +193,8 @@ READER_CACHE_KIB = 1000
 WAL_LIMIT_BYTES = 8 * 1024 * 1024
 HEADER = b"SQLite format 3\x00"
 APPLICATION_ID_AT = 68
-SIDE_FILES = ("-wal", "-shm")
+WAL = "-wal"
+SIDE_FILES = (WAL, "-shm")
 ASIDE_MAX = 3
 """Most damaged stores that are kept beside a store."""
 
@@ -218,13 +219,12 @@ class Lock:
             StoreError: another process holds the lock, or the store has hard links.
             OSError: there cannot be a lock file.
         """
-        path = path.resolve()
+        self._path = path
         if path.is_file() and path.stat().st_nlink > 1:
             raise StoreError(
-                f"{path} has hard links, so its lock cannot exclude a second kneewatch; "
+                f"{path.resolve()} has hard links, so its lock cannot exclude a second kneewatch; "
                 "copy it, or name another file (--store FILE)"
             )
-        self._path, self._name = path, Path(f"{path}.lock")
         self.is_renewed = self._name.exists()
         self._file: int | None = None
         self.error: OSError | None = None
@@ -235,18 +235,22 @@ class Lock:
                 raise
             self.error = error
 
+    @property
+    def _name(self) -> Path:
+        return Path(f"{self._path.resolve()}.lock")
+
     def renew(self) -> None:
-        """Acquire the lock if it is not held, or if its file was deleted: a deleted file excludes
-        nobody.
+        """Acquire the lock if it is not held, or if its file was deleted or moved: then it excludes
+        nobody from the store at the path.
 
         Raises:
             StoreError: another process holds the lock now.
             OSError: the disk cannot be written.
         """
-        while self._file is None or not os.fstat(self._file).st_nlink:
-            deleted, self._file = self._file, self._locked()
-            if deleted is not None:
-                os.close(deleted)
+        while self._file is None or inode(self._name) != inode(self._file):
+            before, self._file = self._file, self._locked()
+            if before is not None:
+                os.close(before)
 
     def release(self, *, unused: bool = False) -> None:
         """Release the lock. `unused`: the store was not written, so a lock file that was created
@@ -329,7 +333,11 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     Raises:
         StoreError: the store is missing, damaged or of an unsupported version.
     """
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if not is_there:
         raise StoreError(
             f"no store at {path}: `kneewatch run` creates it; --store FILE reads another. The demo "
             "has its own, which its line `history` names, and deletes it at exit"
@@ -455,26 +463,28 @@ def move_aside(path: Path, reason: str) -> Path:
     return aside
 
 
-def size_bytes(path: Path) -> int:
-    """Total size of the store's files in bytes."""
+def size_bytes(path: Path, suffixes: Sequence[str] = ("", *SIDE_FILES)) -> int:
+    """Total size of the store's files with these suffixes in bytes."""
     total = 0
-    for suffix in ("", *SIDE_FILES):
+    for suffix in suffixes:
         with contextlib.suppress(OSError):
             total += Path(f"{path}{suffix}").stat().st_size
     return total
 
 
-def wal_bytes(path: Path) -> int:
-    """Size of the store's write-ahead log in bytes."""
-    with contextlib.suppress(OSError):
-        return Path(f"{path}-wal").stat().st_size
-    return 0
+Inode = tuple[int, int] | None
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file at a path. None if there is no file."""
+def inode(file: Path | int) -> Inode:
+    """Device and inode of a file, by its path or descriptor. None if there is no file."""
     try:
-        stat = path.stat()
+        stat = os.stat(file)  # noqa: PTH116 - a descriptor has no Path
     except OSError:
         return None
     return stat.st_dev, stat.st_ino
+
+
+def identity(path: Path) -> tuple[Inode, ...]:
+    """The inodes of a store and of the files that SQLite keeps beside it. Once a connection has
+    read, they stay the same until somebody replaces, moves or deletes a file."""
+    return tuple(inode(Path(f"{path}{suffix}")) for suffix in ("", *SIDE_FILES))

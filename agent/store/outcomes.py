@@ -117,7 +117,7 @@ class Tracking:
         if engine.config is not None and same and not restart:
             engine.config = config or engine.config
             return
-        text = _json(config)
+        text = orjson.dumps(dict(config)).decode()
         if not engine.texts.take(packed.t_s, len(text)):
             return
         self._execute(
@@ -183,10 +183,6 @@ def _start_time_changed(before_s: float | None, now_s: float | None) -> bool:
     if before_s is None or now_s is None:
         return False
     return abs(now_s - before_s) > START_TIME_TOLERANCE_S
-
-
-def _json(labels: Mapping[str, str]) -> str:
-    return orjson.dumps(dict(labels)).decode()
 
 
 # --- Evaluation -----------------------------------------------------------------------------------

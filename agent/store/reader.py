@@ -43,6 +43,7 @@ from kneewatch.agent.store.stored_series import (
     read_signals,
 )
 from kneewatch.collector.errors import StoreError
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.change import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
@@ -220,17 +221,24 @@ class Reader:
         """
         self.path, self._loops, self._on_damage = path, loops, on_damage
         self._lock = threading.Lock()
-        self._file = identity(path)
         self._connection: sqlite3.Connection | None = None
         with contextlib.suppress(StoreError) if may_be_late else contextlib.nullcontext():
-            self._connection = connect_to_read(path)
+            self._open()
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            self._close()
+
+    def _open(self) -> sqlite3.Connection:
+        self._connection = connect_to_read(self.path)
+        self._file = identity(self.path)
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
         """The engines of a target, or all engines."""
@@ -361,16 +369,20 @@ class Reader:
             if from_s <= row[0] <= to_s
         ]
 
+    def learned(self) -> dict[tuple[str, EngineKey], bytes]:
+        """What was learned about each engine, by target and engine."""
+        with self._snapshot() as connection:
+            rows = connection.execute("SELECT target, model, engine, replica, body FROM learned")
+            return {(target, EngineKey(*key)): body for target, *key, body in rows}
+
     @contextmanager
     def _snapshot(self) -> Generator[sqlite3.Connection]:
-        """A read transaction. If the file was replaced, it is opened again first."""
+        """A read transaction. If one of the files was replaced, they are opened again first."""
         with self._lock:
-            if self._connection is None or identity(self.path) != self._file:
-                if self._connection is not None:
-                    self._connection.close()
-                self._file, self._connection = identity(self.path), None
-                self._connection = connect_to_read(self.path)
             connection = self._connection
+            if connection is None or identity(self.path) != self._file:
+                self._close()
+                connection = self._open()
             try:
                 connection.execute("BEGIN")
                 yield connection

@@ -9,13 +9,15 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from kneewatch.agent.store.database import (
+    SIDE_FILES,
+    WAL,
     Lock,
     connect,
     identity,
@@ -24,7 +26,6 @@ from kneewatch.agent.store.database import (
     move_aside,
     open_checked,
     size_bytes,
-    wal_bytes,
 )
 from kneewatch.agent.store.downsampling_and_retention import Maintenance, transaction
 from kneewatch.agent.store.encoding import EngineName, PackedCycle, Packer
@@ -32,6 +33,7 @@ from kneewatch.agent.store.engine_cache import EngineCache
 from kneewatch.agent.store.ingest import BATCH_BYTES, CycleWriter
 from kneewatch.agent.store.records import Cycle, Retention, StoreStats
 from kneewatch.collector.errors import StoreError
+from kneewatch.collector.names.vllm_metrics import EngineKey
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +115,12 @@ class Backlog:
 # --- The connection of the writer -----------------------------------------------------------------
 
 
+Learned = Mapping[tuple[str, EngineKey], tuple[float, bytes]]
+"""What was learned about engines, encoded, each with its time, by target and engine."""
+
+LEARNED_KEPT_S = 30 * 86_400.0
+"""What was learned about an engine is forgotten after this many seconds without the engine."""
+
 MOVE_ASIDE_INTERVAL_S = 600.0
 """Minimum seconds between two damaged files being moved aside. A bad disk must not be filled with
 such files."""
@@ -136,7 +144,7 @@ class StoreFile:
         self._session: set[int] = set()
         self._moved_aside_s = float("-inf")
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file = identity(path)
         self.files = 0
         """Number of different files that were opened at the path so far."""
         self.oldest_s: float | None = None
@@ -144,22 +152,29 @@ class StoreFile:
         if connection is not None:
             self._open(connection)
 
-    def write(self, cycles: Sequence[PackedCycle]) -> set[EngineName]:
-        """Write cycles in one transaction. Returns the engines that were skipped because of the
-        limit on new engines.
+    def write(self, cycles: Sequence[PackedCycle], learned: Learned) -> set[EngineName]:
+        """Write cycles and what was learned in one transaction. Returns the engines that were
+        skipped because of the limit on new engines.
 
         Raises:
             sqlite3.Error, OSError: the write failed; it can be retried.
         """
         connection = self._current()
         most_bytes = self.maintenance.wal_max_bytes
-        if wal_bytes(self._path) > most_bytes:
+        if size_bytes(self._path, (WAL,)) > most_bytes:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if wal_bytes(self._path) > most_bytes:
+            if size_bytes(self._path, (WAL,)) > most_bytes:
                 raise StoreError(f"{self._path}-wal is full: another program reads for too long")
         with transaction(connection):
             for cycle in cycles:
                 self._writer.write(cycle)
+            if learned:
+                rows = [(target, *astuple(key), *new) for (target, key), new in learned.items()]
+                connection.executemany(
+                    "INSERT OR REPLACE INTO learned VALUES (?, ?, ?, ?, ?, ?)", rows
+                )
+                before_s = max(t_s for t_s, _ in learned.values()) - LEARNED_KEPT_S
+                connection.execute("DELETE FROM learned WHERE t_s < ?", (before_s,))
         self._cache.committed()
         self._refresh_oldest(connection)
         refused, self._cache.refused = self._cache.refused, set()
@@ -185,7 +200,7 @@ class StoreFile:
         if (
             is_damage(error)
             and now_s - self._moved_aside_s > MOVE_ASIDE_INTERVAL_S
-            and (identity(self._path) == self._file or is_kneewatch_file(self._path))
+            and (identity(self._path)[0] == self._file[0] or is_kneewatch_file(self._path))
         ):
             self._moved_aside_s = now_s
             move_aside(self._path, str(error))
@@ -198,15 +213,22 @@ class StoreFile:
                 connection.close()
 
     def _current(self) -> sqlite3.Connection:
-        if self._connection is not None and identity(self._path) != self._file:
-            # The file was moved or deleted: writes to the open file would be lost.
+        before, now = self._file, identity(self._path)
+        if self._connection is not None and now != before:
+            # Writes to an open file that was moved or deleted would be lost.
+            if now[0] == before[0]:  # what is only in a deleted -wal is copied to the file
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self.close()
+            for file, left, suffix in zip(now[1:], before[1:], SIDE_FILES, strict=True):
+                if now[0] != before[0] and file == left:
+                    # It belongs to the file before; SQLite would apply it to the new one.
+                    Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         return self._connection or self._open(connect(self._path))
 
     def _open(self, connection: sqlite3.Connection) -> sqlite3.Connection:
-        file = identity(self._path)
-        if self.files == 0 or file != self._file:
-            self._file = file
+        before, self._file = self._file, identity(self._path)
+        if self.files == 0 or before[0] != self._file[0]:
             self._session.clear()
             self.files += 1
         self._connection = connection
@@ -265,6 +287,7 @@ class Store:
         self._backlog = Backlog()
         self._inbox: deque[Cycle] = deque()
         self._received = 0
+        self._learned: dict[tuple[str, EngineKey], tuple[float, bytes]] = {}
         self._wake = threading.Condition()
         self._close_by_s: float | None = None
         self._hurried = False
@@ -328,6 +351,11 @@ class Store:
             if len(self._inbox) > INBOX_CYCLES:
                 self._inbox.popleft()
                 self._inbox_dropped += 1
+
+    def learn(self, target: str, key: EngineKey, t_s: float, state: bytes) -> None:
+        """Write what was learned about an engine with the next cycles. Thread-safe."""
+        with self._wake:
+            self._learned[target, key] = t_s, state
 
     def flush(self) -> None:
         """Start to write queued cycles at once, without collecting more. Does not wait until they
@@ -440,8 +468,10 @@ class Store:
             self._succeeded()
 
     def _write(self, batch: Sequence[PackedCycle]) -> None:
+        with self._wake:
+            learned = dict(self._learned)
         try:
-            refused = self._store_file.write(batch)
+            refused = self._store_file.write(batch, learned)
         except Exception as error:
             if is_disk_error(error):
                 raise
@@ -456,6 +486,8 @@ class Store:
             with self._wake:
                 self._backlog.mark_written(len(batch))
                 self._written += len(batch)
+                for place in [p for p in learned if self._learned[p] is learned[p]]:
+                    del self._learned[place]
             for name in refused:  # pack its next document whole
                 self._backlog.packer.forget(name)
 

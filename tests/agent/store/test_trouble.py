@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import stat
 import subprocess
 import time
@@ -451,6 +452,92 @@ def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     assert document_then(reader, 1, START_S + 2 * STEP_S) is not None
     assert numbers(path) == [1, 2]
     store.close(PATIENCE_S)
+
+
+def test_a_store_that_is_replaced_is_read_without_what_belongs_to_the_one_before(
+    tmp_path: Path,
+) -> None:
+    path, backup = tmp_path / "store.db", tmp_path / "backup.db"
+    written(backup, *map(numbered, range(1000, 1040)))
+    store = opened(path)
+    for at in range(40):
+        store.put(numbered(at))
+        settle(store)
+    assert Path(f"{path}-wal").stat().st_size, "SQLite would apply it to the backup"
+    with closing(Reader(path)) as reader:
+        (engine,) = reader.engines()
+        backup.rename(path)
+        store.put(numbered(1040))
+        settle(store)
+        assert list(reader.signals(engine.id, ["n"], **EVER).values["n"]) == list(range(1000, 1041))
+    store.close(PATIENCE_S)
+    assert numbers(path) == list(range(1000, 1041))
+    assert not list(tmp_path.glob("store.db.corrupt-*"))
+
+
+@pytest.mark.parametrize("suffixes", [("-wal",), ("-shm",), ("-wal", "-shm")])
+def test_a_log_that_is_deleted_under_the_store_loses_nothing(
+    tmp_path: Path, suffixes: tuple[str, ...]
+) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    for at in range(20):
+        store.put(numbered(at))
+    settle(store)
+    with closing(Reader(path)) as reader:
+        (engine,) = reader.engines()
+        for suffix in suffixes:
+            Path(f"{path}{suffix}").unlink()
+        store.put(numbered(20))
+        settle(store)
+        assert list(reader.signals(engine.id, ["n"], **EVER).values["n"]) == list(range(21))
+        left = shutil.copytree(tmp_path, tmp_path / "left")  # as a kill would leave it
+        assert numbers(left / "store.db") == list(range(21))
+    store.close(PATIENCE_S)
+    assert not list(tmp_path.glob("store.db.corrupt-*"))
+
+
+def test_a_folder_that_is_moved_away_leaves_its_place_to_one_writer(tmp_path: Path) -> None:
+    folder, aside = tmp_path / "state", tmp_path / "aside"
+    store = opened(folder / "store.db")
+    store.put(numbered(0))
+    settle(store)
+    folder.rename(aside)
+    store.put(numbered(1))
+    until(lambda: "No such file" in store.stats().last_error)
+    other = opened(folder / "store.db")  # a second daemon at the old place
+    until(lambda: "another kneewatch writes" in store.stats().last_error)
+    other.close(PATIENCE_S)
+    settle(store)
+    store.close(PATIENCE_S)
+    assert (numbers(aside / "store.db"), numbers(folder / "store.db")) == ([0], [1])
+
+
+def test_a_link_that_leads_elsewhere_is_locked_there(tmp_path: Path) -> None:
+    link, paths = tmp_path / "store.db", [tmp_path / name / "s.db" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+    link.symlink_to(paths[0])
+    store = opened(link)
+    store.put(numbered(0))
+    settle(store)
+    link.unlink()
+    link.symlink_to(paths[1])
+    store.put(numbered(1))
+    settle(store)
+    with pytest.raises(StoreError, match="another kneewatch writes"):
+        opened(paths[1])
+    store.close(PATIENCE_S)
+    assert list(map(numbers, paths)) == [[0], [1]]
+
+
+def test_a_store_of_another_user_is_refused_with_the_reason() -> None:
+    with as_nobody() as folder:
+        written(folder / "store.db", numbered(0))
+        folder.chmod(0)
+        with pytest.raises(StoreError, match="Permission denied; check its permissions"):
+            Reader(folder / "store.db")
+        folder.chmod(0o700)
 
 
 def test_who_may_not_write_is_told_what_to_do() -> None:
