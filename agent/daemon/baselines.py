@@ -172,10 +172,6 @@ class SeasonalBaselines(Job):
 # it, and an accepted value stays the usual one.
 
 
-STATES_MAX = 4096
-"""Most engines whose states are held in memory: labels that change make engines without end."""
-
-
 class LearnedStates(Job):
     """Stores what was learned about engines through `learn`, and returns it to an engine that is
     watched again, also after a restart of the daemon.
@@ -190,31 +186,25 @@ class LearnedStates(Job):
     ) -> None:
         self._history, self._learn, self._error = history, learn, ""
         self._known = WeakSet[EngineMonitor]()
-        self._states: dict[tuple[str, EngineKey], bytes] | None = None
+        self._wanted: dict[tuple[str, EngineKey], EngineMonitor] = {}
 
     def exchange(self, target: str, engine: EngineMonitor, t_s: float) -> None:
-        """Give an engine that is new here the newest state of its place, and store the newer
-        ones."""
-        place, states = (target, engine.key), self._states
-        if states is None:
-            return
+        """Ask for the state of an engine that is new here; store those of the others."""
         if engine not in self._known:
-            self._known.add(engine)
-            engine.judge.stored = states.get(place)
+            self._wanted[target, engine.key] = engine
         elif (state := engine.judge.learned.state(t_s)) is not None:
-            states.pop(place, None)
-            states[place] = state
-            for oldest in list(states)[:-STATES_MAX]:
-                states.pop(oldest, None)
             self._learn(target, engine.key, t_s, state)
 
     def cycle(self) -> float | None:
-        """Read the stored states once."""
-        if self._states is None:
-            try:
-                self._states = self._history.learned()
-            except StoreError as error:
-                if str(error) != self._error:
-                    log.warning("cannot read what was learned, retrying error=%s", error)
-                self._error = str(error)
+        """Give the engines that are new their stored states."""
+        wanted, self._wanted = self._wanted, {}
+        try:
+            for place, engine in wanted.items():
+                engine.judge.stored = self._history.learned(*place)
+                self._known.add(engine)
+            self._error = ""
+        except StoreError as error:
+            if str(error) != self._error:
+                log.warning("cannot read what was learned, retrying error=%s", error)
+            self._error = str(error)
         return None

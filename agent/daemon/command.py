@@ -32,9 +32,9 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery, target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.periodic_jobs import Scheduler
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Scheduler
 from kneewatch.agent.daemon.scrape_queue import DueQueue
-from kneewatch.agent.daemon.supervisor import Reload, Supervisor, Systemd, TargetJobs
+from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.server.host import control_groups, host_memory
@@ -155,7 +155,10 @@ class Daemon:
         self._board = Board()
         # Closed in reverse order: the history last, because the other parts still write to it.
         with ExitStack() as parts:
-            self._store = Store.open(store_file, retention=_retention(settings))
+            kept = settings["store.keep_s"], settings["store.keep_coarse_s"]
+            self._store = Store.open(
+                store_file, retention=Retention(*kept, settings["store.max_bytes"])
+            )
             parts.callback(lambda: self._store.close(max(self._left_s(), FLUSH_S)))
             self._reader = Reader(store_file, on_damage=self._store.check, may_be_late=True)
             parts.callback(self._reader.close)
@@ -178,7 +181,7 @@ class Daemon:
             parts.callback(self._reload.stop)
             peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
             seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
-            learned = LearnedStates(store_file)
+            learned = LearnedStates(self._reader, self._store.learn)
             if fleet_watch is not None:
                 fleet_watch.learned = learned
             self._recalled = peaks, seasons, learned
@@ -207,7 +210,7 @@ class Daemon:
             jobs=self._jobs,
             discovery=self._discovery,
             board=self._board,
-            systemd=Systemd(os.environ),
+            systemd=os.environ.get("NOTIFY_SOCKET", ""),
             read_settings=settings_of,
             apply_settings=self._reload,
             address=f"{self._server.url}/triage",
@@ -244,7 +247,8 @@ class Daemon:
             settings=self._settings,
             targets=lambda: self._jobs.specs(),
             version=version("kneewatch"),
-            started_s=time.time(),
+            started_s=OWN_CLOCK(),
+            clock=OWN_CLOCK,
             reader=self._reader,
             store=self._store,
             notifier=self._notifier,
@@ -289,11 +293,3 @@ def _announce(text: str) -> None:
         click.echo(text)
     except OSError as exc:
         log.warning("cannot write to stdout error=%s text=%s", exc.strerror, text)
-
-
-def _retention(settings: Settings) -> Retention:
-    return Retention(
-        keep_s=settings["store.keep_s"],
-        keep_coarse_s=settings["store.keep_coarse_s"],
-        max_bytes=settings["store.max_bytes"],
-    )

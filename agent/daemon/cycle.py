@@ -16,13 +16,11 @@ from kneewatch.agent.daemon.baselines import Exchange
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import GpuClaim
-from kneewatch.agent.daemon.periodic_jobs import Job, Steps
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job, Steps
 from kneewatch.agent.daemon.scraping import (
     Canary,
-    CanarySettings,
     LivePages,
     PlayedPages,
-    canary_settings,
 )
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, engine_cycles
@@ -198,6 +196,11 @@ they delay no other."""
 STARTED_OVER = "the recording starts over"
 
 
+CANARY_ON = "canary.interval_s", "canary.on_silence"
+CANARY = *CANARY_ON, "canary.timeout_s", "canary.model", "canary.bearer_token_file"
+"""Settings that switch canary requests on, and all of them."""
+
+
 class Sinks(Struct, frozen=True):
     """Where a cycle publishes its results (`board`, `store`, `notify`), where it gets GPU signals,
     and what each engine exchanges with the history after it. `store` and `notify` never block and
@@ -227,7 +230,7 @@ class TargetWatch(Job):
         profile: TargetProfile,
         sinks: Sinks,
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = OWN_CLOCK,
         jitter: Callable[[], float] = random.random,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -374,7 +377,7 @@ class TargetWatch(Job):
         same_watch = all(spec.settings[key] == self.spec.settings[key] for key in WATCH_SETTINGS)
         if not same_fetch or not same_watch or spec.pod != self.spec.pod:
             self._stream.server = _server_watch(spec)
-        if _canary_settings(spec) != _canary_settings(self.spec):
+        if not same_fetch or any(spec.settings[k] != self.spec.settings[k] for k in CANARY):
             self._canary = _canary(spec)
         self.spec = spec
 
@@ -436,13 +439,9 @@ def _pages(spec: TargetSpec) -> LivePages | PlayedPages:
     return PlayedPages(spec.address, spec.name) if spec.played else LivePages(spec)
 
 
-def _canary_settings(spec: TargetSpec) -> CanarySettings | None:
-    return None if spec.played else canary_settings(spec.settings)
-
-
 def _canary(spec: TargetSpec) -> Canary | None:
-    settings = _canary_settings(spec)
-    return None if settings is None else Canary(spec.address, settings)
+    is_on = any(spec.settings[key] for key in CANARY_ON)
+    return Canary(spec.address, spec.settings) if is_on and not spec.played else None
 
 
 def _server_watch(spec: TargetSpec) -> ServerWatch | None:

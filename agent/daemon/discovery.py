@@ -361,21 +361,11 @@ def _document(path: Path, origin: str) -> object:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise SettingsError(f"{origin}: not text: {exc.reason}") from exc
-    return _json(text, origin) if path.suffix == ".json" else _yaml(text, origin)
-
-
-def _json(text: str, origin: str) -> object:
+    is_json = path.suffix == ".json"
     try:
-        return json.loads(text)
+        return json.loads(text) if is_json else yaml_document(text)
     except (ValueError, RecursionError) as exc:
-        raise SettingsError(f"{origin}: not JSON: {exc}") from exc
-
-
-def _yaml(text: str, origin: str) -> object:
-    try:
-        return yaml_document(text)
-    except ValueError as exc:
-        raise SettingsError(f"{origin}: not YAML: {exc}") from exc
+        raise SettingsError(f"{origin}: not {'JSON' if is_json else 'YAML'}: {exc}") from exc
 
 
 def _folder(pattern: str) -> str:
@@ -500,31 +490,6 @@ class TargetProfile:
     catalogue: Catalogue = field(compare=False)
 
 
-class TargetProfiles:
-    """Builds the profile of each target; targets with the same settings share one."""
-
-    def __init__(self) -> None:
-        self._cache: dict[int, tuple[Settings, TargetProfile]] = {}
-
-    def of(self, specs: Iterable[TargetSpec]) -> dict[str, TargetProfile]:
-        """Profiles by target name.
-
-        Raises:
-            SettingsError: a model, GPU, version or rule is unknown, a file cannot be read, or an
-                interval is too short.
-        """
-        cache: dict[int, tuple[Settings, TargetProfile]] = {}
-        profiles: dict[str, TargetProfile] = {}
-        for target in specs:
-            settings = target.settings
-            at = id(settings)
-            if at not in cache:
-                cache[at] = self._cache.get(at) or (settings, target_profile(settings))
-            profiles[target.name] = cache[at][1]
-        self._cache = cache
-        return profiles
-
-
 def check_targets(settings: Settings) -> None:
     """Check the scrape interval and the stated deployment of the settings, and those of the
     `[[targets]]` tables.
@@ -555,7 +520,8 @@ def target_profile(settings: Settings) -> TargetProfile:
     """The profile for these settings.
 
     Raises:
-        SettingsError: as in `TargetProfiles.of`.
+        SettingsError: a model, GPU, version or rule is unknown, a file cannot be read, or the
+            interval is too short.
     """
     _check_interval(settings)
     profile = settings.profile(stated=stated(settings))

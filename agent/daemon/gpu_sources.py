@@ -20,7 +20,7 @@ from kneewatch.agent.daemon.node_gpus import (
     claim_of,
     on_this_node,
 )
-from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec
@@ -357,7 +357,7 @@ class GpuSources(Job):
 
     def cycle(self) -> float | None:
         """Read all sources that are due at the current time."""
-        self.collect(time.time())
+        self.collect(OWN_CLOCK())
         return None
 
     def collect(self, now_s: float) -> None:

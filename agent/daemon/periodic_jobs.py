@@ -101,6 +101,27 @@ def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
     return first_s
 
 
+class OwnClock:
+    """The wall clock in Unix seconds. While that stands still, it goes on by the monotonic clock:
+    pages have a time after the one before, and are judged. Thread-safe."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._newest = wall(), time.monotonic()
+
+    def __call__(self) -> float:
+        now_s, steady_s = self._wall(), time.monotonic()
+        wall_s, since_s = self._newest
+        if now_s != wall_s:
+            self._newest = now_s, steady_s
+            return now_s
+        return wall_s + steady_s - since_s
+
+
+OWN_CLOCK = OwnClock()
+"""The clock of the daemon's jobs and answers."""
+
+
 class Scheduler:
     """APScheduler, for the reports, whose triggers are cron expressions.
 
@@ -108,7 +129,7 @@ class Scheduler:
     `check` detects this and reschedules.
     """
 
-    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, wall: Callable[[], float] = OWN_CLOCK) -> None:
         self._wall = wall
         self._offset_s = self._clock_offset_s()
         self._scheduler = cast(

@@ -26,7 +26,14 @@ from threading import Condition, Lock, Thread, local
 
 from msgspec import Struct
 
-from kneewatch.agent.daemon.periodic_jobs import Grid, Job, Steps, first_run_s, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import (
+    OWN_CLOCK,
+    Grid,
+    Job,
+    Steps,
+    first_run_s,
+    phase_ratio,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +97,7 @@ class DueQueue:
     """
 
     def __init__(
-        self, *, wall: Callable[[], float] = time.time, on_idle: Callable[[], None] = lambda: None
+        self, *, wall: Callable[[], float] = OWN_CLOCK, on_idle: Callable[[], None] = lambda: None
     ) -> None:
         """`on_idle` is called when no job is due: it must not block."""
         self._wall, self._on_idle = wall, on_idle

@@ -12,7 +12,6 @@ from math import inf
 from pathlib import Path
 from typing import cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.server.probe import answer_of
@@ -148,49 +147,30 @@ AT_REST = ("/is_sleeping", "/is_paused")
 serves these requests in development mode only."""
 
 
-class CanarySettings(Struct, frozen=True):
-    """When and how the canary is sent. `model` is empty to use the model that the metrics page
-    reports. `interval_s` is infinite if canaries are only sent `on_silence`."""
-
-    interval_s: float
-    timeout_s: float
-    model: str
-    fetch: FetchSettings
-    on_silence: bool = False
-
-
-def canary_settings(settings: Settings) -> CanarySettings | None:
-    """The settings of the canary; None if canaries are off. The request contains the canary's own
-    credentials, not the target's."""
-    interval_s: float | None = settings["canary.interval_s"]
-    on_silence: bool = settings["canary.on_silence"]
-    if interval_s is None and not on_silence:
-        return None
-    timeout_s: float = settings["canary.timeout_s"]
-    fetch = replace(
+def canary_fetch(settings: Settings) -> FetchSettings:
+    """How the canary is sent: with its own credentials, not the target's."""
+    return replace(
         settings.fetch().without_secrets(),
         bearer_token_file=settings["canary.bearer_token_file"],
-        read_timeout_s=timeout_s,
+        read_timeout_s=settings["canary.timeout_s"],
     )
-    model: str = settings["canary.model"] or ""
-    every_s = inf if interval_s is None else interval_s
-    return CanarySettings(every_s, timeout_s, model, fetch, on_silence)
 
 
 class Canary:
-    """Sends canary requests to one target. A request runs in its own thread and never delays a
-    scrape."""
+    """Sends canary requests to one target, if the settings say so. A request runs in its own thread
+    and never delays a scrape."""
 
     def __init__(
         self,
         address: str,
-        settings: CanarySettings,
+        settings: Settings,
         *,
         wall: Callable[[], float] = time.time,
         spawn: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._address, self._settings, self._wall = address, settings, wall
-        self._spawn = spawn or _in_thread
+        self._fetch, self._spawn = canary_fetch(settings), spawn or _in_thread
+        self._interval_s: float = settings["canary.interval_s"] or inf
         self._running = threading.Lock()
         self._due_s = float("-inf")
         # The request's thread replaces the whole state, so reading it needs no lock.
@@ -209,14 +189,14 @@ class Canary:
         Call it right after the server's page was read.
         """
         self._withheld = ""
-        model = self._settings.model or model
-        # A clock that was set back must not delay the next request.
-        settings = self._settings
-        # Without an answer, a second request follows: one failure alone proves nothing.
-        asks = silent and settings.on_silence
-        if not silent and settings.interval_s == inf:
+        settings, interval_s = self._settings, self._interval_s
+        model = settings["canary.model"] or model
+        if not silent and interval_s == inf:
             self._newest = CanaryState()  # requests flow: older failures prove nothing
-        interval_s = min(settings.interval_s, settings.timeout_s) if asks else settings.interval_s
+        if silent and settings["canary.on_silence"]:
+            # Without an answer, a second request follows: one failure alone proves nothing.
+            interval_s = min(interval_s, settings["canary.timeout_s"])
+        # A clock that was set back must not delay the next request.
         due = interval_s < inf and not 0 <= t_s - self._due_s < interval_s
         if due and model and self._running.acquire(blocking=False):
             self._due_s = t_s
@@ -245,7 +225,7 @@ class Canary:
         command, or neither.
         """
         try:
-            answer: object = json.loads(answer_of(self._address, request, self._settings.fetch))
+            answer: object = json.loads(answer_of(self._address, request, self._fetch))
         except CollectError as error:
             return "" if error.kind == "not_found" else f"GET {request}: {error}"
         except (ValueError, RecursionError):
@@ -259,13 +239,8 @@ class Canary:
         sent_s, began_s = self._wall(), time.perf_counter()
         body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1}).encode()
         try:
-            answer_of(
-                self._address,
-                COMPLETIONS,
-                self._settings.fetch,
-                post=body,
-                timeout_s=self._settings.timeout_s,
-            )
+            timeout_s: float = self._settings["canary.timeout_s"]
+            answer_of(self._address, COMPLETIONS, self._fetch, post=body, timeout_s=timeout_s)
         except CollectError as error:
             broken = error.status is not None and error.status >= 500
             if error.kind != "timeout" and (not broken or error.status == UNAVAILABLE):

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 from kneewatch.agent import logs
 from kneewatch.agent.console import OK
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
-from kneewatch.agent.daemon.discovery import (
-    Discovery,
-    TargetProfile,
-    TargetProfiles,
-    target_profile,
+from kneewatch.agent.daemon.discovery import Discovery, target_profile
+from kneewatch.agent.daemon.periodic_jobs import (
+    OWN_CLOCK,
+    STEP_S,
+    Scheduler,
+    phase_count,
+    phase_ratio,
 )
-from kneewatch.agent.daemon.periodic_jobs import Scheduler, phase_count, phase_ratio
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
@@ -74,51 +76,19 @@ def tune_process() -> None:
 # --- Notifications to systemd ---------------------------------------------------------------------
 
 
-USEC_PER_S = 1_000_000
-
-
-class Systemd:
-    """Notifies systemd; does nothing without it."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._socket = environ.get("NOTIFY_SOCKET", "")
-        for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        usec = environ.get("WATCHDOG_USEC", "") if for_us else ""
-        self.watchdog_s = int(usec) / USEC_PER_S if usec.isdecimal() else None
-        """Watchdog timeout in seconds; None when systemd's watchdog is off."""
-
-    def ready(self, status: str) -> None:
-        """Report that the service is ready, at start and after a reload."""
-        self._notify("READY=1", f"STATUS={status}")
-
-    def status(self, status: str) -> None:
-        """Set the status line of `systemctl status`."""
-        self._notify(f"STATUS={status}")
-
-    def alive(self) -> None:
-        """Reset the watchdog, if there is one."""
-        if self.watchdog_s is not None:
-            self._notify("WATCHDOG=1")
-
-    def reloading(self) -> None:
-        """Report that a reload has started."""
-        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-    def stopping(self) -> None:
-        """Report that the service is stopping."""
-        self._notify("STOPPING=1")
-
-    def _notify(self, *lines: str) -> None:
-        if not self._socket:
-            return
-        # A leading @ stands for the zero byte of an abstract address.
-        name = "\0" + self._socket[1:] if self._socket.startswith("@") else self._socket
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
-        ):
-            sock.setblocking(False)
-            sock.sendto("\n".join(lines).encode(), name)
+def notify_systemd(name: str, *lines: str) -> None:
+    """Send lines to systemd's socket `name`, as sd_notify does; nothing happens if that is empty or
+    nobody reads there. systemd ignores lines that it did not ask for."""
+    if not name:
+        return
+    # A leading @ stands for the zero byte of an abstract address.
+    address = "\0" + name[1:] if name.startswith("@") else name
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+    ):
+        sock.setblocking(False)
+        sock.sendto("\n".join(lines).encode(), address)
 
 
 # --- Jobs of all targets --------------------------------------------------------------------------
@@ -143,7 +113,7 @@ class TargetJobs:
         sinks: Sinks,
         *,
         on_targets: Callable[[Sequence[TargetSpec]], None] | None = None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = OWN_CLOCK,
     ) -> None:
         self._cycles, self._sinks, self._wall = cycles, sinks, wall
         self._on_targets = on_targets
@@ -164,16 +134,21 @@ class TargetJobs:
         """Whether every target has finished at least one cycle."""
         return all(watch.cycles for watch in self._watches.values())
 
-    def apply(self, specs: Sequence[TargetSpec], profiles: Mapping[str, TargetProfile]) -> None:
+    def apply(self, specs: Sequence[TargetSpec]) -> None:
         """Watch exactly these targets. A target keeps its state if its address and profile are
-        unchanged.
+        unchanged. Targets with the same settings share a profile.
 
         Raises:
+            SettingsError: as in `target_profile`; then nothing changes.
             CaptureError: a capture cannot be played; then nothing changes.
         """
         watches: dict[str, TargetWatch] = {}
+        profiles = {id(old.spec.settings): old.profile for old in self._watches.values()}
         for spec in specs:
-            old, profile = self._watches.get(spec.name), profiles[spec.name]
+            at = id(spec.settings)
+            if at not in profiles:
+                profiles[at] = target_profile(spec.settings)
+            old, profile = self._watches.get(spec.name), profiles[at]
             same = old is not None and old.spec.address == spec.address and old.profile == profile
             watches[spec.name] = (
                 old
@@ -233,6 +208,8 @@ HUNG_S = 30.0
 
 OUTDATED = "reload failed, the old settings are in use (the log says why)"
 
+STANDS = "the system clock stands still; times go on by the monotonic clock"
+
 STOP_MAX_S = 2.8
 """Seconds after a stop signal at which the process ends, whatever it waits for: service managers
 send SIGKILL after 3 s at the earliest."""
@@ -258,22 +235,22 @@ class Supervisor:
         jobs: TargetJobs,
         discovery: Discovery,
         board: Board,
-        systemd: Systemd,
+        systemd: str,
         read_settings: Callable[[], Settings],
         apply_settings: Callable[[Settings], Sequence[str]],
         address: str,
     ) -> None:
         self._scheduler, self._cycles = scheduler, cycles
         self._jobs, self._discovery = jobs, discovery
-        self._board, self._systemd, self._address = board, systemd, address
+        self._board, self._address = board, address
+        self._notify = partial(notify_systemd, systemd)
         self._read_settings, self._apply_settings = read_settings, apply_settings
-        self._profiles = TargetProfiles()
         # A signal handler may only call reentrant code; SimpleQueue.put is.
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._stops: SimpleQueue[int] = SimpleQueue()
         self._is_reload_due = Event()
         self._reading_since_s: float | None = None
-        self._failure = self._hung = self._outdated = ""
+        self._failure = self._hung = self._outdated = self._stands = ""
         self._ready = False
         self._status = ""
 
@@ -300,13 +277,13 @@ class Supervisor:
                 break
             if number == signal.SIGHUP:
                 self._is_reload_due.set()
-        self._systemd.stopping()
+        self._notify("STOPPING=1")
 
     def problems(self) -> list[str]:
         """A line for each reason why targets or settings may be older than their files.
         Thread-safe."""
-        lines = [line for line in (self._failure, self._hung, self._outdated) if line]
-        return lines + self._discovery.problems()
+        lines = [self._failure, self._hung, self._outdated, self._stands]
+        return [line for line in lines if line] + self._discovery.problems()
 
     @contextmanager
     def _surviving(self) -> Generator[None]:
@@ -324,16 +301,22 @@ class Supervisor:
     def _follow_files(self) -> None:
         """Read changed files at each tick, and the settings after each SIGHUP."""
         while True:
-            work = self._reload if self._is_reload_due.wait(self._tick_s()) else self._poll
-            self._is_reload_due.clear()
+            work = self._poll
+            if self._is_reload_due.wait(self._tick_s()):
+                self._is_reload_due.clear()  # only here: a SIGHUP from now on has its own reload
+                work = self._reload
             self._reading_since_s = time.monotonic()
             with self._surviving():
                 work()
             self._reading_since_s, self._hung = None, ""
 
     def _poll(self) -> None:
-        if self._discovery.poll():
-            self._apply_file_changes()
+        if not self._discovery.poll():
+            return
+        try:
+            self._watch(self._discovery)
+        except KneewatchError as error:
+            log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - not a bug
 
     def _tick_s(self) -> float:
         return TICK_S if self._ready else STARTING_TICK_S
@@ -341,33 +324,31 @@ class Supervisor:
     def _tick(self, elapsed_s: float) -> None:
         if step_s := self._scheduler.check():
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
+        stands = STANDS if OWN_CLOCK() - time.time() > STEP_S else ""
+        if stands and not self._stands:
+            log.error("%s", stands)
+        self._stands = stands
         since_s = self._reading_since_s
         if since_s is not None and time.monotonic() - since_s > HUNG_S and not self._hung:
             self._hung = f"reading files and settings has taken more than {HUNG_S:.0f} s"
             log.error("%s, keeping the previous targets", self._hung)
         if not self._ready and (self._jobs.all_scraped or elapsed_s > READY_AFTER_S):
             self._ready = True
-            self._systemd.ready(self._status_line())
+            self._notify("READY=1", self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(self._jobs.specs()), elapsed_s)
         if self._cycles.late_s < STALLED_S:
-            self._systemd.alive()
+            self._notify("WATCHDOG=1")
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status
-            self._systemd.status(status)
+            self._notify(status)
 
     def _watch(self, discovery: Discovery) -> None:
         specs = discovery.specs()
-        self._jobs.apply(specs, self._profiles.of(specs))
+        self._jobs.apply(specs)
         self._discovery = discovery
 
-    def _apply_file_changes(self) -> None:
-        try:
-            self._watch(self._discovery)
-        except KneewatchError as error:
-            log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - not a bug
-
     def _reload(self) -> None:
-        self._systemd.reloading()
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             settings = self._read_settings()
             target_profile(settings)  # check them even if no target uses them yet
@@ -378,11 +359,11 @@ class Supervisor:
         except KneewatchError as error:
             self._outdated = OUTDATED
             log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - not a bug
-        self._systemd.ready(self._status_line())
+        self._notify("READY=1", self._status_line())
 
     def _status_line(self) -> str:
         watched = len(self._jobs.specs())
-        return f"{self._board.answering} of {watched} targets up; {self._address}"
+        return f"STATUS={self._board.answering} of {watched} targets up; {self._address}"
 
     def _next_signal(self, left_s: float) -> int | None:
         """Wait for the next signal until the next tick, and at most `left_s` seconds. Returns None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job
 from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.moment import FleetMoment, engines_of, state_of, stored
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
@@ -109,7 +108,7 @@ class FleetWatch(Job):
         none = Watching(self.every_s, 0.0, 0, 0, 0, "", 0, 0, 0.0)
         self.state = FleetState(self._source.url, none)
         self.names: frozenset[str] = frozenset()
-        self._began_s = time.time()
+        self._began_s = OWN_CLOCK()
         self._notifier: Notifier | None = None
         self._judging = Lock()
         self.learned: LearnedStates | None = None
@@ -160,7 +159,7 @@ class FleetWatch(Job):
         return after_s
 
     def _diagnose(self) -> float | None:
-        before, now_s = self.state, time.time()
+        before, now_s = self.state, OWN_CLOCK()
         past = before.past if now_s - before.past_s < PAST_S else None
         try:
             with self._judging:
@@ -185,7 +184,7 @@ class FleetWatch(Job):
             before,
             watching=replace(
                 self._counted(),
-                seen_s=to_ms(time.time()),
+                seen_s=to_ms(OWN_CLOCK()),
                 failing=0,
                 error="",
                 queries_per_s=round(observed.load.queries / self.every_s, 3),
@@ -207,7 +206,7 @@ class FleetWatch(Job):
     def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
         """Make the present values of a replica's engines the usual ones. Thread-safe."""
         with self._judging:
-            return self._engines.accept(time.time(), request)
+            return self._engines.accept(OWN_CLOCK(), request)
 
     def at(self, at_s: float) -> FleetMoment:
         """A past moment as judged under the present settings. Its queries count towards the
@@ -243,7 +242,7 @@ class FleetWatch(Job):
     def _notify(self) -> None:
         if not self._notifier:
             return
-        watching, verdict, now_s = self.state.watching, self.state.verdict, time.time()
+        watching, verdict, now_s = self.state.watching, self.state.verdict, OWN_CLOCK()
         if watching.failing:
             silent_s = now_s - max(self._began_s, watching.seen_s)
             if self._config.shard.index == 0 or silent_s > OTHERS_WAIT_S:

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from kneewatch.agent.store.chunks import SignalChunk
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
@@ -369,11 +370,14 @@ class Reader:
             if from_s <= row[0] <= to_s
         ]
 
-    def learned(self) -> dict[tuple[str, EngineKey], bytes]:
-        """What was learned about each engine, by target and engine."""
+    def learned(self, target: str, key: EngineKey) -> bytes | None:
+        """What was learned about an engine of a target; None if nothing was stored."""
+        place = "target = ? AND model = ? AND engine = ? AND replica = ?"
         with self._snapshot() as connection:
-            rows = connection.execute("SELECT target, model, engine, replica, body FROM learned")
-            return {(target, EngineKey(*key)): body for target, *key, body in rows}
+            row = connection.execute(
+                f"SELECT body FROM learned WHERE {place}", (target, *astuple(key))
+            ).fetchone()
+        return None if row is None else row[0]
 
     @contextmanager
     def _snapshot(self) -> Generator[sqlite3.Connection]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.report.request import stated_of
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
@@ -114,7 +114,7 @@ def test_a_target_may_have_its_own(tmp_path: Path) -> None:
         f'workload_profile = "{far}"\n[[targets]]\nurl = "a"\nname = "a"\n'
         f'[[targets]]\nurl = "b"\nname = "b"\nworkload_profile = "{fits}"\n',
     )
-    bases = TargetProfiles().of(table_specs(stated))
+    bases = {spec.name: target_profile(spec.settings) for spec in table_specs(stated)}
     workloads = {name: basis.profile.stated.workload for name, basis in bases.items()}
     medians = {
         name: workload.lengths(None, None)[PROMPTS][0].most

@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from kneewatch.agent.console import infrequent_gc
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.periodic_jobs import phase_count, phase_ratio
 from kneewatch.agent.store.records import Retention
@@ -119,13 +119,11 @@ def node(path: Path) -> Generator[Node]:
         daemon_settings = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
         specs, board = argument_specs(urls["turn"], daemon_settings), Board()
         specs.sort(key=lambda spec: phase_ratio(spec.name, PHASES))
-        gpus, bases = (
-            GpuSources(specs, daemon_settings, monotonic=clock),
-            TargetProfiles().of(specs),
-        )
+        gpus = GpuSources(specs, daemon_settings, monotonic=clock)
+        profile = target_profile(daemon_settings)
         store = Store.open(path, retention=Retention(), clock=clock)
         sinks = Sinks(board, store.put, gpus=gpus)
-        watches = [TargetWatch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
+        watches = [TargetWatch(spec, profile, sinks, wall=clock) for spec in specs]
         process.tune_process()
         try:
             yield Node(watches, gpus, store, board, clock)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.store.reader import Reader
@@ -67,7 +66,7 @@ def clock_set() -> FaultOutcome:
         noted, board, clockwork = Noted(store), Board(), DueQueue(wall=wall)
         fleet = TargetJobs(clockwork, Sinks(board, noted.put), wall=wall)
         clockwork.start()
-        fleet.apply(specs, TargetProfiles().of(specs))
+        fleet.apply(specs)
         for step_s in (0.0, HOUR_S, -HOUR_S, -HOUR_S):
             wall.set_by_s += step_s
             time.sleep(SPAN_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.settings.effective import Effective, Settings, load
 from kneewatch.agent.store.records import Cycle
@@ -61,4 +61,4 @@ def watch(
     **more: Any,  # noqa: ANN401
 ) -> TargetWatch:
     """A target under watch."""
-    return TargetWatch(spec, TargetProfiles().of([spec])[spec.name], kept.sinks(gpus), **more)
+    return TargetWatch(spec, target_profile(spec.settings), kept.sinks(gpus), **more)

@@ -67,6 +67,12 @@ class Daemon:
                 self._said += data
         return self._said.decode().split()[1].removesuffix("/triage")
 
+    def printed(self) -> str:
+        """What it has printed, once it has ended."""
+        assert self.process.stdout is not None
+        self._said += self.process.stdout.read()
+        return self._said.decode()
+
     @property
     def log(self) -> str:
         """What it has logged."""

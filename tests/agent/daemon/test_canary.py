@@ -10,12 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from msgspec.structs import replace
 
-from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings
+from kneewatch.agent.daemon.scraping import Canary, canary_fetch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
@@ -55,7 +53,7 @@ class Sent:
             return True
 
         self.server: Server = start(serve)
-        stated = CanarySettings(30.0, 0.2, "", FetchSettings())
+        stated = settings(canary__interval_s=30.0, canary__timeout_s=0.2)
         self.canary = Canary(self.server.url, stated, wall=lambda: 1000.0, spawn=spawn)
 
     def poll(self, t_s: float) -> CanaryState:
@@ -68,15 +66,10 @@ class Sent:
 
 
 def test_it_is_off_by_default_and_has_no_credentials_but_its_own() -> None:
-    assert canary_settings(settings()) is None
-    stated = canary_settings(settings(canary__interval_s=60.0, fetch__bearer_token_file="/secret"))
-    assert stated is not None
-    assert stated.fetch.bearer_token_file is None
-    own = canary_settings(
-        settings(canary__interval_s=60.0, canary__bearer_token_file="/own", canary__model="m")
-    )
-    assert own is not None
-    assert (own.fetch.bearer_token_file, own.model, own.timeout_s) == ("/own", "m", 30.0)
+    other = settings(canary__interval_s=60.0, fetch__bearer_token_file="/secret")
+    assert canary_fetch(other).bearer_token_file is None
+    own = canary_fetch(settings(canary__interval_s=60.0, canary__bearer_token_file="/own"))
+    assert (own.bearer_token_file, own.read_timeout_s) == ("/own", 30.0)
 
 
 def test_it_asks_for_one_token_at_the_interval(serving: Start) -> None:
@@ -91,11 +84,10 @@ def test_it_asks_for_one_token_at_the_interval(serving: Start) -> None:
 def test_on_silence_it_asks_while_traffic_is_cut_off_and_forgets_once_it_flows(
     serving: Start,
 ) -> None:
-    stated = canary_settings(settings(canary__on_silence=True))
-    assert stated is not None
+    stated = settings(canary__on_silence=True, canary__timeout_s=0.2)
     failed = answer(b"", status="500 Internal Server Error")
     sent = Sent(serving, {"/v1/completions": failed})
-    canary = Canary(sent.server.url, replace(stated, timeout_s=0.2), spawn=lambda run: run())
+    canary = Canary(sent.server.url, stated, spawn=lambda run: run())
     canary.poll(1000.0, "tiny")
     assert canary.state == CanaryState()
     for t_s in (1005.0, 1010.0):

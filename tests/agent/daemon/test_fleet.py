@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.discovery import Discovery, TargetProfiles
+from kneewatch.agent.daemon import supervisor as process
+from kneewatch.agent.daemon.discovery import Discovery, TargetProfile, target_profile
 from kneewatch.agent.daemon.periodic_jobs import Grid, Job, first_run_s, phase_ratio
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
+from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError
 from tests.agent.daemon.factories import Kept, settings, target
@@ -38,7 +40,7 @@ class Fleeting:
         self.clockwork.start()
 
     def apply(self, specs: Sequence[TargetSpec]) -> None:
-        self.fleet.apply(specs, TargetProfiles().of(specs))
+        self.fleet.apply(specs)
 
     def times(self, name: str) -> list[float]:
         return [cycle.t_s for cycle in list(self.kept.cycles) if cycle.target == name]
@@ -180,9 +182,7 @@ class Planned(DueQueue):
 def test_many_targets_do_not_begin_at_once() -> None:
     plain, planned = settings(interval_s=2.0), Planned()
     specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(80)]
-    TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None).apply(
-        specs, TargetProfiles().of(specs)
-    )
+    TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None).apply(specs)
     assert len(planned.first_s) == 80
     assert 24 < sum(first_s <= 1.0 for first_s in planned.first_s) < 56, "half in half the interval"
 
@@ -204,11 +204,26 @@ def test_targets_move_to_other_phases_as_they_become_many() -> None:
     plain, planned = settings(interval_s=4.0), Planned()
     specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(160)]
     fleet = TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None)
-    fleet.apply(specs[:8], TargetProfiles().of(specs))
+    fleet.apply(specs[:8])
     assert set(planned.phase_s.values()) == {0.0}, "8 targets are one run"
-    fleet.apply(specs, TargetProfiles().of(specs))
+    fleet.apply(specs)
     assert set(planned.phase_s.values()) == {0.0, 1.0, 2.0, 3.0}
     assert len({planned.phase_s[spec.name] for spec in specs[:8]}) > 1, "the first ones moved"
     planned.phase_s.clear()
-    fleet.apply(specs[:159], TargetProfiles().of(specs))
+    fleet.apply(specs[:159])
     assert not planned.phase_s, "nothing changed for those that stay"
+
+
+def test_targets_with_the_same_settings_share_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other, made = settings(), settings(), list[Settings]()
+
+    def make(of: Settings) -> TargetProfile:
+        made.append(of)
+        return target_profile(of)
+
+    monkeypatch.setattr(process, "target_profile", make)
+    fleet = TargetJobs(Planned(), Kept().sinks())
+    specs = [TargetSpec(name, "http://a", {}, own, None, "") for name in "abc"]
+    for _ in range(2):
+        fleet.apply([*specs, TargetSpec("d", "http://a", {}, other, None, "")])
+    assert [each is of for each, of in zip(made, (own, other), strict=True)] == [True, True]

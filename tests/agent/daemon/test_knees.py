@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import LearnedStates
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
-from kneewatch.agent.store.learned import write_learned
+from kneewatch.agent.daemon.discovery import target_profile
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.writer import Store
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.capacity import LearnedKnee
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -25,6 +26,7 @@ from kneewatch.diagnose.recommend.step_times import StepTimes
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import bodies, in_turn
+from tests.agent.store.factories import KEEP_ALL, cycle, diagnosis
 from tests.collector.servers import Serve, Start, answer
 from tests.diagnose.streams import pages_config
 from tests.diagnose.test_knee import values_at_load
@@ -159,26 +161,31 @@ def keep(path: Path, name: str) -> None:
     now_s = time.time()
     server = learned(now_s - 600.0, config)
     key = EngineKey("tiny", "0")
-    write_learned(path, {(name, key): (now_s, stored(server, now_s))})
+    store = Store.open(path, retention=KEEP_ALL)
+    store.learn(name, key, now_s, stored(server, now_s))
+    store.put(cycle(diagnosis(now_s)))
+    store.close(PATIENCE_S)
 
 
 def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> None:
     spec = target(serving(in_turn(bodies("knee_sweep", *PAST))).url, slo__ttft_p99_s=SLO_S)
     keep(tmp_path / "store.db", spec.name)
-    kept, states = Kept(), LearnedStates(tmp_path / "store.db")
-    states.cycle()
+    kept, reader = Kept(), Reader(tmp_path / "store.db")
+    states = LearnedStates(reader, lambda *_: None)
     sinks = replace(kept.sinks(), exchanges=(states.exchange,))
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
-    profile = TargetProfiles().of([spec])[spec.name]
+    profile = target_profile(spec.settings)
     watch = TargetWatch(spec, profile, sinks, wall=lambda: next(clock))
     for _ in range(7):
         watch.cycle()
+        states.cycle()
     (diagnosis,) = kept.states[-1].diagnoses
     texts = [text.text for cause in diagnosis.causes for text in cause.evidence]
     assert "past_knee" in [cause.id for cause in diagnosis.causes]
     assert any("the knee is at 16 " in text for text in texts), texts
     watch.retire()
+    reader.close()
 
 
 def says(daemon: Daemon, said: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +13,18 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 
-from kneewatch.agent.daemon.supervisor import Reload
+from kneewatch.agent.daemon import supervisor as process
+from kneewatch.agent.daemon.cycle import Sinks
+from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.periodic_jobs import Scheduler
+from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.report.schedule import JOB_ID
 from kneewatch.agent.settings.effective import Settings, load
+from kneewatch.agent.target_state import Board
+from kneewatch.collector.errors import SettingsError
+from tests.waiting import PATIENCE_S, until
 
 MONDAY, TUESDAY = '[report]\ncron = "0 6 * * mon"\n', '[report]\ncron = "0 6 * * tue"\n'
 RECEIVER = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\nname = "oncall"\n'
@@ -111,3 +120,40 @@ def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
     assert list(notifier.stats_by_receiver()) == ["oncall"]
     log = capfd.readouterr().err
     assert 'level=error msg="reload failed, keeping the old settings" part=notify error=' in log
+
+
+class SetLate(threading.Event):
+    """An event that is set just after the first wait for it has ended without it."""
+
+    waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        if self.waits == 1:
+            self.set()
+            return False
+        return super().wait(PATIENCE_S if timeout is None else timeout)
+
+
+def test_no_signal_to_reload_is_lost(settings_with: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "Event", SetLate)
+    settings, cycles, board, reads = settings_with(""), DueQueue(), Board(), list[None]()
+
+    def read() -> Settings:
+        reads.append(None)
+        raise SettingsError("no")
+
+    supervisor = Supervisor(
+        scheduler=Scheduler(),
+        cycles=cycles,
+        jobs=TargetJobs(cycles, Sinks(board)),
+        discovery=Discovery(["a:1"], settings),
+        board=board,
+        systemd="",
+        read_settings=read,
+        apply_settings=lambda _settings: (),
+        address="",
+    )
+    supervisor.run(0.01)
+    until(lambda: bool(reads))
+    until(lambda: any("reload failed" in problem for problem in supervisor.problems()))

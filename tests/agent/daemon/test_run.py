@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
 from kneewatch.agent.daemon.supervisor import OUTDATED
+from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import ARGV, Main, bodies, environment, in_turn, run
+from tests.agent.store.factories import EVER
 from tests.collector.servers import Start
 from tests.waiting import PATIENCE_S, until
 
@@ -206,6 +209,8 @@ def test_systemd_is_told(serving: Start, tmp_path: Path) -> None:
             hear("WATCHDOG=1")
             daemon.process.send_signal(signal.SIGHUP)
             hear("RELOADING=1\nMONOTONIC_USEC=")
+            moment_s = int(heard[-1].partition("USEC=")[2]) / 1e6
+            assert abs(moment_s - time.monotonic()) < PATIENCE_S
             hear("READY=1")
             daemon.process.send_signal(signal.SIGTERM)
             hear("STOPPING=1")
@@ -257,20 +262,30 @@ def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) 
     assert daemon.said("stage changed")[0]["model"].startswith("ti\\nny\\u001b")
 
 
-def test_json_logs_and_the_history_in_the_state_folder(serving: Start, tmp_path: Path) -> None:
+def test_json_logs_and_the_history_in_the_state_folder_and_no_secret_anywhere(
+    serving: Start, tmp_path: Path
+) -> None:
     server = serving(in_turn(HEALTHY))
-    url = server.url.replace("//", "//me:sesame@")
+    url = server.url.replace("//", "//me:sesame@") + "?api_key=sesame"
     env = {"XDG_STATE_HOME": str(tmp_path / "state"), "KNEEWATCH_LOG_FORMAT": "json"}
     messages = {"watching targets", "listening", "ready", "target up"}
+    pages = ("/metrics", "/triage", "/api/v1/triage", "/readyz")
     with Daemon(tmp_path, url, *QUICK, store=False, env=env) as daemon:
         until(lambda: all(f'"{message}"' in daemon.log for message in messages))
+        answers = [daemon.get(page) for page in pages]
+        assert server.url.partition("//")[2].partition("/")[0] in answers[2], "it is shown there"
         daemon.end()
-        assert daemon.process.stdout is not None
-        out = daemon.process.stdout.read().decode()
+        out = daemon.printed()
+    assert b"GET /metrics?api_key=sesame " in server.requests[0]
     lines = [json.loads(line) for line in daemon.log.splitlines()]
     assert messages <= {line["msg"] for line in lines}
-    assert "sesame" not in daemon.log + out
     folder = tmp_path / "state" / "kneewatch"
+    config = tmp_path / "k.toml"
+    config.write_text(f'[[targets]]\nurl = "{url}"\n')
+    shown = run("config", "--config", str(config), cwd=tmp_path).out
+    assert "api_key=" in shown
+    files = [file.read_bytes().decode("latin-1") for file in folder.iterdir() if file.is_file()]
+    assert not [text for text in (daemon.log, out, shown, *answers, *files) if "sesame" in text]
     assert f"history  {folder}/kneewatch.db" in out
     assert (folder / "kneewatch.db").exists()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -380,6 +395,57 @@ def test_a_full_disk_behind_stdout_does_not_stop_it(tmp_path: Path) -> None:
         )
     assert done.returncode == 0
     assert b"cannot write to stdout" in done.stderr
+
+
+STANDING = """
+import time
+runs = time.time
+def stands():
+    try:
+        with open({file!r}) as file:
+            return float(file.read())
+    except OSError:
+        return runs()
+time.time = stands
+"""
+
+
+def test_a_clock_that_stands_still_leaves_no_verdict_as_it_was(
+    serving: Start, tmp_path: Path
+) -> None:
+    server, file = serving(in_turn(HEALTHY)), tmp_path / "stands"
+    (tmp_path / "sitecustomize.py").write_text(STANDING.format(file=str(file)))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with Daemon(tmp_path, server.url, *QUICK, env={"PYTHONPATH": path}) as daemon:
+        daemon.wait_for("ready")
+        file.write_text(str(time.time()))
+        daemon.wait_for("the system clock stands still; times go on by the monotonic clock")
+
+        def newest_s() -> float:
+            return float(next(iter(daemon.diagnoses().values()))["t"])
+
+        since_s = newest_s()
+        until(lambda: newest_s() > since_s + 1.0)
+        with pytest.raises(HTTPError) as caught:
+            daemon.get("/readyz?strict=true")
+        assert "the system clock stands still" in caught.value.read().decode()
+        file.unlink()
+        until(lambda: '"reasons":[]' in daemon.get("/readyz"))
+        daemon.end()
+
+
+def test_a_shared_memory_file_that_is_cut_ends_the_daemon_and_costs_nothing(
+    serving: Start, tmp_path: Path
+) -> None:
+    server, store = serving(in_turn(HEALTHY)), tmp_path / "kneewatch.db"
+    with Daemon(tmp_path, server.url, *QUICK) as daemon:
+        daemon.wait_for("ready")
+        until(lambda: Path(f"{store}-wal").stat().st_size > 100_000)
+        os.truncate(f"{store}-shm", 0)
+        assert daemon.process.wait(PATIENCE_S) == -signal.SIGBUS
+    with closing(Reader(store)) as reader:
+        times = reader.scrapes(f"http://127.0.0.1:{server.port}", **EVER).times
+    assert len(server.requests) - 2 <= len(times) <= len(server.requests)
 
 
 def test_a_history_that_cannot_be_written_shows_in_the_exit_status(tmp_path: Path) -> None:

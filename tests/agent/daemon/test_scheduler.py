@@ -18,6 +18,7 @@ from kneewatch.agent.daemon.periodic_jobs import (
     PHASES_MAX,
     Grid,
     Job,
+    OwnClock,
     Scheduler,
     Steps,
     phase_count,
@@ -422,3 +423,17 @@ def test_a_clock_that_is_only_slewed_changes_nothing() -> None:
     for _ in range(20):
         ahead["s"] += 0.2
         assert clockwork.check() == 0.0
+
+
+def test_a_clock_that_stands_still_goes_on_until_it_runs_again() -> None:
+    wall = {"s": 1e9}
+    clock = OwnClock(lambda: wall["s"])
+    began_s = time.monotonic()
+    until(lambda: clock() > 1e9 + 0.05)
+    assert clock() <= 1e9 + 0.001 + time.monotonic() - began_s
+    for set_to_s in (2e9, 1e9):  # where it is set, it is followed
+        wall["s"] = set_to_s
+        assert clock() == pytest.approx(set_to_s, abs=PATIENCE_S)
+    running = OwnClock()
+    until(lambda: time.monotonic() - began_s > 0.2)
+    assert abs(running() - time.time()) < 0.1

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import SeasonalBaselines
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.collector.errors import StoreError
@@ -106,9 +106,7 @@ def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> Non
     kept = Kept()
     clock = iter([NOW_S, NOW_S + 5, NOW_S + 10, NOW_S + 15])
     sinks = replace(kept.sinks(), exchanges=(seasons.exchange,))
-    watch = TargetWatch(
-        spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
-    )
+    watch = TargetWatch(spec, target_profile(spec.settings), sinks, wall=lambda: next(clock))
     watch.cycle()
     watch.cycle()
     assert "no baseline yet" in kept.states[-1].diagnoses[0].judged_against

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.targets import TargetSpec
@@ -24,6 +25,7 @@ from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url
 from tests.collector.servers import Start, always, answer
 from tests.pages import recreated, restarted
+from tests.waiting import PATIENCE_S
 
 HEALTHY = bodies("healthy_light", 10, 30)
 
@@ -267,6 +269,30 @@ def test_a_retired_watch_tells_nobody(serving: Start, kept: Kept, watching: Watc
     assert (len(kept.cycles), len(kept.states)) == (1, 1)
 
 
+def test_a_watch_is_retired_while_its_server_hangs(
+    serving: Start, kept: Kept, watching: Watching
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def late(sock: socket.socket, _request: bytes, _number: int) -> bool:
+        asked.set()
+        may_answer.wait(PATIENCE_S)
+        sock.sendall(answer(HEALTHY[0]))
+        return False
+
+    target_watch = watching(target(serving(late).url))
+    cycle = threading.Thread(target=target_watch.cycle)
+    cycle.start()
+    assert asked.wait(PATIENCE_S)
+    retire = threading.Thread(target=target_watch.retire)
+    retire.start()
+    retire.join(PATIENCE_S / 4)
+    assert not retire.is_alive(), "it does not wait for the cycle"
+    may_answer.set()
+    cycle.join(PATIENCE_S)
+    assert not kept.states
+
+
 def test_a_clock_set_back_a_little_says_nothing_and_keeps_what_is_known(
     serving: Start, kept: Kept, watching: Watching
 ) -> None:
@@ -310,20 +336,7 @@ def test_what_is_stated_must_be_known() -> None:
         ({"launch_file": "/no/such"}, "test: launch_file /no/such does not exist"),
     ):
         with pytest.raises(SettingsError, match=says):
-            TargetProfiles().of([target("a", **values)])
-
-
-def test_targets_with_the_same_settings_share_a_catalogue() -> None:
-    own = settings()
-    specs = [TargetSpec(name, "http://a", {}, own, None, "") for name in "abc"]
-    other = TargetSpec("d", "http://a", {}, settings(), None, "")
-    bases = TargetProfiles()
-    profiles = bases.of([*specs, other])
-    assert profiles["a"] is profiles["b"] is profiles["c"]
-    assert profiles["a"] == profiles["d"]
-    assert profiles["a"] is not profiles["d"]
-    assert bases.of(specs)["a"] is profiles["a"]
-    assert math.isclose(profiles["a"].profile.window_s, 60.0)
+            target_profile(target("a", **values).settings)
 
 
 def test_a_page_that_takes_much_cpu_is_scraped_less_often(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import WEEK_S, WeeklyPeaks, peak_of
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.targets import TargetSpec
@@ -105,9 +105,7 @@ def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
     kept = Kept()
     clock = count(NOW_S, 40.0)
     sinks = replace(kept.sinks(), exchanges=(peaks.exchange,))
-    watch = TargetWatch(
-        spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
-    )
+    watch = TargetWatch(spec, target_profile(spec.settings), sinks, wall=lambda: next(clock))
     for _ in range(450):
         watch.cycle()
     watch.retire()

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon import baselines
 from kneewatch.agent.daemon.baselines import LearnedStates
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.writer import LEARNED_KEPT_S, Store
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.diagnose.learned.acceptance import STATE_EVERY_S, AcceptRequest
+from kneewatch.diagnose.learned.acceptance import AcceptRequest
 from tests.agent.store.factories import KEEP_ALL, START_S, cycle, diagnosis, settle
 from tests.diagnose.test_acceptance import judge_of, played, scrapes, stream
 from tests.waiting import PATIENCE_S
@@ -36,46 +35,45 @@ def test_a_later_daemon_goes_on_with_it(tmp_path: Path, stream: TargetStream) ->
     with closing(Reader(store.path)) as reader:
         first = LearnedStates(reader, store.learn)
         first.exchange("gpu-7", engine, now_s)
-        assert engine.judge.stored is None, "the file was not read yet"
         first.cycle()
-        first.exchange("gpu-7", engine, now_s)
+        assert engine.judge.stored is None, "there was none"
         first.exchange("gpu-7", engine, now_s)
         put(store, 0)
-        before = reader.learned()
+        before = reader.learned("gpu-7", engine.key)
         assert stream.monitor.accept(now_s, AcceptRequest(target="gpu-7"))[0].deviations
         first.exchange("gpu-7", engine, now_s)
         put(store, 1)
-        assert reader.learned().keys() == before.keys()
-        assert reader.learned() != before
+        assert None is not before != reader.learned("gpu-7", engine.key)
         store.close(PATIENCE_S)
         fresh = TargetStream("gpu-7", stream.monitor.profile, Limits())
         played(fresh, 360.0, 366.0)
         (engine,) = fresh.monitor.engines
         second = LearnedStates(reader, store.learn)
-        second.cycle()
         second.exchange("gpu-7", engine, now_s)
+        second.cycle()
     assert judge_of(fresh).stored is not None
     verdict = played(fresh, 366.0)[-1]
     assert "usual_changed" in {cause.id for cause in verdict.causes}
 
 
 def test_a_target_that_is_watched_again_goes_on_with_it(
-    tmp_path: Path, stream: TargetStream, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stream: TargetStream
 ) -> None:
-    monkeypatch.setattr(baselines, "STATES_MAX", 2)
     (engine,), now_s = stream.monitor.engines, scrapes()[0].t_s + 360.0
     store = Store.open(tmp_path / "store.db", retention=KEEP_ALL)
     with closing(Reader(store.path)) as reader:
         states = LearnedStates(reader, store.learn)
-        states.cycle()
-        states.exchange("a", engine, now_s)
-        for turn, target in enumerate("abc"):
-            states.exchange(target, engine, now_s + turn * STATE_EVERY_S)
-        for target, is_held in (("a", False), ("b", True), ("c", True)):
+        for _ in range(2):
+            states.exchange("a", engine, now_s)
+            states.cycle()
+        put(store, 0)
+        for target, is_stored in (("a", True), ("b", False)):
             again = TargetStream(target, stream.monitor.profile, Limits())
             played(again, 360.0, 366.0)
-            states.exchange(target, *again.monitor.engines, now_s)
-            assert (judge_of(again).stored is not None) is is_held, target
+            (fresh,) = again.monitor.engines
+            states.exchange(target, fresh, now_s)
+            states.cycle()
+            assert (judge_of(again).stored is not None) is is_stored
     store.close(PATIENCE_S)
 
 
@@ -84,10 +82,11 @@ def test_old_engines_are_forgotten(tmp_path: Path) -> None:
     store.learn("old", KEY, 100.0, b"{}")
     store.learn("new", KEY, 200.0, b"1")
     put(store, 0)
-    store.learn("new", KEY, 150.0 + LEARNED_KEPT_S, b"2")
-    put(store, 1)
     with closing(Reader(store.path)) as reader:
-        assert reader.learned() == {("new", KEY): b"2"}
+        assert (reader.learned("old", KEY), reader.learned("new", KEY)) == (b"{}", b"1")
+        store.learn("new", KEY, 150.0 + LEARNED_KEPT_S, b"2")
+        put(store, 1)
+        assert (reader.learned("old", KEY), reader.learned("new", KEY)) == (None, b"2")
     store.close(PATIENCE_S)
 
 
@@ -103,11 +102,11 @@ def test_a_file_that_cannot_be_used_stops_nothing(
     file.mkdir()
     states = LearnedStates(Reader(file, may_be_late=True), store.learn)
     for _ in range(2):
-        states.cycle()
         states.exchange("gpu-7", engine, scrapes()[0].t_s)
+        states.cycle()
     assert caplog.text.count("cannot read what was learned") == 1
     file.rmdir()
     aside.rename(file)
-    states.cycle()
     states.exchange("gpu-7", engine, scrapes()[0].t_s)
+    states.cycle()
     assert engine.judge.stored == b"{}", "it is not lost"
