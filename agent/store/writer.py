@@ -220,10 +220,10 @@ class StoreFile:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self.close()
-            for file, left, suffix in zip(now[1:], before[1:], SIDE_FILES, strict=True):
-                if now[0] != before[0] and file == left:
-                    # It belongs to the file before; SQLite would apply it to the new one.
-                    Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        for file, left, suffix in zip(now[1:], before[1:], SIDE_FILES, strict=True):
+            if now[0] != before[0] and file == left:
+                # It belongs to the file before; SQLite would apply it to the new one.
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         return self._connection or self._open(connect(self._path))
 
     def _open(self, connection: sqlite3.Connection) -> sqlite3.Connection:
