@@ -200,8 +200,8 @@ def post(
     timeout_s: float,
     now_s: float,
 ) -> None:
-    """Post a JSON document. Follows no redirects and uses no proxy. An answer of success that is a
-    page for people, or a document that denies it, counts as a failure.
+    """Post a JSON document. Follows no redirects and uses no proxy. A response with a success
+    status counts as a failure if it is an HTML page or its JSON says that it failed.
 
     Raises:
         SendError: the receiver did not accept the document.
@@ -276,9 +276,10 @@ def _check_answer(
 
 
 def denied(body: bytes) -> str:
-    """How the beginning of an answer of success denies it; empty if it does not."""
+    """Why a response with a success status is a failure, by the beginning of its body; empty if it
+    is none."""
     if body.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-        return "a page for people, such as a login"
+        return "an HTML page, such as a login"
     try:
         document: object = json.loads(body)
     except (ValueError, RecursionError):

@@ -80,11 +80,11 @@ def test_what_a_status_means(taking: Taking, tmp_path: Path, status: int, final:
     [
         (b'{"ok": false, "error": "channel_not_found"}', "with an error: channel_not_found"),
         (b'{"success": false, "error": "https://SECRET"}', "with an error"),
-        (b"\n<!DOCTYPE html><title>Sign in</title>", "a page for people, such as a login"),
-        (b"<HTML>", "a page for people"),
+        (b"\n<!DOCTYPE html><title>Sign in</title>", "with an HTML page, such as a login"),
+        (b"<HTML>", "with an HTML page"),
     ],
 )
-def test_an_answer_of_success_that_denies_it(
+def test_a_success_status_with_a_body_that_denies_it(
     taking: Taking, tmp_path: Path, body: bytes, says: str
 ) -> None:
     error = failure(web(tmp_path, taking(Reply(body=body)).url))
@@ -105,7 +105,9 @@ def test_an_answer_of_success_that_denies_it(
         b"<a>",
     ],
 )
-def test_any_other_answer_of_success_is_one(taking: Taking, tmp_path: Path, body: bytes) -> None:
+def test_a_success_status_with_any_other_body_is_one(
+    taking: Taking, tmp_path: Path, body: bytes
+) -> None:
     post(web(tmp_path, taking(Reply(body=body)).url), BODY, timeout_s=60, now_s=NOW_S)
 
 
