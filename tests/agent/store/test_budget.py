@@ -46,7 +46,7 @@ def test_an_engine_stays_within_its_share_of_a_week(
     for at in range(scrapes):
         now_s = NOON_S + STEP_S * at
         cycle = server.cycle(now_s)
-        disk.write([packer.pack(cycle)])
+        disk.write([packer.pack(cycle)], {})
         while disk.maintain():
             pass
     disk.close()
