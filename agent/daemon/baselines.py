@@ -202,7 +202,6 @@ class LearnedStates(Job):
             for place, engine in wanted.items():
                 engine.judge.stored = self._history.learned(*place)
                 self._known.add(engine)
-            self._error = ""
         except StoreError as error:
             if str(error) != self._error:
                 log.warning("cannot read what was learned, retrying error=%s", error)

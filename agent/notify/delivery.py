@@ -284,9 +284,7 @@ def denied(body: bytes) -> str:
         document: object = json.loads(body)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(document, dict):
-        return ""
-    answer = cast("dict[str, object]", document)
+    answer = cast("dict[str, object]", document) if isinstance(document, dict) else {}
     if answer.get("ok") is not False and answer.get("success") is not False:
         return ""
     error = str(answer.get("error", ""))  # any other text may quote a secret
