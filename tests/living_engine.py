@@ -7,6 +7,7 @@ long each takes, so that a page's numbers agree with each other, as a real serve
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,6 +27,17 @@ SWAP_S = 0.8
 
 BLOCK_TOKENS = 16
 IDLE_FILES = 40.0
+OLD = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:prefix_cache_queries_total": "vllm:gpu_prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total": "vllm:gpu_prefix_cache_hits_total",
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    "vllm:num_requests_waiting_by_reason": "unknown_waiting",
+    "vllm:prompt_tokens_by_source_total": "unknown_prompt_tokens",
+    "vllm:request_prefill_kv_computed_tokens": "unknown_computed_tokens",
+}
+"""Names of metrics in vLLM 0.10; those that it lacks get a name that is not read."""
+
 Own = tuple[tuple[str, str], ...]
 Row = tuple[str, Own, float]
 """A series of a page: name, own labels, value."""
@@ -62,6 +74,8 @@ class Work(Struct, frozen=True):
     xid: float = 0.0
     throttled: float = 0.0
     """Seconds per second for which the GPU is throttled by heat."""
+    is_old: bool = False
+    """Whether its vLLM is 0.10."""
 
 
 class _Seen:
@@ -217,6 +231,10 @@ class Engine:
 
     def page(self, work: Work, t_s: float) -> Iterator[Row]:
         """The series of its page now, apart from those about the process."""
+        rows = self._page(work, t_s)
+        return map(_as_old, rows) if work.is_old else rows
+
+    def _page(self, work: Work, t_s: float) -> Iterator[Row]:
         outputs = 1.0 if work.role == "prefill" else work.output_tokens
         hidden = work.hangs and work.hides
         shown = 0.0 if hidden else round(self.running)
@@ -247,13 +265,22 @@ class Engine:
             )
             yield "vllm:lora_requests_info", adapters, t_s
         for (name, own), value in self._counts.items():
-            yield name, own, value
+            yield name, own, float(math.floor(value))
         for metric, seen in self._seen.items():
             below, count, total = seen.told(self._random)
             for le, many in zip(seen.edges, below, strict=True):
                 yield f"vllm:{metric}_bucket", le, many
             yield f"vllm:{metric}_count", (), count
             yield f"vllm:{metric}_sum", (), total
+
+
+PART = re.compile(r"(.*?)(_bucket|_count|_sum)?")
+
+
+def _as_old(row: Row) -> Row:
+    """A series as vLLM 0.10 names it; without one of its own, it gets a name that is not read."""
+    metric, part = PART.fullmatch(row[0]).groups("")  # type: ignore[union-attr]
+    return OLD.get(metric, metric) + part, *row[1:]
 
 
 def gpu_page(work: Work, load: float) -> Iterator[tuple[str, float]]:

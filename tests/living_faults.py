@@ -1,8 +1,13 @@
 """Faults of living fleets, each in a pool of its own, and how they are told.
 
     python -m tests.living_faults [--every SECONDS] [--seed N] [--times-size X] [FAULT ...]
+    python -m tests.living_faults --drawn SEED [SEED ...]
+    python -m tests.living_faults --quiet SEED [SEED ...]
 
-prints what the fleet daemon's own code says of each, at simulated time.
+prints what the fleet daemon's own code says of each, at simulated time. The second draws a fleet
+for each seed: sizes, moments, scrape intervals, operations beside the faults, faults that come back
+and faults that heal; the third an hour of operations, of which nothing may be told. `--read` prints
+every message too.
 """
 
 from __future__ import annotations
@@ -11,16 +16,24 @@ import math
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from msgspec import Struct
 
 from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S
+from kneewatch.agent.notify.events import message
+from kneewatch.agent.notify.message import text
+from kneewatch.diagnose.fleet.inventory import HOUR_S
+from kneewatch.reports import fleet_rendering
+from kneewatch.reports.diagnosis_text import Style
 from kneewatch.rules.rule import Severity
 from tests.living_engine import Work
-from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet
-from tests.living_player import Said, Told
+from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet, Pod, Pool
+from tests.living_player import Player, Told
 from tests.living_source import played
 
 FROM_S, TO_S = 24.0 * MIN_S, 31.0 * MIN_S
@@ -30,23 +43,62 @@ END_S = 38.0 * MIN_S
 WATCHED_S = 22.0 * MIN_S
 
 
+class Site(Struct, frozen=True):
+    """Where and when a fault is planted: the namespace that has its pool, and its times."""
+
+    fleet: LivingFleet
+    name: str
+    spans: tuple[tuple[float, float], ...] = ((FROM_S, TO_S),)
+
+    @property
+    def from_s(self) -> float:
+        """When it begins."""
+        return self.spans[0][0]
+
+    @property
+    def to_s(self) -> float:
+        """When it ends for the last time."""
+        return self.spans[-1][1]
+
+    def deployment(self, replicas: int, **of_pool: Any) -> Pool:  # noqa: ANN401
+        """Its pool, of a Deployment."""
+        return self.fleet.pool("Deployment", self.name, replicas, **of_pool)
+
+    def stateful_set(self, replicas: int) -> Pool:
+        """Its pool, of a StatefulSet."""
+        return self.fleet.pool("StatefulSet", self.name, replicas)
+
+    def ails(self, pods: Sequence[Pod], **changes: float | str) -> None:
+        """Change the Work of these pods."""
+        for pod in pods:
+            for from_s, to_s in self.spans:
+                pod.ails(from_s, to_s, **changes)
+
+    def crashes(self, pods: Sequence[Pod]) -> None:
+        """Let these pods not answer."""
+        for pod in pods:
+            pod.crashes = list(self.spans)
+
+
 class Fault(Struct, frozen=True):
     """A fault, named as its namespace. `causes` may be said first; none: it must be quiet."""
 
     name: str
     causes: tuple[str, ...]
-    plant: Callable[[LivingFleet, str], None]
+    plant: Callable[[Site], None]
     severity: Severity = Severity.WARNING
     """The least severity with which it must be said."""
 
     many: int = 1
     """How many faults it is, each of which is told once."""
 
+    least: int = 1
+    """The fewest replicas of a pool that can have it."""
 
-def crash_loop(fleet: LivingFleet, name: str) -> None:
+
+def crash_loop(site: Site) -> None:
     """One replica dies again and again, 40 s after each start."""
-    pool = fleet.pool("Deployment", name, 4)
-    pool.pods[0].crashes = _loop(FROM_S, TO_S)
+    site.deployment(4).pods[0].crashes = _loop(site.from_s, site.to_s)
 
 
 def _loop(from_s: float, to_s: float) -> list[tuple[float, float]]:
@@ -55,182 +107,249 @@ def _loop(from_s: float, to_s: float) -> list[tuple[float, float]]:
     ]
 
 
-def all_loop(fleet: LivingFleet, name: str) -> None:
+def all_loop(site: Site) -> None:
     """All replicas die again and again, one shortly after the other."""
-    pods = fleet.pool("Deployment", name, 4).pods
+    pods = site.deployment(4).pods
     for at, pod in enumerate(pods):
-        pod.crashes = _loop(FROM_S + 60.0 * at / len(pods), TO_S)
+        pod.crashes = _loop(site.from_s + 60.0 * at / len(pods), site.to_s)
 
 
-def only_replica(fleet: LivingFleet, name: str) -> None:
+def only_replica(site: Site) -> None:
     """The only replica of a pool dies once, under load."""
-    pool = fleet.pool("Deployment", name, 1)
+    pool = site.deployment(1)
     del pool.pods[1:]
-    pool.pods[0].crashes = [(FROM_S, FROM_S + 50.0)]
+    pool.pods[0].crashes = [(site.from_s, site.from_s + 50.0)]
 
 
-def bad_release(fleet: LivingFleet, name: str) -> None:
+def bad_release(site: Site) -> None:
     """Each replica dies once, under load."""
-    pool = fleet.pool("Deployment", name, 4)
-    apart_s = min(45.0, (TO_S - FROM_S) / len(pool.pods))
-    for at, pod in enumerate(pool.pods):
-        pod.crashes = [(FROM_S + apart_s * at, FROM_S + apart_s * at + 50.0)]
+    pods = site.deployment(4).pods
+    apart_s = min(45.0, (site.to_s - site.from_s) / len(pods))
+    for at, pod in enumerate(pods):
+        pod.crashes = [(site.from_s + apart_s * at, site.from_s + apart_s * at + 50.0)]
 
 
-def hung(fleet: LivingFleet, name: str) -> None:
+def hung(site: Site) -> None:
     """One engine hangs with its requests."""
-    fleet.pool("StatefulSet", name, 4).pods[0].ails(FROM_S, TO_S, hangs=True)
+    site.ails(site.stateful_set(4).pods[:1], hangs=True)
 
 
-def hung_idle(fleet: LivingFleet, name: str) -> None:
+def hung_idle(site: Site) -> None:
     """One engine hangs, and its gauges show no request."""
-    fleet.pool("StatefulSet", name, 4).pods[0].ails(FROM_S, TO_S, hangs=True, hides=True)
+    site.ails(site.stateful_set(4).pods[:1], hangs=True, hides=True)
 
 
-def slow_replica(fleet: LivingFleet, name: str) -> None:
+def slow_replica(site: Site) -> None:
     """One replica decodes slowly; its GPU shows nothing."""
-    fleet.pool("Deployment", name, 4).pods[0].ails(FROM_S, TO_S, itl_s=0.06)
+    site.ails(site.deployment(4).pods[:1], itl_s=0.06)
 
 
-def disaggregated(fleet: LivingFleet, name: str, **changes: float) -> None:
+def disaggregated(site: Site, **changes: float) -> None:
     """Prefill and decode replicas. The changes are those of decode replicas in the fault."""
     prefill, decode = Work(role="prefill", seats=16.0), Work(role="decode", output_tokens=150.0)
-    fleet.pool("Deployment", name, 2, workload="prefill", work=prefill, role="prefill",
-               per_replica_per_s=4.5)  # fmt: skip
-    pool = fleet.pool("Deployment", name, 3, workload="decode", work=decode, role="decode",
-                      per_replica_per_s=3.0)  # fmt: skip
-    if changes:
-        pool.overload(FROM_S, TO_S, **changes)
+    site.deployment(2, workload="prefill", work=prefill, role="prefill", per_replica_per_s=4.5)
+    pool = site.deployment(3, workload="decode", work=decode, role="decode", per_replica_per_s=3.0)
+    site.ails(pool.pods, **changes)
 
 
-def transfer_slow(fleet: LivingFleet, name: str) -> None:
+def transfer_slow(site: Site) -> None:
     """KV transfers take 25 times as long."""
-    disaggregated(fleet, name, transfer_s=0.9)
+    disaggregated(site, transfer_s=0.9)
 
 
-def batch(fleet: LivingFleet, name: str) -> None:
+BATCH = Work(backlog=300.0, arrival_per_s=0.0, seats=96.0)
+
+
+def batch(site: Site) -> None:
     """Throughput only: a queue by design, and a label that says so."""
-    work = Work(backlog=300.0, arrival_per_s=0.0, seats=96.0)
-    fleet.pool("Deployment", name, 2, work=work, kneewatch_goal="throughput")
+    site.deployment(2, work=BATCH, kneewatch_goal="throughput")
 
 
-def batch_hung(fleet: LivingFleet, name: str) -> None:
+def batch_hung(site: Site) -> None:
     """A throughput pool in which a replica hangs."""
-    work = Work(backlog=300.0, arrival_per_s=0.0, seats=96.0)
-    pool = fleet.pool("Deployment", name, 2, work=work, kneewatch_goal="throughput")
-    pool.pods[0].ails(FROM_S, TO_S, hangs=True)
+    site.ails(site.deployment(2, work=BATCH, kneewatch_goal="throughput").pods[:1], hangs=True)
 
 
-def one_takes_all(fleet: LivingFleet, name: str) -> None:
+def one_takes_all(site: Site) -> None:
     """The router sends all requests to one of twelve."""
-    pool = fleet.pool("Deployment", name, 12, per_replica_per_s=1.2)
-    for pod in pool.pods[1:]:
-        pod.ails(FROM_S, TO_S, arrival_per_s=0.0)
+    site.ails(site.deployment(12, per_replica_per_s=1.2).pods[1:], arrival_per_s=0.0)
 
 
-def outage_after_scaling(fleet: LivingFleet, name: str) -> None:
+def outage_after_scaling(site: Site) -> None:
     """A pool that was scaled up from zero 8 minutes ago loses all replicas."""
-    pool = fleet.pool("Deployment", name, 3, at_s=FROM_S - 8 * MIN_S)
-    up_s = FROM_S - 8 * MIN_S
-    labels = {"namespace": name, "deployment": name}
-    fleet.state("kube_deployment_spec_replicas", lambda t_s: 3.0 if t_s >= up_s else 0.0, **labels)
+    up_s = site.from_s - 8 * MIN_S
+    pool = site.deployment(3, at_s=up_s)
+    labels = {"namespace": site.name, "deployment": site.name}
+    wanted = float(len(pool.pods))
+    site.fleet.state(
+        "kube_deployment_spec_replicas", lambda t_s: wanted if t_s >= up_s else 0.0, **labels
+    )
     for pod in pool.pods:
-        pod.silent_s, pod.gone_s, pod.deleted_s = FROM_S, FROM_S + 30, FROM_S + 30
-    pool.begin(TO_S - 90, 3)
+        pod.silent_s, pod.gone_s, pod.deleted_s = site.from_s, site.from_s + 30, site.from_s + 30
+    pool.begin(site.to_s - 90, len(pool.pods))
 
 
-def never_answers(fleet: LivingFleet, name: str) -> None:
+def never_answers(site: Site) -> None:
     """A new replica never answers; the fault begins when it should serve."""
-    pool = fleet.pool("Deployment", name, 3)
-    (stuck,) = pool.begin(FROM_S - DEFAULT_PATIENCE_S, 1, load_s=9e9)
-    stuck.gone_s = stuck.deleted_s = TO_S
+    pool = site.deployment(3)
+    (stuck,) = pool.begin(site.from_s - DEFAULT_PATIENCE_S, 1, load_s=9e9)
+    stuck.gone_s = stuck.deleted_s = site.to_s
 
 
-def adapter_thrash(fleet: LivingFleet, name: str) -> None:
+def adapter_thrash(site: Site) -> None:
     """Clients ask for more adapters than there are slots."""
-    pool = fleet.pool("Deployment", name, 3, work=Work(adapters=3))
-    pool.overload(FROM_S, TO_S, adapters=12)
+    site.ails(site.deployment(3, work=Work(adapters=3)).pods, adapters=12)
 
 
-def prefix_lost(fleet: LivingFleet, name: str) -> None:
+def prefix_lost(site: Site) -> None:
     """The hit ratio falls from 70% to 11%."""
-    pool = fleet.pool("Deployment", name, 4, per_replica_per_s=4.0)
-    pool.overload(FROM_S, TO_S, hit_share=0.11)
+    site.ails(site.deployment(4, per_replica_per_s=4.0).pods, hit_share=0.11)
 
 
-def overload(fleet: LivingFleet, name: str) -> None:
+def overload(site: Site) -> None:
     """A pool gets more requests than it can serve."""
-    pool = fleet.pool("Deployment", name, 4, per_replica_per_s=6.0)
+    _overload(site, site.deployment(4, per_replica_per_s=6.0))
+
+
+def _overload(site: Site, pool: Pool) -> None:
     usual = pool.demand_per_s
-    pool.demand_per_s = lambda t_s: usual(t_s) * (2.0 if FROM_S <= t_s < TO_S else 1.0)
+
+    def demand_per_s(t_s: float) -> float:
+        return usual(t_s) * (2.0 if any(s <= t_s < e for s, e in site.spans) else 1.0)
+
+    pool.demand_per_s = demand_per_s
 
 
-def kv_pressure(fleet: LivingFleet, name: str) -> None:
+def kv_pressure(site: Site) -> None:
     """Prompts become so long that the cache is full."""
-    fleet.pool("Deployment", name, 3).overload(
-        FROM_S, TO_S, prompt_tokens=40_000.0, hit_share=0.9, output_tokens=600.0
-    )
+    pods = site.deployment(3).pods
+    site.ails(pods, prompt_tokens=40_000.0, hit_share=0.9, output_tokens=600.0)
 
 
-def xid(fleet: LivingFleet, name: str) -> None:
+def xid(site: Site) -> None:
     """A GPU reports XID 79 and its engine hangs."""
-    fleet.pool("Deployment", name, 4).pods[0].ails(FROM_S, TO_S, xid=79.0, hangs=True)
+    site.ails(site.deployment(4).pods[:1], xid=79.0, hangs=True)
 
 
-def throttled(fleet: LivingFleet, name: str) -> None:
+def throttled(site: Site) -> None:
     """A GPU is throttled by heat."""
-    fleet.pool("Deployment", name, 4).pods[0].ails(
-        FROM_S, TO_S, clock_mhz=900.0, temperature_c=88.0, throttled=0.6
-    )
+    pods = site.deployment(4).pods[:1]
+    site.ails(pods, clock_mhz=900.0, temperature_c=88.0, throttled=0.6)
 
 
-def one_down(fleet: LivingFleet, name: str) -> None:
+def one_down(site: Site) -> None:
     """One replica does not answer any more."""
-    fleet.pool("Deployment", name, 4).pods[0].crashes = [(FROM_S, TO_S)]
+    site.crashes(site.deployment(4).pods[:1])
 
 
-def all_down(fleet: LivingFleet, name: str) -> None:
+def all_down(site: Site) -> None:
     """No replica answers any more."""
-    for pod in fleet.pool("Deployment", name, 3).pods:
-        pod.crashes = [(FROM_S, TO_S)]
+    site.crashes(site.deployment(3).pods)
 
 
-def failing(fleet: LivingFleet, name: str) -> None:
+def failing(site: Site) -> None:
     """A third of the requests fails."""
-    fleet.pool("Deployment", name, 3).overload(FROM_S, TO_S, failed_share=0.35)
+    site.ails(site.deployment(3).pods, failed_share=0.35)
 
 
-def two_at_once(fleet: LivingFleet, name: str) -> None:
+def two_at_once(site: Site) -> None:
     """One replica hangs, another decodes slowly."""
-    pool = fleet.pool("Deployment", name, 6)
-    pool.pods[0].ails(FROM_S, TO_S, hangs=True)
-    pool.pods[1].ails(FROM_S, TO_S, clock_mhz=650.0, temperature_c=88.0)
+    pods = site.deployment(6).pods
+    site.ails(pods[:1], hangs=True)
+    site.ails(pods[1:2], clock_mhz=650.0, temperature_c=88.0)
 
 
-def hung_and_down(fleet: LivingFleet, name: str) -> None:
+def hung_and_down(site: Site) -> None:
     """One replica hangs, another does not answer any more."""
-    pool = fleet.pool("Deployment", name, 6)
-    pool.pods[0].ails(FROM_S, TO_S, hangs=True)
-    pool.pods[1].crashes = [(FROM_S, TO_S)]
+    pods = site.deployment(6).pods
+    site.ails(pods[:1], hangs=True)
+    site.crashes(pods[1:2])
 
 
-def hung_in_roll(fleet: LivingFleet, name: str) -> None:
+def hung_in_roll(site: Site) -> None:
     """A replica hangs while the pool is rolled."""
-    pool = fleet.pool("StatefulSet", name, 5)
-    pool.roll(FROM_S - 60.0)
-    next(pod for pod in pool.pods if pod.deleted_s > FROM_S + 60.0).ails(FROM_S, TO_S, hangs=True)
+    pool = site.stateful_set(5)
+    pool.roll(site.from_s - 60.0)
+    site.ails([next(pod for pod in pool.pods if pod.deleted_s > site.from_s + 60.0)], hangs=True)
 
 
-def overload_in_roll(fleet: LivingFleet, name: str) -> None:
+def overload_in_roll(site: Site) -> None:
     """The pool is rolled while it gets more requests than it can serve."""
-    overload(fleet, name)
-    fleet.pools[-1].roll(FROM_S + 45.0)
+    pool = site.deployment(4, per_replica_per_s=6.0)
+    _overload(site, pool)
+    pool.roll(site.from_s + 45.0)
 
 
-def failing_and_hung(fleet: LivingFleet, name: str) -> None:
+def failing_and_hung(site: Site) -> None:
     """A third of the requests fails, and one replica hangs."""
-    failing(fleet, name)
-    fleet.pools[-1].pods[0].ails(FROM_S, TO_S, hangs=True)
+    pods = site.deployment(3).pods
+    site.ails(pods, failed_share=0.35)
+    site.ails(pods[:1], hangs=True)
+
+
+# --- Pools in which nothing is wrong --------------------------------------------------------------
+
+
+def rolled(site: Site) -> None:
+    """A pool that is rolled."""
+    site.deployment(4).roll(site.from_s)
+
+
+def scaled(site: Site) -> None:
+    """A pool that is scaled out by two replicas, and in again."""
+    pool = site.deployment(4)
+    replicas = len(pool.pods)
+    pool.scale(site.from_s, replicas + 2)
+    pool.scale(site.to_s, replicas)
+
+
+def to_zero(site: Site) -> None:
+    """A pool that is scaled to zero, and up again."""
+    pool = site.deployment(2)
+    replicas = len(pool.pods)
+    pool.scale(site.from_s, 0)
+    pool.scale(site.to_s, replicas)
+    wanted = partial(_wanted, site, float(replicas))
+    labels = {"namespace": site.name, "deployment": site.name}
+    site.fleet.state("kube_deployment_spec_replicas", wanted, **labels)
+
+
+def _wanted(site: Site, replicas: float, t_s: float) -> float:
+    return 0.0 if site.from_s <= t_s < site.to_s else replicas
+
+
+def mixed(site: Site) -> None:
+    """A pool in which every other replica is of an older vLLM."""
+    for pod in site.deployment(4).pods[::2]:
+        pod.ails(-FOREVER_S, FOREVER_S, is_old=True)
+
+
+def adapters(site: Site) -> None:
+    """A pool with as many adapters as fit."""
+    site.deployment(3, work=Work(adapters=3))
+
+
+def canary(site: Site) -> None:
+    """A pool that gets a replica of another Deployment, which then takes over."""
+    pool = site.deployment(4)
+    first = pool.workload
+    pool.workload = f"{first}-next"
+    pool.begin(site.from_s, 1)
+    pool.workload = first
+    pool.roll(site.to_s, workload=f"{first}-next")
+
+
+def missed(site: Site) -> None:
+    """A pool in which now and then a scrape fails."""
+    scrape_s = site.fleet.scrape_s
+    for at, pod in enumerate(site.deployment(4).pods):
+        first_s = site.from_s + 7.0 * at * scrape_s
+        pod.missed = [(first_s, first_s + scrape_s), (site.to_s, site.to_s + 2.0 * scrape_s)]
+
+
+def restarted(site: Site) -> None:
+    """A pool in which one of several replicas dies once."""
+    site.deployment(4).pods[0].crashes = [(site.from_s, site.from_s + 50.0)]
 
 
 SLOW = ("bad_node", "gpu_throttled", "slow_steps")
@@ -247,7 +366,7 @@ FAULTS: Sequence[Fault] = (
     Fault("pd-healthy", (), disaggregated),
     Fault("batch", (), batch),
     Fault("batch-hung", ("engine_stalled",), batch_hung),
-    Fault("one-takes-all", ("replica_imbalance", "router_fault"), one_takes_all),
+    Fault("one-takes-all", ("replica_imbalance", "router_fault"), one_takes_all, least=3),
     Fault("outage-after-scaling", ("target_down",), outage_after_scaling),
     Fault("never-answers", ("target_down",), never_answers),
     Fault("adapter-thrash", ("adapter_thrash",), adapter_thrash),
@@ -259,18 +378,49 @@ FAULTS: Sequence[Fault] = (
     Fault("one-down", ("target_down",), one_down),
     Fault("all-down", ("target_down",), all_down),
     Fault("failing", ("requests_failing",), failing),
-    Fault("two-at-once", ("engine_stalled", *SLOW), two_at_once, many=2),
-    Fault("hung-and-down", ("engine_stalled", "target_down"), hung_and_down, many=2),
-    Fault("hung-in-roll", ("engine_stalled",), hung_in_roll),
+    Fault("two-at-once", ("engine_stalled", *SLOW), two_at_once, many=2, least=5),
+    Fault("hung-and-down", ("engine_stalled", "target_down"), hung_and_down, many=2, least=4),
+    Fault("hung-in-roll", ("engine_stalled",), hung_in_roll, least=3),
     Fault("overload-in-roll", ("queue_saturation", "admission_limit"), overload_in_roll),
-    Fault("failing-and-hung", ("engine_stalled", "requests_failing"), failing_and_hung, many=2),
+    Fault(
+        "failing-and-hung", ("engine_stalled", "requests_failing"), failing_and_hung, many=2,
+        least=3,
+    ),
+)  # fmt: skip
+
+OPERATIONS: Sequence[Fault] = (
+    Fault("rolled", (), rolled),
+    Fault("scaled", (), scaled),
+    Fault("to-zero", (), to_zero),
+    Fault("canary", (), canary),
+    Fault("missed", (), missed),
+    Fault("restarted", (), restarted, least=4),
+    Fault("mixed", (), mixed),
+    Fault("adapters", (), adapters),
+    Fault("pd", (), disaggregated),
+    Fault("batch", (), batch),
 )
+
+AGAIN = frozenset(
+    ("hung", "slow-replica", "transfer-slow", "one-takes-all", "adapter-thrash", "overload",
+     "kv-pressure", "xid", "throttled", "one-down", "failing", "prefix-lost")
+)  # fmt: skip
+"""Faults that come back, or heal, where their times are several or short."""
+
+
+# --- How they are told ----------------------------------------------------------------------------
+
+
+SHORT_S = MIN_S
+WITHIN_S = {15: 180.0, 30: 300.0, 60: 480.0}
+"""Seconds within which a fault must be told, by the seconds between scrapes."""
 
 
 class Outcome(Struct, frozen=True):
     """How one fault was told. Seconds are those since it began; infinite: never."""
 
     fault: Fault
+    site: Site
     first: str
     first_s: float
     summary: str
@@ -278,44 +428,78 @@ class Outcome(Struct, frozen=True):
     worse: int
     ended: int
     ended_s: float
+    advised: frozenset[str]
+    """The ids of what was recommended to its pool."""
+
+    @property
+    def _may_be_silent(self) -> bool:
+        """Whether it heals itself before anyone could act."""
+        return self.site.to_s - self.site.from_s < SHORT_S
 
     @property
     def is_right(self) -> bool:
         """Whether the right cause was said first, or nothing where nothing is wrong."""
-        if not self.fault.causes:
-            return not self.first
+        if not self.first:
+            return not self.fault.causes or self._may_be_silent
         return self.first in self.fault.causes and not (set(self.began) - set(self.fault.causes))
 
     @property
     def is_told_once(self) -> bool:
         """Whether each fault began and ended once, and did not get worse."""
-        many = self.fault.many if self.fault.causes else 0
-        return len(self.began) == self.ended == many and not self.worse
+        many = self.fault.many * len(self.site.spans) if self.fault.causes else 0
+        is_silent = self._may_be_silent and not self.began
+        return len(self.began) == self.ended == (0 if is_silent else many) and not self.worse
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether it was told soon enough."""
+        within_s = WITHIN_S[self.site.fleet.scrape_s]
+        return self.first_s <= within_s or not self.first
+
+    @property
+    def flaws(self) -> str:
+        """What was wrong in how it was told; empty for nothing."""
+        buys = "replicas" in self.advised and not CAPACITY.intersection(self.fault.causes)
+        flaws = {
+            "WRONG": not self.is_right,
+            "NOT ONCE": not self.is_told_once,
+            "LATE": not self.is_in_time,
+            "REPLICAS": buys,
+        }
+        return ", ".join(name for name, is_so in flaws.items() if is_so)
 
 
-def outcome(fault: Fault, said: Sequence[Said], told: Sequence[Told]) -> Outcome:
+CAPACITY = frozenset(("queue_saturation", "kv_pressure", "prefix_reuse_lost", "kv_transfer_slow"))
+"""Causes against which replicas may help."""
+
+
+def pool_of(name: str) -> str:
+    """The name of the pool of a namespace."""
+    return f"{name}/m-{name}"
+
+
+def _told_pool(told: Told) -> str:
+    return told.target.removeprefix("fleet/").partition(" on ")[0]
+
+
+def outcome(fault: Fault, site: Site, player: Player, told: Sequence[Told]) -> Outcome:
     """How a fault was told."""
-    own = [
-        row
-        for row in said
-        if row.pool.split("/")[0] == fault.name and row.severity >= fault.severity
-    ]
-    mine = [message for message in told if message.target.split("/")[1:2] == [fault.name]]
-    ended = [message for message in mine if message.kind == "ended"]
+    pool = pool_of(site.name)
+    own = [row for row in player.said if row.pool == pool and row.severity >= fault.severity]
+    mine = [each for each in told if _told_pool(each) == pool]
+    ended = [each for each in mine if each.kind == "ended"]
     return Outcome(
         fault,
+        site,
         own[0].id if own else "",
-        own[0].t_s - FROM_S if own else FOREVER_S,
+        own[0].t_s - site.from_s if own else FOREVER_S,
         own[0].summary if own else "",
-        tuple(message.id for message in mine if message.kind == "began"),
-        sum(message.kind == "worse" for message in mine),
+        tuple(each.id for each in mine if each.kind == "began"),
+        sum(each.kind == "worse" for each in mine),
         len(ended),
-        max((message.t_s for message in ended), default=math.nan) - TO_S,
+        max((each.t_s for each in ended), default=math.nan) - site.to_s,
+        frozenset(advice.id for _, advice in player.advised if advice.pool == pool),
     )
-
-
-def _flaws(told: Outcome) -> str:
-    return "" if told.is_right and told.is_told_once else "NOT ONCE" if told.is_right else "WRONG"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -326,8 +510,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         after = "" if math.isinf(each.first_s) else f"{each.first_s:.0f} s"
         ended = "" if math.isnan(each.ended_s) else f", {each.ended_s:.0f} s after its end"
         rows.append(
-            f"| {each.fault.name} | {each.first or 'nothing'} | {after} | {', '.join(each.began)} "
-            f"| {each.worse} | {each.ended}{ended} | {_flaws(each)} |"
+            f"| {each.site.name} | {each.first or 'nothing'} | {after} | {', '.join(each.began)} "
+            f"| {each.worse} | {each.ended}{ended} | {each.flaws} |"
         )
     return "\n".join(rows)
 
@@ -336,18 +520,136 @@ PAST_S = 10.0 * MIN_S
 """Until then scrapes are rare."""
 
 
+def fleet_until(end_s: float, *, every_s: int, seed: int, past_s: float = PAST_S) -> LivingFleet:
+    """A fleet whose life ends now."""
+    epoch_s = int(time.time()) // MIN_S * MIN_S - int(end_s)
+    fleet = LivingFleet(scrape_s=every_s, epoch_s=epoch_s, seed=seed)
+    fleet.rare_until_s = past_s
+    return fleet
+
+
 def outcomes(
     names: Sequence[str], *, every_s: int, folder: Path, seed: int = 0, times_size: float = 1.0
 ) -> list[Outcome]:
-    """How faults are told where all pools are scraped that often."""
-    epoch_s = int(time.time()) // MIN_S * MIN_S - int(END_S)
-    fleet = LivingFleet(scrape_s=every_s, epoch_s=epoch_s, seed=seed, times_size=times_size)
-    fleet.rare_until_s = PAST_S
-    chosen = [fault for fault in FAULTS if not names or fault.name in names]
-    for fault in chosen:
-        fault.plant(fleet, fault.name)
+    """How faults are told where all pools are scraped that often and have `times_size` times the
+    replicas that are planted."""
+    fleet = fleet_until(END_S, every_s=every_s, seed=seed)
+    fleet.sized = lambda planted: max(2, round(planted * times_size))
+    sites = [
+        (fault, Site(fleet, fault.name)) for fault in FAULTS if not names or fault.name in names
+    ]
+    for fault, site in sites:
+        fault.plant(site)
     player, told = played(fleet, folder, [(WATCHED_S, END_S)], cycle_s=max(15, every_s))
-    return [outcome(fault, player.said, told) for fault in chosen]
+    return [outcome(fault, site, player, told) for fault, site in sites]
+
+
+# --- Fleets that are drawn ------------------------------------------------------------------------
+
+
+SIZES = (1, 2, 3, 3, 6, 12, 12, 40)
+LARGEST = 128
+AGAIN_AFTER_S = 10 * MIN_S
+ENDS_AFTER_S = 12 * MIN_S
+HEALS_AFTER_S = 40.0
+
+
+class Drawn(Struct):
+    """A drawn fleet, and what was planted in it."""
+
+    fleet: LivingFleet
+    sites: list[tuple[Fault, Site]]
+    end_s: float
+    words: list[str]
+
+    @classmethod
+    def quiet(cls, seed: int) -> Drawn:
+        """An hour of operations."""
+        random = Random(seed)
+        fleet = fleet_until(75.0 * MIN_S, every_s=(15, 30, 60)[seed % 3], seed=seed)
+        drawn = cls(fleet, [], 75.0 * MIN_S, [])
+        for calm in OPERATIONS:
+            drawn._plant_calm(random, calm, random.uniform(16.0, 60.0) * MIN_S)
+        gap_s = random.uniform(30.0, 50.0) * MIN_S
+        fleet.gap(gap_s, gap_s + random.uniform(1.0, 8.0) * MIN_S)
+        drawn.words.append(f"Prometheus away from {gap_s:.0f} s")
+        return drawn
+
+    @classmethod
+    def of(cls, seed: int) -> Drawn:
+        """The fleet of a seed, with two faults."""
+        random = Random(seed)
+        fleet = fleet_until(
+            60.0 * MIN_S, every_s=(15, 15, 30, 60)[seed % 4], seed=seed, past_s=15 * MIN_S
+        )
+        drawn = cls(fleet, [], 0.0, [])
+        for fault in random.sample([fault for fault in FAULTS if fault.causes], 2):
+            from_s = random.uniform(23.5, 27.0) * MIN_S
+            spans = [(from_s, from_s + random.uniform(6.0, 8.0) * MIN_S)]
+            twist = random.random() if fault.name in AGAIN else 1.0
+            if twist < 0.2:
+                spans = [(from_s, from_s + HEALS_AFTER_S)]
+            elif twist < 0.4:
+                again_s = spans[0][1] + AGAIN_AFTER_S
+                spans.append((again_s, again_s + 6.0 * MIN_S))
+            name = f"{fault.name}-{seed}"
+            drawn._plant(random, fault, Site(fleet, name, tuple(spans)))
+            beside = random.choice((None, "roll", "scale"))
+            if beside:
+                drawn._beside(random, name, beside, from_s)
+        for calm in random.sample(OPERATIONS, 2):
+            drawn._plant_calm(random, calm, random.uniform(22.5, 28.0) * MIN_S)
+        drawn.end_s = max(site.to_s for _, site in drawn.sites) + ENDS_AFTER_S
+        return drawn
+
+    def _plant_calm(self, random: Random, calm: Fault, from_s: float) -> None:
+        to_s = from_s + random.uniform(5.0, 9.0) * MIN_S
+        self._plant(random, calm, Site(self.fleet, calm.name, ((from_s, to_s),)))
+
+    def _plant(self, random: Random, fault: Fault, site: Site) -> None:
+        replicas = max(fault.least, random.choice(SIZES))
+        if random.random() < 0.05:
+            replicas = LARGEST
+        self.fleet.sized = lambda _: replicas
+        fault.plant(site)
+        self.sites.append((fault, site))
+        spans = ", ".join(f"{start:.0f} to {end:.0f} s" for start, end in site.spans)
+        self.words.append(f"{site.name} ({replicas} replicas, {spans})")
+
+    def _beside(self, random: Random, name: str, what: str, from_s: float) -> None:
+        """Let a pool of another model in the same namespace be rolled, or scaled out."""
+        self.fleet.sized = lambda _: random.choice((1, 2, 3))
+        pool = self.fleet.pool("Deployment", name, 2, model=f"m-{name}-beside", workload="beside")
+        at_s = from_s + random.uniform(-60.0, 120.0)
+        if what == "roll":
+            pool.roll(at_s)
+        else:
+            pool.scale(at_s, len(pool.pods) + 2)
+        self.words.append(f"{what} of another model in {name} at {at_s:.0f} s")
+
+    def told(self, folder: Path) -> tuple[list[Outcome], list[Told]]:
+        """How each is told, and all messages."""
+        cycle_s, from_s = max(15, self.fleet.scrape_s), min(WATCHED_S, self.end_s - HOUR_S)
+        player, told = played(self.fleet, folder, [(from_s, self.end_s)], cycle_s=cycle_s)
+        return [outcome(fault, site, player, told) for fault, site in self.sites], told
+
+    def strangers(self, told: Sequence[Told]) -> list[Told]:
+        """Messages about pools in which nothing was planted."""
+        pools = {pool_of(site.name) for _, site in self.sites}
+        return [each for each in told if _told_pool(each) not in pools]
+
+
+def _drawn(seed: int, drawn: Drawn, folder: Path, *, read: bool) -> Iterator[str]:
+    found, told = drawn.told(folder)
+    yield f"\n## seed {seed}, scraped every {drawn.fleet.scrape_s} s: {'; '.join(drawn.words)}\n"
+    yield table(found)
+    for each in drawn.strangers(told):
+        yield f"STRANGER {each.t_s:.0f} s {each.kind} {each.target} {each.id}: {each.summary}"
+    for each in told if read else ():
+        sent = message([each.event], receiver="", base="https://kneewatch.example")
+        yield f"\n--- {each.t_s:.0f} s, {each.kind}\n{text(sent)}"
+        if each.kind == "began":
+            yield fleet_rendering.text(each.verdict, Style())
 
 
 def main() -> None:
@@ -356,12 +658,22 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times-size", type=float, default=1.0)
+    parser.add_argument("--drawn", type=int, nargs="+", default=[])
+    parser.add_argument("--quiet", type=int, nargs="+", default=[])
+    parser.add_argument("--read", action="store_true")
     parser.add_argument("fault", nargs="*")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        told = outcomes(args.fault, every_s=args.every, folder=Path(place), seed=args.seed,
-                        times_size=args.times_size)  # fmt: skip
-    print(table(told))
+        folder = Path(place)
+        drawn = [(seed, Drawn.of) for seed in args.drawn]
+        drawn += [(seed, Drawn.quiet) for seed in args.quiet]
+        for seed, draw in drawn:
+            for line in _drawn(seed, draw(seed), folder, read=args.read):
+                print(line, flush=True)
+        if not drawn:
+            told = outcomes(args.fault, every_s=args.every, folder=folder, seed=args.seed,
+                            times_size=args.times_size)  # fmt: skip
+            print(table(told))
 
 
 if __name__ == "__main__":

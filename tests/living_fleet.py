@@ -51,9 +51,12 @@ class Pod(Struct):
     crashes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When its server died, and when the next one answered."""
 
+    missed: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When scrapes of its page failed."""
+
     def answers(self, t_s: float) -> bool:
         """Whether its server answers."""
-        away = any(from_s <= t_s < to_s for from_s, to_s in self.crashes)
+        away = any(from_s <= t_s < to_s for from_s, to_s in (*self.crashes, *self.missed))
         return self.ready_s <= t_s < self.silent_s and not away
 
     def started_s(self, t_s: float) -> float:
@@ -165,13 +168,12 @@ class Pool(Struct):
 
 class LivingFleet:
     """Pools over some time, and what a Prometheus scrapes of them. Moment 0 of its life is
-    `epoch_s` in Unix seconds. Its pools have `times_size` times the replicas that are planted."""
+    `epoch_s` in Unix seconds."""
 
-    def __init__(
-        self, *, scrape_s: int, epoch_s: int, seed: int = 0, times_size: float = 1.0
-    ) -> None:
+    def __init__(self, *, scrape_s: int, epoch_s: int, seed: int = 0) -> None:
         self.scrape_s, self.epoch_s, self.seed = scrape_s, epoch_s, seed
-        self.times_size = times_size
+        self.sized: Callable[[int], int] = lambda planted: max(2, planted)
+        """The replicas of its next pools, by those that are planted."""
         self.pools: list[Pool] = []
         self.workers: list[tuple[Pool, Pod, Pod]] = []
         self.gaps: list[tuple[float, float]] = []
@@ -196,7 +198,7 @@ class LivingFleet:
     ) -> Pool:
         """A pool of a Deployment, StatefulSet or LeaderWorkerSet, whose demand follows the day.
         `labels` are on the series of its pods."""
-        replicas = max(2, round(replicas * self.times_size))
+        replicas = self.sized(replicas)
 
         def demand_per_s(t_s: float) -> float:
             return replicas * per_replica_per_s * (1 + 0.2 * math.sin(t_s / 86_400 * math.tau))

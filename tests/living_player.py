@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from kneewatch.agent.notify.events import Event
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
-from kneewatch.diagnose.fleet.inventory import LabelMap, Past
+from kneewatch.diagnose.fleet.inventory import LabelMap, Observed, Past
 from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict
 from kneewatch.rules.rule import Severity
 from tests.agent.fleet.prometheus_fleet import QUICK
@@ -27,6 +28,14 @@ HOLD_S = 120.0
 HOOK = f'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\nhold_s = {HOLD_S}'
 
 
+Follow = Callable[[Observed, FleetVerdict], None]
+"""What each cycle calls."""
+
+
+def unfollowed(_observed: Observed, _verdict: FleetVerdict) -> None:
+    """Nobody follows."""
+
+
 class Told(Struct, frozen=True):
     """What a receiver gets, and when, in seconds of the fleet's life."""
 
@@ -35,7 +44,14 @@ class Told(Struct, frozen=True):
     id: str
     t_s: float
     how: str
-    summary: str = ""
+    event: Event
+    verdict: FleetVerdict
+    """The fleet then."""
+
+    @property
+    def summary(self) -> str:
+        """The cause in a sentence; empty for its end."""
+        return self.event.cause.summary if self.event.cause else ""
 
 
 class Said(Struct, frozen=True):
@@ -59,7 +75,9 @@ class Player:
         *,
         cycle_s: float = 60.0,
         profile: Profile = PROFILE,
+        follow: Follow = unfollowed,
     ) -> None:
+        self._follow = follow
         self._fleet, self._port, self._cycle_s, self._profile = fleet, server.port, cycle_s, profile
         self._ledger = AlertState(receiver(folder, HOOK))
         self._engines = FleetEngines(profile)
@@ -83,6 +101,7 @@ class Player:
                 self._past = observed.past
                 newest = diagnose(observed, self._profile, self._comparisons)
                 self._note(t_s, newest)
+                self._follow(observed, newest)
                 states = states_of(newest, interval_s=self._cycle_s)
                 new_names = names_of(newest, states, names)
                 events = [
@@ -92,7 +111,7 @@ class Player:
                 ]
                 names = new_names
                 events += [event for state in states for event in self._ledger.update(state)]
-                messages += [self._delivered(event, t_s) for event in events]
+                messages += [self._delivered(event, t_s, newest) for event in events]
                 t_s += self._cycle_s
         return messages
 
@@ -105,8 +124,7 @@ class Player:
                 said = Said(t_s, cause.pool, cause.id, cause.severity, cause.summary)
                 self.said.append(said)
 
-    def _delivered(self, event: Event, t_s: float) -> Told:
+    def _delivered(self, event: Event, t_s: float, verdict: FleetVerdict) -> Told:
         self._ledger.sent(event)
         self._ledger.delivered(event)
-        summary = event.cause.summary if event.cause else ""
-        return Told(event.kind, event.key.target, event.key.id, t_s, event.how, summary)
+        return Told(event.kind, event.key.target, event.key.id, t_s, event.how, event, verdict)

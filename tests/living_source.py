@@ -29,7 +29,7 @@ from kneewatch.diagnose.engine.reader import METRICS_READ
 from kneewatch.diagnose.fleet.inventory import Member, Past, Shape, Usual
 from tests import living_player
 from tests.living_fleet import LivingFleet, Series
-from tests.living_player import Player, Told
+from tests.living_player import Follow, Player, Told, unfollowed
 
 LOOKBACK_S = 300.0
 RUNNING = "vllm:num_requests_running"
@@ -118,10 +118,13 @@ class SimulatedMoment:
                     if row.at(at_s) is None and (points := row.over(at_s, 3600.0))
                 ]
             case "scrapes":
+                started = scraped.now("process_start_time_seconds", at_s)
+                young = {target_of(each.labels) for each in started if at_s - each.value < 300.0}
                 return [
                     Sample(row.labels, float(len(row.over(at_s, 300.0))))
                     for row in scraped.named(RUNNING)
                     if row.at(at_s) is not None and row.at(at_s - 300.0) is not None
+                    if target_of(row.labels) not in young
                 ]
             case "running_hour_avg":
                 return [
@@ -242,8 +245,9 @@ def played(
     *,
     cycle_s: float,
     profile: Profile = living_player.PROFILE,
+    follow: Follow = unfollowed,
 ) -> tuple[Player, list[Told]]:
-    """What the daemon says and tells in these spans of a fleet's life."""
+    """What the daemon says and tells in these spans of a fleet's life. `follow` gets each cycle."""
     scraped = Scraped(fleet, from_s=0, to_s=spans[-1][1])
 
     def source(*_: object) -> SimulatedSource:
@@ -265,5 +269,5 @@ def played(
         for where, name, by in simulated:
             stack.enter_context(patch.object(where, name, by))
         server = SimpleNamespace(port=0)
-        player = Player(fleet, server, folder, cycle_s=cycle_s, profile=profile)  # type: ignore[arg-type]
+        player = Player(fleet, server, folder, cycle_s=cycle_s, profile=profile, follow=follow)  # type: ignore[arg-type]
         return player, [each for span in spans for each in player.play(*span)]

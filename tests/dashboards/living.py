@@ -23,7 +23,7 @@ from kneewatch.collector.page import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.dashboards.promtool import evaluate
-from tests.living_faults import END_S, FAULTS, FROM_S, Fault
+from tests.living_faults import END_S, FAULTS, FROM_S, Fault, Site
 from tests.living_fleet import MIN_S, LivingFleet, operated, with_faults
 
 FIRING = 'ALERTS{alertstate="firing", severity=~"warning|critical"}'
@@ -99,7 +99,7 @@ def _firing(shown: Sequence[set[str]], interval_s: float) -> Iterator[Firing]:
 def alerted(fault: Fault, folder: Path, *, scrape_s: int = 30) -> dict[str, float]:
     """The alerts that fire in a fleet with one fault, and when: seconds since the fault began."""
     fleet = living(scrape_s)
-    fault.plant(fleet, fault.name)
+    fault.plant(Site(fleet, fault.name))
     plan = Plan(scrape_s=scrape_s, interval_s=scrape_s)
     first_s: dict[str, float] = {}
     for firing in fired(fleet, plan, folder, to_s=END_S):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
-from tests.living_faults import bad_release, crash_loop
+from tests.living_faults import Site, bad_release, crash_loop
 from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, with_faults
 from tests.programs import require
 
@@ -21,7 +21,7 @@ RESTARTING = {"loop": crash_loop, "release": bad_release}
 def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     fleet = with_faults(LivingFleet(scrape_s=30, epoch_s=END_S - MINUTES * MIN_S))
     for name, plant in RESTARTING.items():
-        plant(fleet, name)
+        plant(Site(fleet, name))
     faults = FAULTS | dict.fromkeys(RESTARTING, "engine_restarted")
     with running(require("prometheus")) as server:
         fleet.load(server, from_s=0, to_s=MINUTES * MIN_S)
