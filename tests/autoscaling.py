@@ -133,7 +133,7 @@ def followed(load: Load, *, removes: bool = False, until_s: float = END_S) -> li
             )
             if t_s % STEP_S == 0 and waiting <= BACKLOG_RATIO * running:
                 most = max(most, running)
-            config = FleetConfig("", LabelMap(), 60.0, now[0])
+            config = FleetConfig("", LabelMap(), now[0], profile=Profile(window_s=60.0))
             observed = observe(SimulatedSource(scraped), config, engines)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             verdict = diagnose(observed, Profile(), comparisons)
             moment = FleetMoment.of(verdict, {}, NO_TARGETS, CYCLE_S)

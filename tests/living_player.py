@@ -94,9 +94,7 @@ class Player:
             t_s = from_s
             while t_s <= to_s:
                 at_s = self._fleet.epoch_s + t_s
-                config = FleetConfig(
-                    "", LabelMap(), 60.0, at_s, past=self._past, profile=self._profile
-                )
+                config = FleetConfig("", LabelMap(), at_s, past=self._past, profile=self._profile)
                 observed = observe(source, config, self._engines)
                 self._past = observed.past
                 newest = diagnose(observed, self._profile, self._comparisons)

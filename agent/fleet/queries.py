@@ -35,15 +35,18 @@ from kneewatch.collector.signals.expr import (
     any_of,
     quoted,
 )
-from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose import gpu as health
-from kneewatch.diagnose.fleet.inventory import HOUR_S, USUAL_SIGNALS, WEEK_S, Labels
+from kneewatch.diagnose.fleet.inventory import (
+    HOUR_S,
+    USUAL_SIGNALS,
+    WEEK_S,
+    Labels,
+    of_process,
+)
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
 from kneewatch.rules.facts import duration
-
-_SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 
 PRESENCE, QUEUED = "num_requests_running", "num_requests_waiting"
 BACKLOG_RATIO = 0.05
@@ -122,6 +125,11 @@ class QueryScope(Struct, frozen=True):
             if names.intersection(Dialect(0.0, prefix=prefix).names_of(PRESENCE))
         ]
         return replace(self, by=by, prefixes=tuple(present) or self.prefixes)
+
+    @property
+    def of_process(self) -> str:
+        """The labels that distinguish processes, as PromQL lists them."""
+        return ", ".join(of_process(self.by))
 
     def of_vllm(self, *metrics: str) -> str:
         """A selector for vLLM's series of these metrics, under any of the prefixes."""
@@ -224,10 +232,9 @@ def scrapes(scope: QueryScope) -> str:
 def process_queries(scope: QueryScope) -> dict[str, str]:
     """Queries for the age of each process, and for running requests over the last hour."""
     hour = duration(HOUR_S)
-    process = ", ".join(label for label in scope.by if label not in ("model_name", "engine"))
     hourly = replace(scope, window_s=HOUR_S)
     # The process start has no model and engine labels, so it is joined in Python.
-    age = f"max by ({process}) (time() - {scope.series('process_start_time_seconds')})"
+    age = f"max by ({scope.of_process}) (time() - {scope.series('process_start_time_seconds')})"
     return {
         "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
         "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
@@ -391,7 +398,7 @@ def _gpu_series(name: str, selector: str, extra: str = "", *, of: str = "{}") ->
 
 
 def _catalogue(keys: Sequence[str]) -> dict[str, Expr]:
-    return {key: _SIGNALS[key].expr for key in keys}
+    return {key: SIGNAL_BY_KEY[key].expr for key in keys}
 
 
 # --- The queries of one diagnosis: several in one request, with their errors. I/O edge ------------

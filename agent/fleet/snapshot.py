@@ -44,6 +44,7 @@ from kneewatch.diagnose.fleet.inventory import (
     Past,
     Shape,
     label_map,
+    of_process,
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import routers_of
@@ -221,7 +222,6 @@ class FleetConfig(Struct, frozen=True):
 
     selector: str
     names: LabelMap
-    window_s: float
     at_s: float | None = None
     lookback_s: float = WEEK_S
     past: Past | None = None
@@ -242,7 +242,7 @@ def observe(
     """
     started_s, queries_before, retried_before = time.monotonic(), source.asked, source.retried
     engines = engines or FleetEngines(config.profile)
-    log, scope = AnswerLog(), QueryScope(config.selector, config.window_s)
+    log, scope = AnswerLog(), QueryScope(config.selector, config.profile.window_s)
     clock, answer = source.now(queries.presence(scope) if config.at_s is None else "")
     at_s = clock.server_s
     if config.at_s is not None:
@@ -255,7 +255,7 @@ def observe(
     observed = config.shard.of(presence_of(moment, scope, config.names, shape))
     interval_s = observed.scrape_interval_s
     if interval_s is not None:
-        scope = replace(scope, window_s=range_s(config.window_s, interval_s))
+        scope = replace(scope, window_s=range_s(config.profile.window_s, interval_s))
     if not running and not observed.gone:
         raise _no_series_error(source, config)
     observed, gpus = _with_pods(moment, scope, observed)
@@ -360,7 +360,7 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
     """Copy a value to all engines of a metrics page. The page reports such a value only once."""
-    names = [name for name in shape.by if name not in ("model_name", "engine")]
+    names = of_process(shape.by)
     value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:
         value = value_by_labels.get(tuple(member.labels.get(name, "") for name in names))
@@ -405,7 +405,6 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
             settings.origin("fleet.labels"),
             settings["fleet.throughput_pools"] or (),
         ),
-        settings["window_s"],
         at_s,
         settings["fleet.lookback_s"],
         profile=settings.profile(stated=stated(settings)),

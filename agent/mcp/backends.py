@@ -23,7 +23,7 @@ from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.expr import Dialect
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
@@ -229,9 +229,6 @@ def _reason(answer: requests.Response) -> str:
 # --- A fleet and its signals from Prometheus or a system with its API -----------------------------
 
 
-SIGNALS = {signal.key: signal for signal in VLLM_SIGNALS}
-
-
 class MetricsSystem(Struct, frozen=True):
     """Queries a metrics system. `selector` restricts all series."""
 
@@ -275,7 +272,7 @@ def _rows(
     source: PrometheusSource, signal: str, dialect: Dialect, times_s: Sequence[float]
 ) -> Iterator[HistoryRow]:
     """Yields a row for each engine. Yields nothing if PromQL cannot express the signal."""
-    query = SIGNALS[signal].expr.promql(dialect)
+    query = SIGNAL_BY_KEY[signal].expr.promql(dialect)
     if query is None:
         return
     first_s, step_s = times_s[0], times_s[1] - times_s[0]

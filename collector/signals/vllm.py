@@ -31,9 +31,7 @@ TTFT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
     2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-ITL_BOUNDS_S = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *STALL_EDGES_S,
-)  # fmt: skip
+ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *STALL_EDGES_S)
 """The bucket bounds of ITL and, above, of TTFT, in seconds.
 
 A target between two bounds is judged at the lower bound.
@@ -42,6 +40,7 @@ A target between two bounds is judged at the lower bound.
 _GROUPS = dict(packaged_tables("collector.signals", "vllm.toml"))
 _EXPRESSIONS = expressions(_GROUPS.pop("expressions"))
 VLLM_SIGNALS = tuple(signals(_GROUPS, _EXPRESSIONS))
+SIGNAL_BY_KEY = {signal.key: signal for signal in VLLM_SIGNALS}
 HTTP = "http_requests"
 ONE_ENGINE, HOST_NEEDS = (str(_GROUPS[group]["needs"]) for group in ("http", "host"))
 """What the counters of HTTP calls and the metrics of the server's process need."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.capacity import ALIKE, FAR_BELOW
@@ -57,7 +56,7 @@ from kneewatch.diagnose.recommend.ledger import order, subject
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import percent, plural
 from kneewatch.rules.rule import OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
 
@@ -69,16 +68,6 @@ from kneewatch.rules.wire import rounded, to_ms
 Kind: TypeAlias = tuple[str, str, str]
 
 
-class SameDegree(Struct, frozen=True):
-    """Saturated servers of one model and GPU type, with `gpus` GPUs each, and their throughput."""
-
-    gpus: int
-    tier: Tier
-    engines: tuple[Engine, ...]
-    tokens_per_s_per_gpu: float
-    computed_per_token: float
-
-
 def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
     """A cause for each group of servers that have far less throughput per GPU than a smaller split.
 
@@ -86,22 +75,19 @@ def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
     compared with the stated sweeps for fewer GPUs.
     """
     causes: list[FleetCause] = []
-    groups = [group for tier in tiers for group in groups_of(tier)]
+    groups = [group for tier in tiers for group in _saturated_by_gpus(tier)]
     compared = set[tuple[Kind, int]]()
-    for wide in groups:
+    for gpus, wide in groups:
         narrow = [
-            group
-            for group in groups
-            if group.gpus < wide.gpus
-            and _kind(group.tier) == _kind(wide.tier)
-            and max(group.computed_per_token, wide.computed_per_token)
-            <= ALIKE * min(group.computed_per_token, wide.computed_per_token)
+            (fewer, group)
+            for fewer, group in groups
+            if fewer < gpus and _kind(group) == _kind(wide) and _are_alike(group, wide)
         ]
-        best = max(narrow, key=lambda group: group.tokens_per_s_per_gpu, default=None)
+        best = max(narrow, key=lambda group: _tokens_per_gpu(*group), default=None)
         if best is None:
             continue
-        compared.add((_kind(wide.tier), wide.gpus))
-        if (cause := _by_peers(wide, best)) is not None:
+        compared.add((_kind(wide), gpus))
+        if (cause := _by_peers(gpus, wide, *best)) is not None:
             causes.append(cause)
     stated = stated_of(profile.stated)
     if stated.sweeps and not several_kinds(tiers):
@@ -171,8 +157,8 @@ def _by_sweeps(
     return closed(case, tier.pool, tier.tier, engines)
 
 
-def groups_of(tier: Tier) -> list[SameDegree]:
-    """The saturated servers of a tier by number of GPUs.
+def _saturated_by_gpus(tier: Tier) -> Iterator[tuple[int, Tier]]:
+    """Yields the tier's saturated servers with so many GPUs each.
 
     Data-parallel engines are left out, because the number of GPUs of each is unknown.
     """
@@ -181,13 +167,26 @@ def groups_of(tier: Tier) -> list[SameDegree]:
         gpus = engine.gpus.get("gpus")
         if gpus and gpus == int(gpus) and not engine.member.engine and _saturated(engine):
             by_gpus.setdefault(int(gpus), []).append(engine)
-    groups: list[SameDegree] = []
     for gpus, engines in sorted(by_gpus.items()):
-        tokens = middle(engine.get("generation_tokens_per_s") for engine in engines)
-        computed = middle(engine.get("computed_prompt_tokens_per_s") for engine in engines)
-        if tokens and computed:
-            groups.append(SameDegree(gpus, tier, tuple(engines), tokens / gpus, computed / tokens))
-    return groups
+        group = replace(tier, engines=tuple(engines), medians={})
+        if group.median("generation_tokens_per_s") and group.median(COMPUTED):
+            yield gpus, group
+
+
+COMPUTED = "computed_prompt_tokens_per_s"
+
+
+def _tokens_per_gpu(gpus: int, tier: Tier) -> float:
+    """Tokens/s per GPU of the median server, which has so many GPUs."""
+    return (tier.median("generation_tokens_per_s") or 0.0) / gpus
+
+
+def _are_alike(tier: Tier, other: Tier) -> bool:
+    """Whether the median servers compute about as many prompt tokens per generated token."""
+    least, most = sorted(
+        (each.median(COMPUTED) or 0.0) / _tokens_per_gpu(1, each) for each in (tier, other)
+    )
+    return most <= ALIKE * least
 
 
 def _saturated(engine: Engine) -> bool:
@@ -199,20 +198,17 @@ def _kind(tier: Tier) -> Kind:
     return tier.engines[0].member.model, tier.tier, tier.role
 
 
-def _gpus(group: SameDegree) -> str:
-    return f"{group.gpus} GPU{'s' if group.gpus > 1 else ''}"
-
-
-def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
-    share = wide.tokens_per_s_per_gpu / narrow.tokens_per_s_per_gpu
+def _by_peers(gpus: int, tier: Tier, fewer: int, others: Tier) -> FleetCause | None:
+    """The cause of servers that get far fewer tokens/s per GPU than others on fewer GPUs."""
+    own_per_s, others_per_s = _tokens_per_gpu(gpus, tier), _tokens_per_gpu(fewer, others)
+    share, split = own_per_s / others_per_s, plural(fewer, "GPU")
     if share >= FAR_BELOW:
         return None
     case = Case(
         "tp_overhead",
-        f"Replicas on {wide.gpus} GPUs generate {wide.tokens_per_s_per_gpu:.0f} tokens/s per GPU, "
-        f"replicas on {_gpus(narrow)} {narrow.tokens_per_s_per_gpu:.0f}: {wide.gpus} GPUs lose "
-        f"{percent(1 - share)}.",
-        f"Serve from more replicas on {_gpus(narrow)} if their TTFT meets its target.",
+        f"Replicas on {gpus} GPUs generate {own_per_s:.0f} tokens/s per GPU, replicas on {split} "
+        f"{others_per_s:.0f}: {gpus} GPUs lose {percent(1 - share)}.",
+        f"Serve from more replicas on {split} if their TTFT meets its target.",
         Severity.INFO,
         log_odds=-0.2,
         guide=("5.1", "8.2"),
@@ -222,17 +218,17 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
         share,
         FAR_BELOW,
         1.5,
-        f"{percent(share)} of the tokens/s per GPU of replicas on {_gpus(narrow)}",
+        f"{percent(share)} of the tokens/s per GPU of replicas on {split}",
         below=True,
     )
     case.weigh(
         "waiting_by_capacity",
-        float(len(wide.engines) + len(narrow.engines)),
+        float(len(tier.engines) + len(others.engines)),
         None,
         0.5,
-        f"{len(wide.engines)} and {len(narrow.engines)} of them have queues: they run at capacity",
+        f"{len(tier.engines)} and {len(others.engines)} of them have queues: they run at capacity",
     )
-    return closed(case, wide.tier.pool, wide.tier.tier, wide.engines)
+    return closed(case, tier.pool, tier.tier, tier.engines)
 
 
 # --- Recommendations ------------------------------------------------------------------------------

@@ -179,6 +179,12 @@ def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
     return tuple(by)
 
 
+def of_process(by: Iterable[str]) -> tuple[str, ...]:
+    """The labels in `by` that identify a process: its engines' own labels are left out, which its
+    other series lack."""
+    return tuple(label for label in by if label not in ("model_name", "engine"))
+
+
 def _identity(labels: Labels) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, v) for k, v in labels.items() if k not in NOT_IDENTITY))
 

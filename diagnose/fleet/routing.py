@@ -402,16 +402,12 @@ def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tie
 
     Returns how many times slower the slow one is, the signal, the slow tier and the fast tier.
     """
-    rows = [(value, tier) for tier in tiers if (value := _middle(tier, signal))]
+    rows = [(value, tier) for tier in tiers if (value := tier.median(signal))]
     if len(rows) < 2:
         return None
     least, most = min(rows, key=lambda row: row[0]), max(rows, key=lambda row: row[0])
     return most[0] / least[0], signal, most[1], least[1]
 
 
-def _middle(tier: Tier, signal: str) -> float | None:
-    return tier.median(signal)
-
-
 def _arrivals(tier: Tier) -> float | None:
-    return _middle(tier, "arrival_per_s")
+    return tier.median("arrival_per_s")

@@ -22,7 +22,6 @@ from kneewatch.agent.report.prometheus.inventory import (
     frozen,
 )
 from kneewatch.agent.report.prometheus.queries import (
-    PROCESS,
     KeyOf,
     Query,
     Ranges,
@@ -32,17 +31,17 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals, Truths, arrived
+from kneewatch.agent.report.series import MINUTE_S, Floats, Signals, Truths, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.expr import any_of
-from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
+from kneewatch.collector.signals.vllm import TTFT, within_ttft
 from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_HISTOGRAMS,
 )
-from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
+from kneewatch.diagnose.fleet.inventory import Key, Labels, Member, of_process
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import RUNNING
@@ -76,9 +75,6 @@ def _mean(rows: list[Floats]) -> Floats:
 
 
 # --- The data of one period -----------------------------------------------------------------------
-
-
-MINUTE_S = 60.0
 
 
 class PeriodData(Struct, frozen=True):
@@ -219,9 +215,8 @@ class PeriodData(Struct, frozen=True):
 
 def late_bound_s(targets_s: Iterable[float | None]) -> float | None:
     """The largest bound of vLLM's TTFT histogram within all TTFT targets. None without targets."""
-    stated = [target_s for target_s in targets_s if target_s is not None]
-    least_s = min(stated, default=0.0)
-    return max((bound for bound in TTFT_BOUNDS_S if bound <= least_s), default=None)
+    share = within_ttft(min((s for s in targets_s if s is not None), default=None))
+    return None if share is None else share.bound
 
 
 def scrape_of(labels: Labels) -> RowKey:
@@ -237,12 +232,6 @@ def pod_key(labels: Labels) -> RowKey:
 def process_key(labels: Labels, names: Sequence[str]) -> Key:
     """The process of a series: its values of the labels `names`."""
     return tuple(labels.get(name, "") for name in names)
-
-
-def process_names(by: Sequence[str]) -> tuple[str, ...]:
-    """The labels in `by` that identify a process. Labels that distinguish the engines of one
-    process are left out."""
-    return tuple(label for label in by if label not in PROCESS)
 
 
 # --- Reading a period -----------------------------------------------------------------------------
@@ -291,7 +280,7 @@ class PeriodReader:
         arrivals = merge_parts(counts)
         finely = ranges.steps(self._finely(late_s) if closely else self._preempted(), at)
         curve = self._curve(steps(grid, self._found.curve_s)) if closely else {}
-        names, by_process = process_names(asking.by), dict[Key, list[tuple[Labels, Floats]]]()
+        names, by_process = of_process(asking.by), dict[Key, list[tuple[Labels, Floats]]]()
         for key, row in ranges.slots(configs, grid.slots)["configs"].items():
             labels: dict[str, str] = dict(key)
             by_process.setdefault(process_key(labels, names), []).append((labels, row))
@@ -424,7 +413,7 @@ class PeriodReader:
             by_name[name] = self._per_engine(partial(text, jobs), scrape_of)
         namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
         by_name["deleted"] = self._per_engine(partial(queries.deleted, namespaces), pod_key)
-        names = process_names(asking.by)
+        names = of_process(asking.by)
         by_name["starts"] = self._per_engine(
             partial(queries.starts, asking),
             partial(process_key, names=names),

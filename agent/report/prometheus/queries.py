@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerLog, QueryScope
 from kneewatch.agent.report.request import ReportProgress
-from kneewatch.agent.report.series import Floats
+from kneewatch.agent.report.series import MINUTE_S, Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
 from kneewatch.collector.signals.expr import Dialect, OverTime, any_of, bound_matcher, quoted
 from kneewatch.collector.signals.gpu import DEV, PROF
-from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
+from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY, TTFT
 from kneewatch.dashboards.prometheus import hourly_sums
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.reports.weekly.measures import (
@@ -58,8 +57,6 @@ WINDOW_SCRAPES = 4.0
 SHORT_S = 6 * HOUR_S
 """Periods of at least this length in seconds begin and end on a full hour, shorter ones on a full
 minute."""
-
-MINUTE_S = 60.0
 
 
 class Steps(Struct, frozen=True):
@@ -147,11 +144,7 @@ GAUGES: Mapping[str, OverTime] = {
     KV_USAGE: OverTime("kv_cache_usage_perc", "avg"),
     DEFERRED: OverTime("num_requests_waiting_by_reason", "avg", (("reason", "deferred"),)),
 }
-_SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 GPUS = (GPU_BUSY, GPU_MEMORY)
-PROCESS = ("model_name", "engine")
-"""Labels that a process exports only for its engines. Series about the process as a whole lack
-them."""
 
 
 def presence(asking: QueryScope, range_s: float) -> str:
@@ -220,7 +213,7 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
     """A query for a sign of trouble, per engine: a counter, or the mean ITL. `late_s` is the TTFT
     target in seconds."""
     if key == ITL_MEAN:
-        return _either(asking, range_s, _SIGNALS[ITL_MEAN].expr.promql)
+        return _either(asking, range_s, SIGNAL_BY_KEY[ITL_MEAN].expr.promql)
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
     if key == GENERATED_TOKENS:
@@ -245,7 +238,7 @@ def narrowed(asking: QueryScope, only: str) -> QueryScope:
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """A query for a signal over the window, for the latency curve. `only` are matchers of the
     chosen engines."""
-    return _either(narrowed(asking, only), asking.window_s, _SIGNALS[key].expr.promql)
+    return _either(narrowed(asking, only), asking.window_s, SIGNAL_BY_KEY[key].expr.promql)
 
 
 def up(jobs: Sequence[str], range_s: float) -> str:
@@ -276,8 +269,7 @@ def deleted(namespaces: Sequence[str], range_s: float) -> str:
 def starts(asking: QueryScope, range_s: float) -> str:
     """A query for the start time of each process, in Unix seconds."""
     series = asking.series("process_start_time_seconds")
-    by = ", ".join(label for label in asking.by if label not in PROCESS)
-    return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
+    return f"max by ({asking.of_process}) (last_over_time({series}[{duration(range_s)}]))"
 
 
 def configs(asking: QueryScope, range_s: float) -> str:

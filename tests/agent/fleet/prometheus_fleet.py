@@ -29,7 +29,7 @@ def observed(
     """What a server has."""
     url = server if isinstance(server, str) else f"http://{LOOPBACK}:{server.port}"
     profile = Profile(window_s=window_s)
-    wanted = FleetConfig(selector, label_map({}, "default"), window_s, at_s, profile=profile)
+    wanted = FleetConfig(selector, label_map({}, "default"), at_s, profile=profile)
     with PrometheusSource(url, QUICK) as source:
         return observe(source, wanted)
 

@@ -33,7 +33,7 @@ def test_each_pool_is_judged_by_one_of_two(tmp_path_factory: pytest.TempPathFact
         PrometheusSource(f"http://{LOOPBACK}:{server.port}", QUICK) as source,
     ):
         for shard in (Shard(), Shard(0, 2), Shard(1, 2)):
-            wanted = FleetConfig("", label_map({}, "default"), 60.0, end_s, shard=shard)
+            wanted = FleetConfig("", label_map({}, "default"), end_s, shard=shard)
             observed = observe(source, wanted)
             pools.append({member.pool for member in observed.shape.members})
             gone.append({replica.replica for replica in observed.gone})
