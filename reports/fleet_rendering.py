@@ -14,8 +14,9 @@ from kneewatch.diagnose.fleet.verdict import (
     TierVerdict,
 )
 from kneewatch.diagnose.recommend.recommendation import changes_words
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import (
-    AGAINST_SHOWN,
+    BRIEF_NUMBERS,
     CAUSE,
     HEAD,
     ITEM,
@@ -26,9 +27,10 @@ from kneewatch.reports.diagnosis_text import (
     Style,
     as_markdown,
     as_text,
+    evidence_lines,
     server_words,
 )
-from kneewatch.reports.recommendation_text import numbers_words
+from kneewatch.reports.recommendation_text import first_steps, numbers_words
 from kneewatch.rules.formatting import (
     clock,
     date,
@@ -45,7 +47,6 @@ from kneewatch.rules.formatting import (
 from kneewatch.rules.rule import OK, STATES, WARNING, Severity
 
 ENGINES_SHOWN = 12
-FLEET_EVIDENCE_SHOWN = 6
 REPLICAS_SHOWN = 4
 NOTES_SHOWN = 12
 
@@ -65,9 +66,9 @@ def _rows(fleet: FleetVerdict, style: Style) -> list[Row]:
     rows = [(HEAD, style.paint(head, fleet.health))]
     when = f"{date(fleet.t_s)} {clock(fleet.t_s)} UTC: {counts(fleet)}"
     rows += [(LINE, line) for line in (when, *state(fleet))]
-    first: dict[str, int] = {}
+    places, first = fleet.by_place(), dict[str, int]()
     for at, cause in enumerate(fleet.causes, 1):
-        rows += _cause(at, cause, style, first)
+        rows += _cause(at, cause, places[cause.pool, cause.tier], style, first)
     if fleet.advice:
         rows.append((SECTION, "recommendations:"))
     for advised in fleet.advice:
@@ -166,8 +167,9 @@ def spread_words(signal: str, spread: Spread) -> str:
         return quantity(signal, value)
 
     unknown = f", {spread.unknown} unknown" if spread.unknown else ""
-    if spread.least == spread.most:
-        return f"{signal}: {shown(spread.most)} on all {spread.count}{unknown}"
+    if shown(spread.least) == shown(spread.most):
+        on = spread.worst if spread.count == 1 else f"{'' if unknown else 'all '}{spread.count}"
+        return f"{signal}: {shown(spread.most)} on {on}{unknown}"
     between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
     mean = "" if spread.mean is None else f", mean {shown(spread.mean)}"
     worst = spread.worst_value(signal)
@@ -206,8 +208,8 @@ def engine_facts(engine: EngineVerdict) -> str:
     """An engine's causes, stage, findings and main numbers."""
     rules = ", ".join(f"{finding.rule} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
-        f"{words} {quantity(key, value)}"
-        for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
+        words.format(shown(value))
+        for key, words, shown in BRIEF_NUMBERS[:3]
         if (value := engine.values.get(key)) is not None
     )
     stage = "stage unknown"
@@ -242,18 +244,28 @@ def _tiers(fleet: FleetVerdict) -> list[Row]:
     ]
 
 
-def _cause(at: int, cause: FleetCause, style: Style, first: dict[str, int]) -> list[Row]:
-    """Rows for a cause. `first` maps each advice to the number of the first cause with that
-    advice; later causes refer to this number."""
-    same_as = first.setdefault(cause.lever, at)
+def _cause(
+    at: int, cause: FleetCause, of_place: Verdict, style: Style, first: dict[str, int]
+) -> list[Row]:
+    """Rows for a cause of a place with this verdict. `first` maps sentences on what to do to the
+    number of the first cause with them; later causes refer to this number."""
     head = f"{at}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
-    docs = cause_page(style.docs_url, cause.id) if same_as == at else ""
+    supporting, against = evidence_lines(cause)
+    docs = cause_page(style.docs_url, cause.id)
+
+    def once(words: str) -> str:
+        same_as = first.setdefault(words, at)
+        return words if same_as == at else f"same as {same_as}"
+
     items = (
-        *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
-        *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
+        *(f"+ {line}" for line in supporting),
+        *(f"- {line}" for line in against),
         f"replicas: {listed(cause.replicas, REPLICAS_SHOWN)}",
-        f"do first: {cause.lever if same_as == at else f'same as {same_as}'}",
-        f"docs: {docs}" if docs else "",
+        *(
+            f"{label}: {flags or once(words)}"
+            for label, words, flags in first_steps(of_place, cause)
+        ),
+        f"docs: {once(docs)}" if docs else "",
     )
     return [
         (CAUSE, f"{head} in {place(cause.pool, cause.tier)}"),

@@ -15,7 +15,7 @@ from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.formatting import percent, plural, span
+from kneewatch.rules.formatting import about, percent, plural, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -398,7 +398,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     )
     if by_requests:
         times = load / max(usual, 1.0)
-        text = f"{times:.1f}x the median requests in flight" if usual >= 1 else figures_in_flight
+        text = f"{about(times)}x the median requests in flight" if usual >= 1 else figures_in_flight
         case.weigh("running_avg", times, BUSIER, 1.4, text)
     if usage is not None and others is not None and usage - others >= 0.1:
         case.weigh(

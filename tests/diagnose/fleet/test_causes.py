@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, nan
 
 import pytest
 from msgspec.structs import replace
@@ -39,6 +39,25 @@ def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
     assert spread_words("running", running).startswith("running: highest 40 (hot), 8 to 40, ")
     assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
     assert (running.mean or 0.0) < 9
+
+
+@pytest.mark.parametrize(
+    ("values_s", "words"),
+    [
+        pytest.param((0.049, 0.049), "49 ms on all 2", id="all alike"),
+        pytest.param((0.0488, 0.0491), "49 ms on all 2", id="alike as they are shown"),
+        pytest.param((0.049, 0.049, nan), "49 ms on 2, 1 unknown", id="of those known"),
+        pytest.param((0.049,), "49 ms on r0", id="of the only one"),
+        pytest.param((0.04, 0.06), "highest 60 ms (r1), 40 ms to 60 ms, median 60 ms over 2",
+                     id="apart"),
+    ],
+)  # fmt: skip
+def test_a_signal_over_the_engines_in_words(values_s: tuple[float, ...], words: str) -> None:
+    rows: list[Row] = [
+        (pod(f"r{at}"), {"itl_p99_s": value_s}) for at, value_s in enumerate(values_s)
+    ]
+    (tier,) = verdict(*rows).tiers
+    assert spread_words("itl_p99_s", tier.signals["itl_p99_s"]) == f"itl_p99_s: {words}"
 
 
 def test_a_queue_is_reported_under_the_loss_of_replicas_before_it() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.agent.notify.events import action_lines
 from kneewatch.diagnose.fleet.tier import of_fleet
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.diagnosis_text import Style
@@ -97,6 +98,15 @@ def test_a_stuck_replica_is_critical_among_healthy_ones() -> None:
     engine = next(e for e in diagnosis.engines if e.replica == "stuck")
     assert engine.health == "critical"
     assert engine.causes == ["engine_stalled"]
+
+
+def test_the_text_says_first_what_a_message_says_first() -> None:
+    diagnosis = held([*fleet(7), (pod("stuck"), STUCK)], STALLED)
+    (cause,) = diagnosis.causes
+    stop_gap, fix = action_lines(diagnosis.by_place()[cause.pool, cause.tier], cause)
+    words = " ".join(text(diagnosis, Style()).split())
+    assert words.index(stop_gap.plain()) < words.index(fix.plain())
+    assert stop_gap.label == "do first"
 
 
 @pytest.mark.parametrize(
