@@ -18,16 +18,16 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S
 from kneewatch.agent.notify.events import message
 from kneewatch.agent.notify.message import text
-from kneewatch.diagnose.fleet.inventory import HOUR_S
 from kneewatch.reports import fleet_rendering
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.rules.rule import Severity
@@ -528,23 +528,7 @@ def fleet_until(end_s: float, *, every_s: int, seed: int, past_s: float = PAST_S
     return fleet
 
 
-def outcomes(
-    names: Sequence[str], *, every_s: int, folder: Path, seed: int = 0, times_size: float = 1.0
-) -> list[Outcome]:
-    """How faults are told where all pools are scraped that often and have `times_size` times the
-    replicas that are planted."""
-    fleet = fleet_until(END_S, every_s=every_s, seed=seed)
-    fleet.sized = lambda planted: max(2, round(planted * times_size))
-    sites = [
-        (fault, Site(fleet, fault.name)) for fault in FAULTS if not names or fault.name in names
-    ]
-    for fault, site in sites:
-        fault.plant(site)
-    player, told = played(fleet, folder, [(WATCHED_S, END_S)], cycle_s=max(15, every_s))
-    return [outcome(fault, site, player, told) for fault, site in sites]
-
-
-# --- Fleets that are drawn ------------------------------------------------------------------------
+# --- Fleets with faults, and drawn ones -----------------------------------------------------------
 
 
 SIZES = (1, 2, 3, 3, 6, 12, 12, 40)
@@ -554,20 +538,36 @@ ENDS_AFTER_S = 12 * MIN_S
 HEALS_AFTER_S = 40.0
 
 
-class Drawn(Struct):
-    """A drawn fleet, and what was planted in it."""
+class Scene(Struct):
+    """A fleet, and what was planted in it."""
 
+    name: str
     fleet: LivingFleet
-    sites: list[tuple[Fault, Site]]
-    end_s: float
-    words: list[str]
+    from_s: float = WATCHED_S
+    end_s: float = END_S
+    sites: list[tuple[Fault, Site]] = field(default_factory=list[tuple[Fault, Site]])
+    words: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def quiet(cls, seed: int) -> Drawn:
+    def named(
+        cls, names: Sequence[str], *, every_s: int, seed: int = 0, times_size: float = 1.0
+    ) -> Scene:
+        """The faults of these names, all without any, where all pools are scraped that often and
+        have `times_size` times the replicas that are planted."""
+        scene = cls("faults", fleet_until(END_S, every_s=every_s, seed=seed))
+        scene.fleet.sized = lambda planted: max(2, round(planted * times_size))
+        for fault in (each for each in FAULTS if not names or each.name in names):
+            site = Site(scene.fleet, fault.name)
+            fault.plant(site)
+            scene.sites.append((fault, site))
+        return scene
+
+    @classmethod
+    def quiet(cls, seed: int) -> Scene:
         """An hour of operations."""
         random = Random(seed)
         fleet = fleet_until(75.0 * MIN_S, every_s=(15, 30, 60)[seed % 3], seed=seed)
-        drawn = cls(fleet, [], 75.0 * MIN_S, [])
+        drawn = cls(f"quiet {seed}", fleet, 15.0 * MIN_S, 75.0 * MIN_S)
         for calm in OPERATIONS:
             drawn._plant_calm(random, calm, random.uniform(16.0, 60.0) * MIN_S)
         gap_s = random.uniform(30.0, 50.0) * MIN_S
@@ -576,13 +576,13 @@ class Drawn(Struct):
         return drawn
 
     @classmethod
-    def of(cls, seed: int) -> Drawn:
+    def drawn(cls, seed: int) -> Scene:
         """The fleet of a seed, with two faults."""
         random = Random(seed)
         fleet = fleet_until(
             60.0 * MIN_S, every_s=(15, 15, 30, 60)[seed % 4], seed=seed, past_s=15 * MIN_S
         )
-        drawn = cls(fleet, [], 0.0, [])
+        drawn = cls(f"drawn {seed}", fleet)
         for fault in random.sample([fault for fault in FAULTS if fault.causes], 2):
             from_s = random.uniform(23.5, 27.0) * MIN_S
             spans = [(from_s, from_s + random.uniform(6.0, 8.0) * MIN_S)]
@@ -629,8 +629,8 @@ class Drawn(Struct):
 
     def told(self, folder: Path) -> tuple[list[Outcome], list[Told]]:
         """How each is told, and all messages."""
-        cycle_s, from_s = max(15, self.fleet.scrape_s), min(WATCHED_S, self.end_s - HOUR_S)
-        player, told = played(self.fleet, folder, [(from_s, self.end_s)], cycle_s=cycle_s)
+        cycle_s = max(15, self.fleet.scrape_s)
+        player, told = played(self.fleet, folder, [(self.from_s, self.end_s)], cycle_s=cycle_s)
         return [outcome(fault, site, player, told) for fault, site in self.sites], told
 
     def strangers(self, told: Sequence[Told]) -> list[Told]:
@@ -639,11 +639,13 @@ class Drawn(Struct):
         return [each for each in told if _told_pool(each) not in pools]
 
 
-def _drawn(seed: int, drawn: Drawn, folder: Path, *, read: bool) -> Iterator[str]:
-    found, told = drawn.told(folder)
-    yield f"\n## seed {seed}, scraped every {drawn.fleet.scrape_s} s: {'; '.join(drawn.words)}\n"
+def _played(scene: Scene, folder: Path, *, read: bool) -> Iterator[str]:
+    """Yields how a scene is told; with `read` also each message, and the fleet when it began."""
+    found, told = scene.told(folder)
+    planted = "; ".join(scene.words)
+    yield f"\n## {scene.name}, scraped every {scene.fleet.scrape_s} s: {planted}\n"
     yield table(found)
-    for each in drawn.strangers(told):
+    for each in scene.strangers(told):
         yield f"STRANGER {each.t_s:.0f} s {each.kind} {each.target} {each.id}: {each.summary}"
     for each in told if read else ():
         sent = message([each.event], receiver="", base="https://kneewatch.example")
@@ -663,17 +665,16 @@ def main() -> None:
     parser.add_argument("--read", action="store_true")
     parser.add_argument("fault", nargs="*")
     args = parser.parse_args()
+    scenes = chain(map(Scene.drawn, args.drawn), map(Scene.quiet, args.quiet))
+    if not args.drawn and not args.quiet:
+        named = Scene.named(
+            args.fault, every_s=args.every, seed=args.seed, times_size=args.times_size
+        )
+        scenes = chain([named])
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        drawn = [(seed, Drawn.of) for seed in args.drawn]
-        drawn += [(seed, Drawn.quiet) for seed in args.quiet]
-        for seed, draw in drawn:
-            for line in _drawn(seed, draw(seed), folder, read=args.read):
+        for scene in scenes:
+            for line in _played(scene, Path(place), read=args.read):
                 print(line, flush=True)
-        if not drawn:
-            told = outcomes(args.fault, every_s=args.every, folder=folder, seed=args.seed,
-                            times_size=args.times_size)  # fmt: skip
-            print(table(told))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.living_faults import FAULTS as PLANTED
-from tests.living_faults import FROM_S, TO_S, Site, one_takes_all, outcomes, overload
+from tests.living_faults import FROM_S, TO_S, Scene, Site, all_loop, one_takes_all, overload
 from tests.living_fleet import (
     FAULTS,
     FAULTS_S,
@@ -86,7 +86,7 @@ HARD = (
 def test_faults_are_told_under_their_own_name(tmp_path: Path) -> None:
     wrong = [
         (each.fault.name, each.first, each.began, each.worse, each.ended)
-        for each in outcomes(HARD, every_s=15, folder=tmp_path)
+        for each in Scene.named(HARD, every_s=15).told(tmp_path)[0]
         if each.flaws
     ]
     assert wrong == []
@@ -137,6 +137,13 @@ def test_queries_do_not_grow_with_the_pods(server: Prometheus) -> None:
             asked.append(now.load.queries)
             assert {verdict.t_s for verdict in now.verdicts.values()} == {now.t_s}
     assert asked[0] == asked[1]
+
+
+def test_a_pool_that_crashes_again_and_again_is_not_scraped_less_often(server: Prometheus) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 2)
+    all_loop(Site(fleet, "loop"))
+    assert seen(fleet, server, FROM_S + 5.5 * MIN_S).scrape_interval_s == pytest.approx(15, rel=0.1)
 
 
 def test_a_replica_that_stops_answering_is_a_note_for_a_minute(server: Prometheus) -> None:
