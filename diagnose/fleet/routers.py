@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_resolver import Binding, bound_as
 from kneewatch.collector.page import Layout, Page
@@ -86,12 +87,15 @@ from this multiple of the median on.
 
 class RouterState(Struct, frozen=True):
     """The state of one router: `values` are the answers to questions. `watched_s`: how long it was
-    watched."""
+    watched. `here` are the engines behind it, unknown if there are none; `own` those of one
+    pool."""
 
     router: Router
     values: Answers
     place: tuple[str, ...] = ("", "")
     watched_s: float = PICKS_S
+    here: Sequence[Engine] = ()
+    own: Sequence[Engine] = ()
 
     def value(self, question: str) -> float | None:
         """The answer to a question; None if there is none."""
@@ -136,7 +140,7 @@ def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> 
         ]
         for pool in sorted({engine.member.pool for engine in here}):
             own = [engine for engine in here if engine.member.pool == pool]
-            fault = _fault(state, Behind(here, own))
+            fault = _fault(replace(state, here=here, own=own))
             cause = None if fault is None else closed(fault[0], pool, "", fault[1])
             causes += [] if cause is None else [cause]
     return causes
@@ -146,16 +150,9 @@ def _place(labels: Labels) -> tuple[str, ...]:
     return tuple(labels.get(name, "") for name in PLACE)
 
 
-class Behind(Struct, frozen=True):
-    """The engines behind a router: all, and those of one pool. Without any, they are unknown."""
-
-    here: Sequence[Engine] = ()
-    own: Sequence[Engine] = ()
-
-
-def _while_idle(behind: Behind) -> str:
+def _while_idle(state: RouterState) -> str:
     """What is known about the engines, to follow a fault."""
-    if not behind.here:
+    if not state.here:
         return ""
     return f", while no engine has a queue and KV usage is below {percent(IDLE_KV)}"
 
@@ -163,25 +160,25 @@ def _while_idle(behind: Behind) -> str:
 Fault = tuple[Case, Sequence[Engine]]
 
 
-def _fault(state: RouterState, behind: Behind) -> Fault | None:
+def _fault(state: RouterState) -> Fault | None:
     """The worst fault of a router that affects a pool."""
     examined = (_unready, _taken_out, _holding, _uneven, _blind, _slow, _late, _losing_reuse)
-    return next((fault for examine in examined if (fault := examine(state, behind))), None)
+    return next((fault for examine in examined if (fault := examine(state))), None)
 
 
-def _unready(state: RouterState, behind: Behind) -> Fault | None:
-    if state.value("ready") != 0 or any(engine.get("arrival_per_s") for engine in behind.here):
+def _unready(state: RouterState) -> Fault | None:
+    if state.value("ready") != 0 or any(engine.get("arrival_per_s") for engine in state.here):
         return None
-    engines = f", while {len(behind.own)} engines can be scraped" if behind.own else ""
+    engines = f", while {len(state.own)} engines can be scraped" if state.own else ""
     return _case(
-        behind.own, Severity.CRITICAL, "router_ready", 0.0, 1.0,
+        state.own, Severity.CRITICAL, "router_ready", 0.0, 1.0,
         f"{state.router.title} has had no ready endpoint for {state.over(UNREADY_S)}{engines}",
         "Check the selector and target port of the InferencePool or the router's service "
         "discovery, and the readiness of the pods.",
     )  # fmt: skip
 
 
-def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
+def _taken_out(state: RouterState) -> Fault | None:
     """An endpoint that gets nothing although its engine answers scrapes, or may."""
     breaker = state.each("breaker")
     failing = [name for name, healthy in state.each("health").items() if not healthy]
@@ -189,10 +186,10 @@ def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
         (failing, "it fails the router's health check", "health"),
         (breaker, "its circuit breaker is open", "breaker"),
     ):
-        engines = [e for e in behind.own if _is_among(out, e) and e.get("waiting") is not None]
-        named = [e.member.name for e in engines] if behind.here else sorted(out)
+        engines = [e for e in state.own if _is_among(out, e) and e.get("waiting") is not None]
+        named = [e.member.name for e in engines] if state.here else sorted(out)
         if named:
-            answers = ", while the engine answers scrapes" if behind.here else ""
+            answers = ", while the engine answers scrapes" if state.here else ""
             # Of a breaker that is closed a router need not say anything: other workers may serve.
             worst = len(out) == len(state.workers) > 1
             severity = Severity.CRITICAL if worst else Severity.WARNING
@@ -205,54 +202,54 @@ def _taken_out(state: RouterState, behind: Behind) -> Fault | None:
     return None
 
 
-def _holding(state: RouterState, behind: Behind) -> Fault | None:
+def _holding(state: RouterState) -> Fault | None:
     """Requests that wait or end in the router."""
     title, levers = state.router.title, state.router.levers
     stale, queue, rejected = map(state.value, ("stale", "queue", "rejected"))
-    if not _idle(behind.here):
+    if not _idle(state.here):
         return None
     if stale:
         return _case(
-            behind.own, Severity.WARNING, "router_stale", stale, 1.0,
+            state.own, Severity.WARNING, "router_stale", stale, 1.0,
             f"{title} holds requests back for metrics that are too old: {stale:.0f} "
-            f"endpoints are stale and saturation is exactly 1.0{_while_idle(behind)}",
+            f"endpoints are stale and saturation is exactly 1.0{_while_idle(state)}",
             levers["stale"],
         )  # fmt: skip
     if queue is not None and queue >= QUEUED_MIN:
         return _case(
-            behind.own, Severity.WARNING, "router_queue", queue, QUEUED_MIN,
-            f"{title} holds {queue:.0f} requests{_while_idle(behind)}", levers["queue"],
+            state.own, Severity.WARNING, "router_queue", queue, QUEUED_MIN,
+            f"{title} holds {queue:.0f} requests{_while_idle(state)}", levers["queue"],
         )  # fmt: skip
     if rejected is not None and rejected >= REJECTED_MIN:
         return _case(
-            behind.own, Severity.WARNING, "router_rejections", rejected, REJECTED_MIN,
+            state.own, Severity.WARNING, "router_rejections", rejected, REJECTED_MIN,
             f"{title} rejected {rejected:.0f} requests within {state.over(PICKS_S)}"
-            f"{_while_idle(behind)}",
+            f"{_while_idle(state)}",
             levers["rejected"],
         )  # fmt: skip
     return None
 
 
-def _uneven(state: RouterState, behind: Behind) -> Fault | None:
-    queues = {engine.member.name: engine.get("waiting") or 0.0 for engine in behind.own}
+def _uneven(state: RouterState) -> Fault | None:
+    queues = {engine.member.name: engine.get("waiting") or 0.0 for engine in state.own}
     counts = {
         engine.member.name: count
-        for engine in behind.own
+        for engine in state.own
         if (count := _picked(state.workers, engine)) is not None
-    } if behind.here else dict(state.workers)  # fmt: skip
-    if len(counts) < max(2, len(behind.own)) or sum(counts.values()) < PICKS_MIN:
+    } if state.here else dict(state.workers)  # fmt: skip
+    if len(counts) < max(2, len(state.own)) or sum(counts.values()) < PICKS_MIN:
         return None
     name = max(counts, key=lambda each: counts[each])
     others = [each for each in counts if each != name]
     times = counts[name] / max(median(counts[each] for each in others), 1.0)
     waiting = queues.get(name, 0.0)
     only_there = waiting >= 1 and not any(queues[each] for each in others)
-    if times < PICKED_MORE or (behind.here and not only_there):
+    if times < PICKED_MORE or (state.here and not only_there):
         return None
-    queue = f": {waiting:.0f} requests queue there, others have no queue" if behind.here else ""
+    queue = f": {waiting:.0f} requests queue there, others have no queue" if state.here else ""
     return _case(
         # Of a page alone, uneven picks may be those of prefix affinity.
-        behind.own, Severity.WARNING if behind.here else Severity.INFO,
+        state.own, Severity.WARNING if state.here else Severity.INFO,
         "router_picks", times, PICKED_MORE,
         f"{state.router.title} picks {name} {times:.1f}x as often as the median engine{queue}",
         "Check the weights of the router's scorers (prefix affinity against load), or sticky "
@@ -260,12 +257,12 @@ def _uneven(state: RouterState, behind: Behind) -> Fault | None:
     )  # fmt: skip
 
 
-def _blind(state: RouterState, behind: Behind) -> Fault | None:
+def _blind(state: RouterState) -> Fault | None:
     errors = state.value("errors")
     if not errors:
         return None
     return _case(
-        behind.own, Severity.WARNING, "router_errors", errors, None,
+        state.own, Severity.WARNING, "router_errors", errors, None,
         f"{state.router.title} failed to read its endpoints' metrics in each of the last "
         f"{PICKS_S / 60:.0f} minutes: it routes by stale data",
         "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
@@ -273,21 +270,21 @@ def _blind(state: RouterState, behind: Behind) -> Fault | None:
     )  # fmt: skip
 
 
-def _slow(state: RouterState, behind: Behind) -> Fault | None:
+def _slow(state: RouterState) -> Fault | None:
     steps = [(each * state.router.own[name], name) for name, each in state.each("own").items()]
     mean_s, name = max(steps, default=(0.0, ""))
     if mean_s < OWN_S:
         return None
     return _case(
-        behind.own, Severity.WARNING, "router_own_s", mean_s, OWN_S,
+        state.own, Severity.WARNING, "router_own_s", mean_s, OWN_S,
         f"{state.router.title} itself is slow: {name} has a mean of {latency(mean_s)}",
         state.router.levers["own"],
     )  # fmt: skip
 
 
-def _late(state: RouterState, behind: Behind) -> Fault | None:
+def _late(state: RouterState) -> Fault | None:
     """First tokens that clients get later than the engines make them."""
-    rows = [(e.get("ttft_mean_s"), e.get("arrival_per_s") or 0.0) for e in behind.here]
+    rows = [(e.get("ttft_mean_s"), e.get("arrival_per_s") or 0.0) for e in state.here]
     measured = [(ttft_s, rate) for ttft_s, rate in rows if ttft_s is not None]
     total = sum(rate for _, rate in measured)
     ttft_s = state.value("ttft")
@@ -298,7 +295,7 @@ def _late(state: RouterState, behind: Behind) -> Fault | None:
     if more_s < TTFT_MORE_S or ttft_s < TTFT_MORE * engines_s:
         return None
     return _case(
-        behind.own, Severity.WARNING, "router_ttft_s", more_s, TTFT_MORE_S,
+        state.own, Severity.WARNING, "router_ttft_s", more_s, TTFT_MORE_S,
         f"First tokens wait {latency(more_s)} before the engines: their mean TTFT is "
         f"{latency(engines_s)}, {state.router.title} measures {latency(ttft_s)}",
         "Compare the router's queue, its own steps and the network to the engines; scale the "
@@ -306,14 +303,14 @@ def _late(state: RouterState, behind: Behind) -> Fault | None:
     )  # fmt: skip
 
 
-def _losing_reuse(state: RouterState, behind: Behind) -> Fault | None:
+def _losing_reuse(state: RouterState) -> Fault | None:
     """Prompt tokens of a model that a worker had cached and that were computed again."""
     models = sorted({model for model, _ in state.values.get("reuse", ())})
-    lost = (_lost_of(model, state, behind) for model in models)
+    lost = (_lost_of(model, state) for model in models)
     return next((fault for fault in lost if fault is not None), None)
 
 
-def _lost_of(model: str, state: RouterState, behind: Behind) -> Fault | None:
+def _lost_of(model: str, state: RouterState) -> Fault | None:
     reuse = state.values["reuse"]
     tokens = [reuse.get((model, name), 0.0) for name in state.router.reuse]
     if tokens[0] < REUSE_TOKENS:
@@ -329,7 +326,7 @@ def _lost_of(model: str, state: RouterState, behind: Behind) -> Fault | None:
     used = f"{percent(reused)} were reused" if is_counted else "how many were reused is unknown"
     times = f"{'' if is_counted else 'at least '}{more:.1f}x"
     return _case(
-        behind.own, Severity.WARNING, "router_reuse", more, COMPUTED_MORE,
+        state.own, Severity.WARNING, "router_reuse", more, COMPUTED_MORE,
         f"{percent(best)} of the prompt tokens{f' of {model}' * bool(model)} were cached on the "
         f"best worker, {percent(picked)} on the picked one, {used}: {times} the "
         "prompt tokens needed are computed",
@@ -416,7 +413,7 @@ class RouterPages:
             watched_s=min(watched_s, PICKS_S),
         )
         engines = _engines_of(state, self._beside())
-        fault = _fault(state, Behind(engines, engines))
+        fault = _fault(replace(state, here=engines, own=engines))
         # What is concluded has held for its time already.
         concluded = [cause] if fault and (cause := fault[0].close()) else []
         causes = self._tracker.update(t_s, concluded, developed=[each.id for each in concluded])
