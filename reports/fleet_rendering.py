@@ -15,6 +15,7 @@ from kneewatch.diagnose.fleet.verdict import (
 )
 from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import (
     BRIEF_NUMBERS,
     CAUSE,
@@ -30,7 +31,6 @@ from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     server_words,
 )
-from kneewatch.reports.recommendation_text import first_steps, numbers_words
 from kneewatch.rules.formatting import (
     clock,
     date,
@@ -72,7 +72,7 @@ def _rows(fleet: FleetVerdict, style: Style) -> list[Row]:
     if fleet.advice:
         rows.append((SECTION, "recommendations:"))
     for advised in fleet.advice:
-        change, *words = advice_words(advised)
+        change, *words = advice_words(advised, fleet.t_s)
         rows += [(LEAD, change), *((ITEM, line) for line in words)]
     worst = worst_engines(fleet)
     if worst:
@@ -145,17 +145,18 @@ def size_words(size: TierSize) -> str:
     return "; ".join([*parts, *([size.why] if size.why else [])])
 
 
-def advice_words(advice: FleetAdvice) -> list[str]:
+def advice_words(change: FleetAdvice, t_s: float) -> list[str]:
     """Lines for a recommendation: the change, the reason, the predicted effect, and checks."""
-    rows = [f"{changes_words(advice)} in {place(advice.pool, advice.tier)}", advice.summary]
-    if numbers := numbers_words(advice):
-        rows.append(f"expected: {numbers}")
-    if advice.unknown:
-        rows.append(f"unknown: {'; '.join(advice.unknown)}")
+    where = place(change.pool, change.tier)
+    rows = [f"{changes_words(change)} in {where}", advice.why_words(change, t_s)]
+    if numbers := advice.numbers_words(change):
+        rows.append(f"{advice.expected_label(change, t_s)}: {numbers}")
+    if change.unknown:
+        rows.append(f"unknown: {'; '.join(change.unknown)}")
     return [
         *rows,
-        f"check before: {'; '.join(advice.checks)}",
-        f"verify: {'; '.join(advice.verify)}",
+        f"check before: {'; '.join(change.checks)}",
+        f"verify: {'; '.join(change.verify)}",
     ]
 
 
@@ -222,7 +223,7 @@ def _tiers(fleet: FleetVerdict) -> list[Row]:
     """Rows about all tiers. Tiers with a problem come first and are shown in full; each of the
     others is one line."""
     troubled = {(c.pool, c.tier) for c in fleet.causes if c.severity >= WARNING}
-    troubled |= {(advice.pool, advice.tier) for advice in fleet.advice}
+    troubled |= {(change.pool, change.tier) for change in fleet.advice}
     ill = {(e.pool, e.tier, e.role) for e in worst_engines(fleet)}
     in_full: list[Row] = []
     in_a_line: list[Row] = [(ITEM, split_words(split)) for split in fleet.splits]
@@ -263,7 +264,7 @@ def _cause(
         f"replicas: {listed(cause.replicas, REPLICAS_SHOWN)}",
         *(
             f"{label}: {flags or once(words)}"
-            for label, words, flags in first_steps(of_place, cause)
+            for label, words, flags in advice.first_steps(of_place, cause)
         ),
         f"docs: {once(docs)}" if docs else "",
     )

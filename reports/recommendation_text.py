@@ -173,6 +173,13 @@ def expected_label(recommendation: Recommendation, t_s: float) -> str:
     return EXPECTED if of_s in (None, t_s) else f"{EXPECTED} for the load of {moment(of_s, t_s)}"
 
 
+def why_words(recommendation: Recommendation, t_s: float) -> str:
+    """What a change does and why, with the time of its figures unless that is `t_s`: others than
+    those of now would contradict the evidence."""
+    of_s, words = recommendation.as_of_s, recommendation.summary
+    return words if of_s in (None, t_s) else f"At {moment(of_s, t_s)}: {words}"
+
+
 def restart_words(recommendation: Recommendation) -> str:
     """What the restart for a change of flags costs, as far as it is known; "" without one,
     also for a server that is down."""
@@ -252,7 +259,7 @@ def flags_words(recommendation: Recommendation) -> str:
     return ", ".join(filter(None, (command(changes), *besides(changes))))
 
 
-def brief_words(recommendation: Recommendation) -> str:
+def brief_words(recommendation: Recommendation, t_s: float) -> str:
     """A change beside its flags, in a message: other changes, the flags that it replaces, the
     restart, what it does, and what may go wrong. The derivation is left out."""
     changes, numbers = recommendation.changes, recommendation.predicted
@@ -261,7 +268,7 @@ def brief_words(recommendation: Recommendation) -> str:
         ", ".join(besides(changes)),
         f"instead of {instead}" if instead else "",
         restart_words(recommendation),
-        first_sentence(recommendation.summary),
+        first_sentence(why_words(recommendation, t_s)),
         doubt(recommendation),
         f"still missed: {' and '.join(recommendation.unmet)}" if recommendation.unmet else "",
         BACKLOG if "backlog_requests" in numbers else "",
@@ -276,7 +283,9 @@ def first_steps(diagnosis: Verdict, cause: Cause) -> list[tuple[str, str, str]]:
     lever."""
     do_first = do_first_label(cause, diagnosis.t_s)
     best = next(iter(advised(diagnosis, cause)), None)
-    words, flags = (cause.lever, "") if best is None else (best.summary, changes_words(best))
+    words, flags = cause.lever, ""
+    if best is not None:
+        words, flags = why_words(best, diagnosis.t_s), changes_words(best)
     if steps := stop_gap_steps(diagnosis, cause):
         return [(do_first, " ".join(steps), ""), (THEN, words, flags)]
     return [(do_first, words, flags)]

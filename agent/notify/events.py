@@ -263,7 +263,7 @@ def action_lines(diagnosis: Verdict, cause: Cause) -> list[Line]:
     *stop_gaps, (label, words, _) = advice.first_steps(diagnosis, cause)
     fix = Line(label, words)
     for best in advice.advised(diagnosis, cause)[:1]:
-        fix = Line(label, advice.brief_words(best), advice.command(best.changes))
+        fix = Line(label, advice.brief_words(best, diagnosis.t_s), advice.command(best.changes))
     return [*(Line(*step) for step in stop_gaps), fix]
 
 

@@ -287,7 +287,7 @@ def _loading(pool: _Pool, loading: Sequence[Loading]) -> FleetCause:
         "up",
         0.0,
         1.0,
-        f"up has been 0 for {span(pool.now_s - since_s)}; a start may take {span(patience_s)}",
+        f"up has been 0 since {_clock(since_s)}; a start may take {span(patience_s)}",
     )
     return _cause(pool, names, severity, text, evidence, CHECK_START, since_s)
 

@@ -241,15 +241,16 @@ def advice_of(
     splits: Sequence[Split],
     profile: Profile,
     past: Past,
+    t_s: float,
 ) -> list[FleetAdvice]:
-    """All recommended changes in the ledger's order: free ones first, fewer replicas last.
+    """All recommended changes at `t_s` in the ledger's order: free ones first, fewer replicas last.
 
     Of changes that exclude each other in one tier, as replicas with different causes need them, the
     first.
     """
     launches = [advice for tier in tiers for advice in _launches(tier, causes)]
     resizes = [
-        _advice(size.advice, tier.pool, tier.tier)
+        _advice(size.advice, tier.pool, tier.tier, t_s)
         for tier, size in zip(tiers, sizes, strict=True)
         if size.advice is not None
     ]
@@ -285,19 +286,28 @@ def _launches(tier: Tier, causes: Sequence[FleetCause]) -> Iterator[FleetAdvice]
             for own in engine.causes
             if own.id == cause.id
         ]
-        advised = min(had)[-1].recommendations if had else ()
+        if not had:
+            continue
+        _, _, verdict = min(had)
         own = [
             each
-            for each in advised
+            for each in verdict.recommendations
             if each.cause in (cause.id, *cause.explains)
             and each.changes
             and all(change.flag.startswith("--") for change in each.changes)
         ]
-        yield from (_advice(each, tier.pool, tier.tier) for each in own[:OF_A_CAUSE])
+        for each in own[:OF_A_CAUSE]:
+            yield _advice(each, tier.pool, tier.tier, verdict.t_s)
 
 
-def _advice(recommendation: Recommendation, pool: str, tier: str | None) -> FleetAdvice:
-    return FleetAdvice(**asdict(in_document(recommendation)), pool=pool, tier=tier or None)
+def _advice(
+    recommendation: Recommendation, pool: str, tier: str | None, now_s: float | None = None
+) -> FleetAdvice:
+    """A recommendation for a pool. If it was made at `now_s`, its figures are those of now."""
+    made = in_document(recommendation)
+    if made.as_of_s == now_s:
+        made = replace(made, as_of_s=None)
+    return FleetAdvice(**asdict(made), pool=pool, tier=tier or None)
 
 
 def _routing(tier: Tier, profile: Profile, past: Past) -> FleetAdvice | None:
@@ -542,7 +552,11 @@ def diagnose(
     incidents = {} if comparisons is None else comparisons.incidents
     sizes = sizes_of(tiers, observed, ranked, stated, targets, incidents, blind=blind)
     splits = splits_of(tiers, stated, targets)
-    advice = () if blind else advice_of(tiers, sizes, ranked, splits, profile, observed.past)
+    advice = (
+        ()
+        if blind
+        else advice_of(tiers, sizes, ranked, splits, profile, observed.past, observed.t_s)
+    )
     return FleetVerdict(
         t_s=to_ms(observed.t_s),
         source=observed.source,

@@ -204,8 +204,10 @@ def _size(
         usd_per_hour=None if hourly is None else hourly * len(tier.engines),
         peak=peak,
     )
-    if blind or any(engine.stage is None for engine in tier.engines):
+    if blind:
         return replace(unsized, why="the answer is partial")
+    if any(engine.stage is None for engine in tier.engines):
+        return replace(unsized, why="some of its engines cannot be judged yet")
     if down:
         verb = "is" if down == 1 else "are"
         return replace(unsized, why=f"{down} more of its pool {verb} down")
