@@ -5,6 +5,7 @@ from __future__ import annotations
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.tier import FleetCause, place
 from kneewatch.diagnose.fleet.verdict import (
+    LESS_IS_WORSE,
     EngineVerdict,
     FleetAdvice,
     FleetVerdict,
@@ -173,12 +174,10 @@ def spread_words(signal: str, spread: Spread) -> str:
         return f"{signal}: {shown(spread.most)} on {on}{unknown}"
     between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
     mean = "" if spread.mean is None else f", mean {shown(spread.mean)}"
-    worst = spread.worst_value(signal)
-    extreme = "lowest" if worst == spread.least else "highest"
-    return (
-        f"{signal}: {extreme} {shown(worst)} ({spread.worst}), {between}{mean} "
-        f"over {spread.count}{unknown}"
-    )
+    extreme = f"highest {shown(spread.most)}"
+    if signal in LESS_IS_WORSE:
+        extreme = f"lowest {shown(spread.least)}"
+    return f"{signal}: {extreme} ({spread.worst}), {between}{mean} over {spread.count}{unknown}"
 
 
 def worst_engines(fleet: FleetVerdict) -> list[EngineVerdict]:

@@ -6,9 +6,11 @@ The samples are rebuilt to the pages that were scraped, and judged as the sideca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from itertools import zip_longest
+from typing import TypeVar
 
 import msgspec
 
@@ -59,6 +61,7 @@ MS_S = 0.001
 EARLY_RATIO = 0.25
 """A scrape may come early by this share of its interval."""
 
+Asked, Answered = TypeVar("Asked"), TypeVar("Answered")
 Judge = Callable[[], list[Verdict]]
 """Judges a page that was read."""
 
@@ -195,37 +198,25 @@ class FleetEngines:
             (targets, _query(scope, names, targets, span_s))
             for targets, span_s in self._groups(by_target, at_s, interval_s)
         ]
-        answered: list[Future[Sequence[Target]]] = []
-        for targets, query in queries:
-            # At most so many answers are in memory at a time.
-            if len(answered) == source.pace.at_once:
-                yield answered.pop(0).result()
-            answered.append(source.pool.submit(self._answer, source, log, targets, query, at_s))
-        for answer in answered:
-            yield answer.result()
 
-    def _answer(
-        self,
-        source: PrometheusSource,
-        log: AnswerLog,
-        targets: Sequence[Target],
-        query: str,
-        at_s: float,
-    ) -> Sequence[Target]:
-        """Read the samples of some targets. Returns these targets; none if the query failed."""
-        try:
-            series, warnings = source.series(query, at_s)
-            with self._adding:
-                self._pages.add(series)
-        except CollectError as exc:
-            log.fail("samples", exc)
-            return ()
-        except (msgspec.DecodeError, ValueError) as exc:
-            error = f"{source.url}: the answer is no matrix of samples: {exc}"
-            log.fail("samples", CollectError(error, kind="query"))
-            return ()
-        log.warn(warnings)
-        return targets
+        def answer(asked: tuple[Sequence[Target], str]) -> Sequence[Target]:
+            """Reads the samples of some targets. Returns these targets; none if it failed."""
+            targets, query = asked
+            try:
+                series, warnings = source.series(query, at_s)
+                with self._adding:
+                    self._pages.add(series)
+            except CollectError as exc:
+                log.fail("samples", exc)
+                return ()
+            except (msgspec.DecodeError, ValueError) as exc:
+                error = f"{source.url}: the answer is no matrix of samples: {exc}"
+                log.fail("samples", CollectError(error, kind="query"))
+                return ()
+            log.warn(warnings)
+            return targets
+
+        yield from read_ahead(source.pool, answer, queries, most=source.pace.at_once)
 
     def _groups(
         self, by_target: Mapping[Target, Sequence[Member]], at_s: float, interval_s: float
@@ -244,6 +235,20 @@ class FleetEngines:
             most = max(1, int(SAMPLES_AT_ONCE / samples_each))
             for first in range(0, len(targets), most):
                 yield targets[first : first + most], span_s
+
+
+def read_ahead(
+    pool: Executor, read: Callable[[Asked], Answered], asked: Iterable[Asked], *, most: int
+) -> Iterator[Answered]:
+    """Yields what `read` returns for each that is asked for. At most `most` results are in
+    memory."""
+    waiting: deque[Future[Answered]] = deque()
+    for each in asked:
+        if len(waiting) == most:
+            yield waiting.popleft().result()
+        waiting.append(pool.submit(read, each))
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def unread_s(passed_s: float, gap_s: float, interval_s: float, before_s: float) -> float:

@@ -75,7 +75,8 @@ class FleetState(Struct, frozen=True):
         if not self.watching.failing and not old:
             return self.verdict
         since = f"no answer since {date(seen_s)} {clock(seen_s)} UTC"
-        return self.verdict.lost_since(f"{since}: {error}" if error else since)
+        why = f"{since}: {error}" if error else since
+        return replace(self.verdict, lost=why, health="unknown")
 
     def moment_at(self, now_s: float) -> FleetMoment | None:
         """The newest moment, with the verdict marked as lost like that of `current`."""

@@ -4,8 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarte
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Evidence
-from kneewatch.rules.formatting import span
+from kneewatch.rules.formatting import clock, listed, plural, span
 from kneewatch.rules.rule import Severity
 
 OF_A_POOL = TARGET_DOWN
@@ -209,7 +208,7 @@ def _restarts(pool: _Pool) -> FleetCause | None:
     names = sorted(row.replica for row in rows)
     worst = max(rows, key=lambda row: (len(row.processes), row.replica))
     last = worst.processes[-1]
-    of = f"{len(rows)} of {_count(pool.size)}"
+    of = f"{len(rows)} of {plural(pool.size, 'replica')}"
     if loops:
         ran = "" if last.uptime_s is None else f", the last process ran {span(last.uptime_s)}"
         text = (
@@ -264,8 +263,8 @@ def _unserved(pool: _Pool, down: Sequence[Gone]) -> list[FleetCause]:
 
 def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:
     names = sorted(row.replica for row in down)
-    verb = "is" if len(names) == 1 else "are"
-    text = f"{len(names)} of {_count(pool.size)} {verb} down (scrapes fail): {_listed(names)}."
+    verb, of = "is" if len(names) == 1 else "are", plural(pool.size, "replica")
+    text = f"{len(names)} of {of} {verb} down (scrapes fail): {_listed(names)}."
     if not pool.serving and len(names) == pool.size:
         text += " The model is not served."
     evidence = Evidence("up", 0.0, 1.0, "up is 0: Prometheus cannot scrape the replica")
@@ -277,7 +276,7 @@ def _loading(pool: _Pool, loading: Sequence[Loading]) -> FleetCause:
     """The cause for replicas that have never answered: critical once a start may not take so
     long."""
     names = sorted(row.replica for row in loading)
-    since_s = _first(loading)
+    since_s = min(row.since_s for row in loading)
     patience_s = max(row.patience_s for row in loading)
     verb = "replica has" if len(names) == 1 else "replicas have"
     text = f"{len(names)} {verb} not answered since {_clock(since_s)}: {_listed(names)}"
@@ -311,10 +310,10 @@ def _vanished(pool: _Pool) -> list[FleetCause]:
     severity, action = Severity.CRITICAL, TELL_KNEEWATCH
     if pool.is_replaced:
         severity, action = Severity.INFO, CHECK_START
-        text += f"; {_count(len(pool.loading))} loading in its place"
+        text += f"; {plural(len(pool.loading), 'replica')} loading in its place"
     elif pool.loading:
-        action = CHECK_START
-        text += f"; {_count(len(pool.loading))} loading since {_clock(_first(pool.loading))}"
+        action, first_s = CHECK_START, min(row.since_s for row in pool.loading)
+        text += f"; {plural(len(pool.loading), 'replica')} loading since {_clock(first_s)}"
     evidence = Evidence("up", None, None, "no target of the pool has series now")
     text = f"{text[0].upper()}{text[1:]}."
     return [_cause(pool, names, severity, text, evidence, action, seen_s)]
@@ -369,20 +368,12 @@ def absence_notes(observed: Observed) -> list[str]:
 def _counted(gone: Sequence[Gone], what: str, when: str = "") -> list[str]:
     if not gone:
         return []
-    return [f"{_count(len(gone))}{when} {what}: {_listed([row.replica for row in gone])}"]
+    return [f"{plural(len(gone), 'replica')}{when} {what}: {_listed(row.replica for row in gone)}"]
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(sorted(names)[:SHOWN]) + (" and others" if len(names) > SHOWN else "")
-
-
-def _count(replicas: int) -> str:
-    return f"{replicas} replica{'' if replicas == 1 else 's'}"
-
-
-def _first(loading: Sequence[Loading]) -> float:
-    return min(row.since_s for row in loading)
+def _listed(names: Iterable[str]) -> str:
+    return listed(sorted(names), SHOWN)
 
 
 def _clock(t_s: float) -> str:
-    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%H:%M UTC")
+    return f"{clock(t_s)[:5]} UTC"

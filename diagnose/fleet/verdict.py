@@ -72,9 +72,6 @@ class Spread(Struct, frozen=True):
     most: Figure = field(name="max")
     worst: str
 
-    def worst_value(self, signal: str) -> float:
-        return self.least if signal in LESS_IS_WORSE else self.most
-
 
 POOL_SIGNALS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "kv_usage_ratio": max,
@@ -312,10 +309,6 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def severity(self) -> Severity:
         severities = [cause.severity for cause in self.causes]
         return max([*severities, *(STATES[engine.health] for engine in self.engines)], default=OK)
-
-    def lost_since(self, why: str) -> FleetVerdict:
-        """The verdict as the last known one, when there is no newer one."""
-        return replace(self, lost=why, health="unknown")
 
     def linked(self, docs_url: str) -> FleetVerdict:
         """The verdict with the address of each cause's page below `docs_url`."""

@@ -8,14 +8,15 @@ recommendations are therefore those that a sidecar would have stored.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.fleet.engines import read_ahead
 from kneewatch.agent.fleet.queries import QueryMoment
 from kneewatch.agent.fleet.snapshot import faulty_gpus_at
 from kneewatch.agent.report.prometheus import queries
@@ -199,7 +200,7 @@ class IncidentSearch:
         self.coarse = len(rest) - self.left_out
         self._ranges.expect(len(chosen))
         with ThreadPoolExecutor(READ_AHEAD - 1) as pool:
-            pieces = _ahead(pool, self._samples, chosen)
+            pieces = read_ahead(pool, self._samples, chosen, most=READ_AHEAD)
             for engine in self._fleet.members:
                 own = [window for window in chosen if window.engine is engine]
                 judged = of_fleet.get(engine.key, ())
@@ -304,21 +305,6 @@ def _apart(windows: Sequence[ReplayWindow]) -> list[ReplayWindow]:
         if from_s < window.to_s:
             apart.append(replace(window, from_s=from_s))
     return apart
-
-
-def _ahead(
-    pool: ThreadPoolExecutor,
-    read: Callable[[ReplayWindow], Sequence[RawSeries] | None],
-    windows: Sequence[ReplayWindow],
-) -> Iterator[Sequence[RawSeries] | None]:
-    """Yields what `read` returns for each window. At most READ_AHEAD results are in memory."""
-    waiting: deque[Future[Sequence[RawSeries] | None]] = deque()
-    for window in windows:
-        waiting.append(pool.submit(read, window))
-        if len(waiting) >= READ_AHEAD:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 class Timeline:
