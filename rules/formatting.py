@@ -134,7 +134,8 @@ def quantity(key: str, value: float | None, *, stated: bool = False) -> str:
     if key.endswith("_bytes_per_s"):
         return f"{number(value / 1e9)} GB/s"
     if key.endswith("_per_s"):
-        return f"{number(value)}/s"
+        # Less than one in ten days is the rest of a difference of floats.
+        return f"{number(value if abs(value) >= 1e-6 else 0.0)}/s"
     if not key.endswith("_s"):
         return number(value)
     return stated_duration(value) if stated else duration(value)

@@ -24,16 +24,18 @@ from random import Random
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S
 from kneewatch.agent.notify.events import message
 from kneewatch.agent.notify.message import text
 from kneewatch.reports import fleet_rendering
 from kneewatch.reports.diagnosis_text import Style
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.living_engine import Work
 from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet, Pod, Pool
-from tests.living_player import Player, Told
+from tests.living_player import PROFILE, Player, Told
 from tests.living_source import played
 
 FROM_S, TO_S = 24.0 * MIN_S, 31.0 * MIN_S
@@ -627,10 +629,13 @@ class Scene(Struct):
             pool.scale(at_s, len(pool.pods) + 2)
         self.words.append(f"{what} of another model in {name} at {at_s:.0f} s")
 
-    def told(self, folder: Path) -> tuple[list[Outcome], list[Told]]:
-        """How each is told, and all messages."""
-        cycle_s = max(15, self.fleet.scrape_s)
-        player, told = played(self.fleet, folder, [(self.from_s, self.end_s)], cycle_s=cycle_s)
+    def told(
+        self, folder: Path, targets: Targets | None = None
+    ) -> tuple[list[Outcome], list[Told]]:
+        """How each is told where these latency targets are set, and all messages."""
+        cycle_s, span = max(15, self.fleet.scrape_s), (self.from_s, self.end_s)
+        profile = replace(PROFILE, targets=targets or Targets())
+        player, told = played(self.fleet, folder, [span], cycle_s=cycle_s, profile=profile)
         return [outcome(fault, site, player, told) for fault, site in self.sites], told
 
     def strangers(self, told: Sequence[Told]) -> list[Told]:
@@ -639,9 +644,9 @@ class Scene(Struct):
         return [each for each in told if _told_pool(each) not in pools]
 
 
-def _played(scene: Scene, folder: Path, *, read: bool) -> Iterator[str]:
+def _played(scene: Scene, folder: Path, targets: Targets, *, read: bool) -> Iterator[str]:
     """Yields how a scene is told; with `read` also each message, and the fleet when it began."""
-    found, told = scene.told(folder)
+    found, told = scene.told(folder, targets)
     planted = "; ".join(scene.words)
     yield f"\n## {scene.name}, scraped every {scene.fleet.scrape_s} s: {planted}\n"
     yield table(found)
@@ -662,6 +667,7 @@ def main() -> None:
     parser.add_argument("--times-size", type=float, default=1.0)
     parser.add_argument("--drawn", type=int, nargs="+", default=[])
     parser.add_argument("--quiet", type=int, nargs="+", default=[])
+    parser.add_argument("--slo-ttft", type=float)
     parser.add_argument("--read", action="store_true")
     parser.add_argument("fault", nargs="*")
     args = parser.parse_args()
@@ -673,7 +679,8 @@ def main() -> None:
         scenes = chain([named])
     with tempfile.TemporaryDirectory() as place:
         for scene in scenes:
-            for line in _played(scene, Path(place), read=args.read):
+            targets = Targets(ttft_p99_s=args.slo_ttft)
+            for line in _played(scene, Path(place), targets, read=args.read):
                 print(line, flush=True)
 
 

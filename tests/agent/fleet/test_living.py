@@ -15,6 +15,7 @@ from kneewatch.agent.fleet.watch import names_of, states_of
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.inventory import LabelMap
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
+from kneewatch.rules.facts import Targets
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.living_faults import FAULTS as PLANTED
@@ -83,10 +84,18 @@ HARD = (
 """Faults that were silent, told twice or under another name, two at once; pools that are well."""
 
 
-def test_faults_are_told_under_their_own_name(tmp_path: Path) -> None:
+OTHERS = tuple(fault.name for fault in PLANTED if fault.name not in HARD)
+
+
+@pytest.mark.parametrize(
+    ("names", "every_s", "targets"), [(HARD, 15, Targets()), (OTHERS, 30, Targets(2.0, 0.1))]
+)
+def test_faults_are_told_under_their_own_name(
+    tmp_path: Path, names: tuple[str, ...], every_s: int, targets: Targets
+) -> None:
     wrong = [
-        (each.fault.name, each.first, each.began, each.worse, each.ended)
-        for each in Scene.named(HARD, every_s=15).told(tmp_path)[0]
+        (each.flaws, each.fault.name, each.first, each.began, each.worse, each.ended)
+        for each in Scene.named(names, every_s=every_s).told(tmp_path, targets)[0]
         if each.flaws
     ]
     assert wrong == []

@@ -485,6 +485,15 @@ def test_idle_for_an_hour() -> None:
     assert diagnosis.causes[0].severity == Severity.INFO
 
 
+@pytest.mark.parametrize("of_prefill", [{"role": "prefill"}, {}])
+def test_prefill_replicas_that_work_are_not_idle(of_prefill: dict[str, str]) -> None:
+    """Their requests are over before a scrape can see many of them."""
+    for arrival_per_s, found in ((3.0, set[str]()), (0.0, {"underused"})):
+        works = {"running_hour_avg": 0.1, "arrival_per_s": arrival_per_s, "output_tokens_mean": 1.0}
+        rows: list[Row] = [(pod(f"r{at}", **of_prefill), works) for at in range(3)]
+        assert causes(verdict(*rows)).keys() & {"underused"} == found
+
+
 def test_less_than_an_hour_says_nothing_of_hours() -> None:
     young = [(labels, {"running_hour_avg": 0.1}) for labels, _ in fleet(2)]
     assert causes(verdict(*young, lacking=("running_hour_ago",))) == {}
