@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict, target_of
+from kneewatch.diagnose.fleet.verdict import FleetVerdict, target_of
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.fleet_rendering import engine_facts
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST, ReplicaRow
@@ -24,12 +24,8 @@ SHOWN: Mapping[str, str] = {
 
 def replica_rows(fleet: FleetVerdict, pool: str) -> list[ReplicaRow]:
     """The replicas of a pool, worst first."""
-    worst: dict[str, EngineVerdict] = {}
-    for engine in fleet.engines:
-        if engine.pool == pool:
-            other = worst.get(engine.replica)
-            if other is None or RANKS[engine.health] > RANKS[other.health]:
-                worst[engine.replica] = engine
+    own = sorted((e for e in fleet.engines if e.pool == pool), key=lambda e: RANKS[e.health])
+    worst = {engine.replica: engine for engine in own}
     rows = [
         ReplicaRow(name, target_of(pool, name), engine.health, engine_facts(engine))
         for name, engine in worst.items()
