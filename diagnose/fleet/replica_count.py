@@ -321,14 +321,17 @@ def _more_replicas(
         now = tier.replicas
         if (requests_each and ceil(round(now * ratio, 6)) > now) or evicting:
             options.append(more_replicas(at_peak))
-    if lacks and _engines_ratio(tier, evicting=False) >= MOST_OF:
-        queue = replace(context, cause="queue_saturation")
-        options.append(more_replicas(queue))
+    queues = lacks and _engines_ratio(tier, evicting=False) >= MOST_OF
+    if queues and context.demand.waiting >= 1:
+        options.append(more_replicas(replace(context, cause="queue_saturation")))
     most = max(filter(None, options), key=_replicas_after, default=None)
-    if most is None:
+    if most is not None:
+        incident.take([most], context.demand, context.facts.now_s)
+    elif not queues:
         return None
-    incident.take([most], context.demand, context.facts.now_s)
-    return incident.recommendations[0]
+    # While a queue ends, what was advised stays: nothing new follows from its absence.
+    shown = (each for each in incident.recommendations if most is not None or each.changes)
+    return next(shown, None)
 
 
 def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
