@@ -61,7 +61,8 @@ MS_S = 0.001
 EARLY_RATIO = 0.25
 """A scrape may come early by this share of its interval."""
 
-Asked, Answered = TypeVar("Asked"), TypeVar("Answered")
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 Judge = Callable[[], list[Verdict]]
 """Judges a page that was read."""
 
