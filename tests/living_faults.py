@@ -547,6 +547,7 @@ class Scene(Struct):
     fleet: LivingFleet
     from_s: float = WATCHED_S
     end_s: float = END_S
+    sizes: tuple[int, ...] = SIZES
     sites: list[tuple[Fault, Site]] = field(default_factory=list[tuple[Fault, Site]])
     words: list[str] = field(default_factory=list[str])
 
@@ -569,7 +570,7 @@ class Scene(Struct):
         """An hour of operations."""
         random = Random(seed)
         fleet = fleet_until(75.0 * MIN_S, every_s=(15, 30, 60)[seed % 3], seed=seed)
-        drawn = cls(f"quiet {seed}", fleet, 15.0 * MIN_S, 75.0 * MIN_S)
+        drawn = cls(f"quiet {seed}", fleet, 15.0 * MIN_S, 75.0 * MIN_S, SIZES[:-1])
         for calm in OPERATIONS:
             drawn._plant_calm(random, calm, random.uniform(16.0, 60.0) * MIN_S)
         gap_s = random.uniform(30.0, 50.0) * MIN_S
@@ -609,8 +610,8 @@ class Scene(Struct):
         self._plant(random, calm, Site(self.fleet, calm.name, ((from_s, to_s),)))
 
     def _plant(self, random: Random, fault: Fault, site: Site) -> None:
-        replicas = max(fault.least, random.choice(SIZES))
-        if random.random() < 0.05:
+        replicas = max(fault.least, random.choice(self.sizes))
+        if random.random() < 0.05 and self.sizes is SIZES:
             replicas = LARGEST
         self.fleet.sized = lambda _: replicas
         fault.plant(site)
