@@ -342,11 +342,12 @@ def canary(site: Site) -> None:
 
 
 def missed(site: Site) -> None:
-    """A pool in which now and then a scrape fails."""
+    """A pool in which now and then a scrape fails, or two."""
     scrape_s = site.fleet.scrape_s
     for at, pod in enumerate(site.deployment(4).pods):
-        first_s = site.from_s + 7.0 * at * scrape_s
-        pod.missed = [(first_s, first_s + scrape_s), (site.to_s, site.to_s + 2.0 * scrape_s)]
+        first_s = site.from_s + 3.0 * at * scrape_s
+        again_s = first_s + 5.0 * scrape_s
+        pod.missed = [(first_s, first_s + scrape_s), (again_s, again_s + 2.0 * scrape_s)]
 
 
 def restarted(site: Site) -> None:
