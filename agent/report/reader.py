@@ -19,7 +19,7 @@ from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.reports.weekly.figures import Gap
+from kneewatch.reports.weekly.figures import Gap, TargetQuality
 from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
 from kneewatch.reports.weekly.measures import merged_levels
 from kneewatch.reports.weekly.observed import (
@@ -31,7 +31,6 @@ from kneewatch.reports.weekly.observed import (
     Grid,
     Observed,
     Span,
-    TargetObserved,
     TierObserved,
 )
 from kneewatch.rules.facts import Targets
@@ -45,6 +44,7 @@ CITED_MOST = 2
 """Number of signals that are shown for an incident. They are the first ones that its cause cites,
 then the usual ones."""
 
+GAPS_SHOWN = 12
 NOTHING_READ = "every signal"
 
 LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
@@ -191,7 +191,7 @@ class PeriodReader:
             },
         )
 
-    def _scraped(self) -> Iterator[TargetObserved]:
+    def _scraped(self) -> Iterator[TargetQuality]:
         """The scrapes, failures and gaps of each target since it was first seen."""
         grid = self._request.grid
         for done, target in enumerate(self._targets, len(self._members)):
@@ -200,10 +200,10 @@ class PeriodReader:
             from_s = max(grid.from_s, min(firsts_s))
             if from_s < grid.to_s:
                 scrapes = self._history.scrapes(target, from_s=from_s, to_s=grid.to_s)
-                yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
+                yield target_quality(target, scrapes, grid, from_s)
         self._progress(self._steps, self._steps)
 
-    def _tier(self, name: str, targets: list[TargetObserved]) -> TierObserved:
+    def _tier(self, name: str, targets: list[TargetQuality]) -> TierObserved:
         members, periods = self._tiers[name], (self._now[name], self._before[name])
         for of, totals in zip(periods, self._history.totals(name), strict=True):
             of.minutes = totals.minutes
@@ -221,7 +221,7 @@ class PeriodReader:
             if seen(each.engine, grid.from_s, grid.to_s)
         ]
         own = {member.engine.target for member in members}
-        watched_s = [target.watched_s for target in targets if target.target in own]
+        watched = [target.watched_ratio for target in targets if target.target in own]
         return TierObserved(
             id=name,
             model=first.engine.model or UNNAMED,
@@ -233,7 +233,7 @@ class PeriodReader:
             ),
             now=periods[0],
             before=periods[1],
-            router_s=max(watched_s, default=0.0) if first.is_router else None,
+            router_s=max(watched, default=0.0) * grid.length_s if first.is_router else None,
         )
 
 
@@ -292,12 +292,13 @@ def unknown_of(verdict: Verdict | None) -> dict[str, str]:
 # --- Scrapes of a target: failures and gaps -------------------------------------------------------
 
 
-def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
+def target_quality(target: str, scrapes: Scrapes, grid: Grid, from_s: float) -> TargetQuality:
     """The scrapes, failures and gaps of a target.
 
     `from_s` is the start of the period. If the target was first scraped later, `from_s` is the time
     of that scrape, so that the time before it is no gap.
     """
+    to_s = grid.to_s
     times = np.asarray(scrapes.times)
     places = np.flatnonzero(in_order(times))
     times, failed = times[places], np.isin(places, list(scrapes.failed))
@@ -310,14 +311,16 @@ def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float
     ]
     bounds = np.concatenate(([from_s], times, [to_s]))
     for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
-        unread.append(Gap(float(bounds[at]), float(bounds[at + 1]), ""))
-    unread.sort(key=lambda gap: gap.from_s)
+        unread.append(Gap(float(bounds[at]), float(bounds[at + 1]), "not watched"))
     lost_s = sum(gap.to_s - gap.from_s for gap in unread)
-    return TargetObserved(
+    longest = sorted(unread, key=lambda gap: gap.from_s - gap.to_s)[:GAPS_SHOWN]
+    return TargetQuality(
         target=target,
         scrapes=len(times),
         failed=int(failed.sum()),
         interval_s=usual_s or None,
-        watched_s=max(to_s - from_s - lost_s, 0.0) if len(times) else 0.0,
-        unread=unread,
+        watched_ratio=max(to_s - from_s - lost_s, 0.0) / grid.length_s if len(times) else 0.0,
+        gap_s=lost_s,
+        gaps=tuple(sorted(longest, key=lambda gap: gap.from_s)),
+        gaps_left_out=len(unread) - len(longest),
     )

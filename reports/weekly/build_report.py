@@ -18,7 +18,6 @@ from kneewatch.reports.weekly.figures import (
     DataQuality,
     EngineChange,
     Period,
-    TargetQuality,
     UnknownSignal,
     methods,
 )
@@ -31,7 +30,6 @@ from kneewatch.reports.weekly.observed import (
     EnginesObserved,
     Grid,
     Observed,
-    TargetObserved,
     TierObserved,
 )
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
@@ -47,36 +45,15 @@ METHODS = methods("history", noise_test=NOISE_TEST)
 # --- Gaps, restarts, unknown signals, version changes ---------------------------------------------
 
 
-GAPS_SHOWN = 12
-
-
 def data_quality(observed: Observed) -> DataQuality:
     """The data-quality section of the report."""
     own_methods = {method.figure: method for method in observed.methods}
     return DataQuality(
-        targets=tuple(
-            _target(target, observed.grid.to_s - observed.grid.from_s)
-            for target in observed.targets
-        ),
+        targets=tuple(observed.targets),
         changes=tuple(_change(change) for change in observed.configured),
         unknown=_unknown(observed.tiers),
         notes=(*observed.notes, *_bucket_notes(observed.tiers)),
         methods=tuple(own_methods.get(method.figure, method) for method in METHODS),
-    )
-
-
-def _target(target: TargetObserved, period_s: float) -> TargetQuality:
-    longest = sorted(target.unread, key=lambda gap: gap.from_s - gap.to_s)[:GAPS_SHOWN]
-    shown = sorted(longest, key=lambda gap: gap.from_s)
-    return TargetQuality(
-        target=target.target,
-        scrapes=target.scrapes,
-        failed=target.failed,
-        interval_s=target.interval_s,
-        watched_ratio=min(1.0, target.watched_s / period_s),
-        gap_s=sum(gap.to_s - gap.from_s for gap in target.unread),
-        gaps=tuple(replace(gap, why=gap.why or "not watched") for gap in shown),
-        gaps_left_out=len(target.unread) - len(shown),
     )
 
 
@@ -246,12 +223,11 @@ def _worst(causes: Iterable[tuple[str, str]]) -> Mapping[str, Severity]:
 
 def _tier(tier: TierObserved, grid: Grid) -> Tier:
     gpus, present = tier.stated.server.engine_gpus, replicas_present(tier.now.engines)
-    length_s = grid.to_s - grid.from_s
     return Tier(
         id=tier.id,
         model=tier.model,
         gpu=tier.gpu,
-        engines=tuple(_engine(engine, length_s) for engine in tier.now.engines),
+        engines=tuple(_engine(engine, grid.length_s) for engine in tier.now.engines),
         engines_present=present,
         gpus=None if gpus is None else gpus * present,
         is_router=tier.router_s is not None,

@@ -107,8 +107,8 @@ class Advice(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """A time in which a target was not scraped, or in which its scrapes failed. `why` is the error;
-    it is empty if the target was not watched."""
+    """A time in which a target was not scraped, or in which its scrapes failed. `why` is the error,
+    or that it was not watched."""
 
     from_s: float
     to_s: float
@@ -116,7 +116,9 @@ class Gap(Struct, frozen=True):
 
 
 class TargetQuality(Struct, frozen=True):
-    """How completely a target was scraped. `gaps` are the longest gaps, sorted by start."""
+    """How completely a target was scraped. `interval_s` is the usual scrape interval,
+    `watched_ratio` the share of the period, `gap_s` the length of all gaps. `gaps` are the longest
+    ones, sorted by start."""
 
     target: str
     scrapes: int

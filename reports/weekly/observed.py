@@ -20,7 +20,7 @@ from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.reports.weekly.figures import Gap, Method
+from kneewatch.reports.weekly.figures import Method, TargetQuality
 from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.facts import NO_TARGETS, Targets
 from kneewatch.rules.rule import Severity
@@ -53,6 +53,11 @@ class Grid(Struct, frozen=True):
     timezone: str
     slots: tuple[Slot, ...]
     day_starts_s: tuple[float, ...]
+
+    @property
+    def length_s(self) -> float:
+        """The length of the period in seconds."""
+        return self.to_s - self.from_s
 
     @property
     def edges_s(self) -> tuple[float, ...]:
@@ -291,17 +296,6 @@ class EpisodeObserved(Struct, frozen=True):
     )
 
 
-class TargetObserved(Struct, frozen=True):
-    """The scrapes of a target in the period. `interval_s` is the usual scrape interval."""
-
-    target: str
-    scrapes: int
-    failed: int
-    interval_s: float | None
-    watched_s: float
-    unread: Sequence[Gap] = ()
-
-
 # The period model: filled by a source (the store, Prometheus), read by all sections of the report.
 
 
@@ -398,7 +392,7 @@ class Observed(Struct, frozen=True):
     episodes: Sequence[EpisodeObserved] = ()
     recommended: Sequence[Recommended] = ()
     configured: Sequence[ConfigChange] = ()
-    targets: Sequence[TargetObserved] = ()
+    targets: Sequence[TargetQuality] = ()
     filters: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

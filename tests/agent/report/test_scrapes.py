@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.reader import target_observed
+from kneewatch.agent.report.reader import target_quality
 from kneewatch.agent.report.series import runs
 from kneewatch.agent.store.records import Scrapes
+from kneewatch.reports.weekly.observed import grid
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 3))
@@ -32,9 +33,9 @@ def test_two_places_are_of_one_run_where_no_longer_pause_is_between(
 def test_failures_in_a_row_are_one_time_with_the_first_reason() -> None:
     times = [0.0, 5.0, 10.0, 15.0, 20.0, 100.0, 105.0]
     scrapes = Scrapes(array("d", times), {1: "refused", 2: "timeout", 6: "reset"})
-    observed = target_observed("a", scrapes, from_s=0.0, to_s=110.0)
-    assert [(span.from_s, span.to_s, span.why) for span in observed.unread] == [
-        (5.0, 15.0, "refused"), (20.0, 100.0, ""), (105.0, 110.0, "reset"),
+    observed = target_quality("a", scrapes, grid(0.0, 110.0, "UTC"), 0.0)
+    assert [(span.from_s, span.to_s, span.why) for span in observed.gaps] == [
+        (5.0, 15.0, "refused"), (20.0, 100.0, "not watched"), (105.0, 110.0, "reset"),
     ]  # fmt: skip
     assert (observed.scrapes, observed.failed, observed.interval_s) == (7, 3, 5.0)
-    assert observed.watched_s == 110 - 10 - 80 - 5
+    assert observed.watched_ratio == (110 - 10 - 80 - 5) / 110
