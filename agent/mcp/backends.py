@@ -16,13 +16,14 @@ from msgspec.json import decode
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.responses import COMPONENTS
+from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import diagnose_fleet, source_settings
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.engines.engine_kind import canonical_labels, engine_kinds
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
@@ -229,6 +230,13 @@ def _reason(answer: requests.Response) -> str:
 # --- A fleet and its signals from Prometheus or a system with its API -----------------------------
 
 
+BY = (
+    *("instance", "model_name", "engine"),
+    *filter(None, (kind.engine_label for kind in engine_kinds())),
+)
+"""Labels that distinguish the engines of a target, of whatever kind."""
+
+
 class MetricsSystem(Struct, frozen=True):
     """Queries a metrics system. `selector` restricts all series."""
 
@@ -258,28 +266,27 @@ class MetricsSystem(Struct, frozen=True):
         quoted = target.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         with PrometheusSource(self.url, source_settings(self.settings)) as source:
             for label in ("pod", "instance"):
-                selector = ",".join(part for part in (f'{label}="{quoted}"', self.selector) if part)
-                dialect = Dialect(self.settings["window_s"], selector=selector)
-                rows = [
-                    row for signal in signals for row in _rows(source, signal, dialect, times_s)
-                ]
+                selector = ",".join(filter(None, (f'{label}="{quoted}"', self.selector)))
+                scope = QueryScope(selector, self.settings["window_s"], BY)
+                rows = [row for signal in signals for row in _rows(source, signal, scope, times_s)]
                 if rows:
                     return rows
         return []
 
 
 def _rows(
-    source: PrometheusSource, signal: str, dialect: Dialect, times_s: Sequence[float]
+    source: PrometheusSource, signal: str, scope: QueryScope, times_s: Sequence[float]
 ) -> Iterator[HistoryRow]:
     """Yields a row for each engine. Yields nothing if PromQL cannot express the signal."""
-    query = SIGNAL_BY_KEY[signal].expr.promql(dialect)
-    if query is None:
+    query = scope.either(SIGNAL_BY_KEY[signal].expr.promql)
+    if not query:
         return
     first_s, step_s = times_s[0], times_s[1] - times_s[0]
     values: dict[tuple[str, str], list[float | None]] = {}
     for piece in source.range(query, from_s=first_s, to_s=times_s[-1], step_s=step_s):
         for track in piece.tracks:
-            engine = track.labels.get("model_name", ""), track.labels.get("engine", "")
+            labels = canonical_labels(track.labels)
+            engine = labels.get("model_name", ""), labels.get("engine", "")
             row = values.setdefault(engine, [None] * len(times_s))
             for t_s, value in track.points:
                 row[round((t_s - first_s) / step_s)] = value

@@ -1,4 +1,5 @@
-"""`kneewatch mcp --prometheus`: a real Prometheus with a recording of the KV cascade."""
+"""`kneewatch mcp --prometheus`: a real Prometheus with a recording of the KV cascade, and pages of
+SGLang."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from kneewatch.agent.mcp.backends import MetricsSystem
 from kneewatch.agent.mcp.server import metrics_system_tools
 from kneewatch.agent.settings.effective import load
 from tests.collector.oracle import LOOPBACK, running
-from tests.collector.oracle_targets import captured
+from tests.collector.oracle_targets import captured, paged
 from tests.programs import require
 from tests.recordings import phases
 
-NAME, WINDOW_S = "kv_pressure_cascade", 30.0
+NAME, SGLANG, WINDOW_S = "kv_pressure_cascade", "sglang", 30.0
 (WORST_S,) = [
     phase.to_s
     for phase in phases()
@@ -27,7 +28,8 @@ NAME, WINDOW_S = "kv_pressure_cascade", 30.0
 def system() -> Iterator[MetricsSystem]:
     """A metrics system that scraped the recording's server."""
     with running(require("prometheus")) as server:
-        server.load([captured(NAME)])
+        pages = ["sglang-0.5.23-rendered.txt.gz"] * 3
+        server.load([captured(NAME), paged(SGLANG, pages, start_ms=round(1000 * WORST_S) - 20_000)])
         settings = load(file=None, environ={}, flags={"window_s": WINDOW_S})
         yield MetricsSystem(f"http://{LOOPBACK}:{server.port}", settings)
 
@@ -50,3 +52,8 @@ def test_the_values_of_a_target(system: MetricsSystem) -> None:
     assert values[:2] == [None, None]
     assert values[2] is not None
     assert values[2] > 0.5
+
+
+def test_the_values_of_a_target_of_another_engine(system: MetricsSystem) -> None:
+    (row,) = system.history(SGLANG, ["running"], [WORST_S - 86400, WORST_S])
+    assert row == ("tiny", "", "running", [None, 0.0])
