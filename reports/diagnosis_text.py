@@ -19,6 +19,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     VERSION,
 )
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.verdict import (
     LOG_BASIS,
@@ -325,7 +326,8 @@ def finding_words(finding: Finding, diagnosis: Verdict) -> str:
     rule = rule_of(finding)
     if finding.clearing_since_s is not None:
         return f"{rule.id}: {clearing_words(finding, diagnosis)}"
-    return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
+    summary = spoken(diagnosis, rule.summary)
+    return f"{rule.id}: {summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
 
 
 def advice_words(finding: Finding, diagnosis: Verdict) -> str:
@@ -333,7 +335,7 @@ def advice_words(finding: Finding, diagnosis: Verdict) -> str:
     rule = rule_of(finding)
     limit = diagnosis.values.get(rule.limit)
     limit_words = "" if limit is None else f" Limit: {quantity(rule.limit, limit)} ({rule.limit})."
-    return rule.advice + limit_words
+    return spoken(diagnosis, rule.advice) + limit_words
 
 
 def clearing_words(finding: Finding, diagnosis: Verdict) -> str:

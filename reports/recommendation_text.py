@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
+from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.ledger import BACKLOG
 from kneewatch.diagnose.recommend.recommendation import (
@@ -109,7 +110,8 @@ def stop_gap_steps(diagnosis: Verdict, cause: Cause) -> tuple[str, ...]:
     """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
     if cause.severity <= Severity.INFO:
         return ()
-    return (*_launch_before(diagnosis, cause), *stop_gap(cause.id))
+    steps = (spoken(diagnosis, step) for step in stop_gap(cause.id))
+    return (*_launch_before(diagnosis, cause), *filter(None, steps))
 
 
 def _launch_before(diagnosis: Verdict, cause: Cause) -> Iterator[str]:

@@ -13,20 +13,27 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_named
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.formatting import as_sentence
 
 FLAG = re.compile(r"--[a-z][-a-z]+|\b[A-Z]+_[A-Z_]+\b")
-OWN_FLAGS = ("--slo-ttft", "--slo-itl", "--plan", "--fleet-label", "--prometheus")
-"""Flags of kneewatch itself."""
+OWN_FLAGS = ("--slo-ttft", "--slo-itl", "--plan", "--fleet-label", "--prometheus", "--pid")
+"""Flags of kneewatch itself, and of py-spy."""
 
 NO_LEVER = "{title} has no flag like vLLM's for this: see the cause's page for what binds."
 NOT_COMPUTED = (
     "recommendations: changes of flags with numbers are computed for vLLM only, not for {title}"
 )
 AnyCause = TypeVar("AnyCause", bound=Cause)
+
+
+def spoken(verdict: Verdict, text: str) -> str:
+    """A text of a rule or a manual page in the words and flags of a verdict's engine."""
+    kind = kind_named(verdict.program)
+    return text if kind is VLLM else spelled(text, kind)
 
 
 def in_own_words(verdict: Verdict, kind: EngineKind) -> Verdict:
@@ -68,13 +75,17 @@ def lever_of(cause: Cause, kind: EngineKind) -> str:
 
 
 def spelled(text: str, kind: EngineKind) -> str:
-    """A text in this engine's words and flags. A sentence with a flag that it lacks is dropped."""
+    """A text in this engine's words and flags. A part of a sentence with a flag that it lacks is
+    dropped, and what only leads to it."""
     spoken = {*OWN_FLAGS, *kind.flags, *FLAG.findall(kind.switch_on)}
-    kept = [
-        kind.said(sentence)
-        for sentence in re.split(r"(?<=[.:;]) ", text)
-        if spoken.issuperset(FLAG.findall(sentence))
-    ]
+    kept: list[str] = []
+    for sentence in re.split(r"(?<=\.) ", text):
+        parts = re.split(r"(?<=[:;]) ", sentence)
+        own = [part for part in parts if spoken.issuperset(FLAG.findall(part))]
+        while len(own) < len(parts) and own and own[-1].endswith(":"):
+            own.pop()
+        said = kind.said(" ".join(own))
+        kept += [said if len(own) == len(parts) else as_sentence(said.rstrip(";"))] * bool(own)
     return " ".join(kept)
 
 

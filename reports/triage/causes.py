@@ -11,10 +11,12 @@ from typing import Any
 from msgspec import Struct
 
 from kneewatch.diagnose.change import Interval
+from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
+    advice_words,
     clearing_words,
     fallen,
     notable,
@@ -112,14 +114,16 @@ class EnginePart(Struct, frozen=True):
             if self.has_cache or self.diagnosis.values.get(key) is not None
         ]
 
-    def findings(self, *states: str) -> list[tuple[Finding, str, str, Chart | None]]:
+    def findings(self, *states: str) -> list[tuple[Finding, str, str, str, Chart | None]]:
         """The findings whose state is one of `states` and that no cause covers: what is, or was,
-        out of bounds, the value, and the chart."""
+        out of bounds, the value, what to do about what still is, and the chart."""
         return [
             (
                 finding,
-                clearing_words(finding, self.diagnosis) or rule_of(finding).summary,
+                clearing_words(finding, self.diagnosis)
+                or spoken(self.diagnosis, rule_of(finding).summary),
                 "" if finding.clearing_since_s else quantity(finding.signal, finding.value),
+                "" if finding.clearing_since_s else advice_words(finding, self.diagnosis),
                 self._chart(
                     finding.signal,
                     _bounds(finding),
@@ -134,7 +138,7 @@ class EnginePart(Struct, frozen=True):
         """What was checked and is fine: the words of each rule that no cause covers and whose
         value is inside its bounds, and the value."""
         return [
-            (rule.fine, quantity(finding.signal, finding.value))
+            (spoken(self.diagnosis, rule.fine), quantity(finding.signal, finding.value))
             for finding in notable(self.diagnosis, "ok")
             if (rule := rule_of(finding)).fine
             if finding.value is not None and rule.level(finding.value) is Severity.OK

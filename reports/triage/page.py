@@ -53,7 +53,6 @@ from kneewatch.reports.triage.view_model import (
     tally,
 )
 from kneewatch.rules.formatting import date, first_sentence, moment, printable, span
-from kneewatch.rules.library import rule_of
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),
@@ -195,7 +194,7 @@ FILTERS: dict[str, Any] = {
     for filtered in (
         besides, changed_words, command, cost, date, doubt, expected_label, first_sentence,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
-        raised_words, replaced, rule_of,
+        raised_words, replaced,
         server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
         unbroken,
     )

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.change import Interval
+from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words
@@ -226,7 +227,7 @@ def _without_cause(diagnosis: Verdict) -> str:
     for state in ("critical", "warning", "info"):
         for finding in notable(diagnosis, state):
             if finding.clearing_since_s is None:
-                return f"{rule_of(finding).summary}."
+                return f"{spoken(diagnosis, rule_of(finding).summary)}."
             clearing.append(finding)
     if diagnosis.stage.number is None and CASCADE_SIGNALS[0] in diagnosis.values:
         return "No problem found, but the KV cache could not be judged."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.size_command import sized, with_launch
 from kneewatch.agent.stream import target_monitor
@@ -18,11 +20,15 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.wording import spelled
+from kneewatch.diagnose.engine.wording import FLAG, OWN_FLAGS, spelled, spoken
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.reports.recommendation_text import stop_gap
+from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WARNING
 from tests.diagnose.situations import CALM, CONCLUSIVE
+from tests.reports.diagnoses import HEALTHY
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SGLANG = "pages/sglang-0.5.23-rendered"
@@ -361,6 +367,20 @@ def test_an_older_sglang_is_stalled_once_no_gap_between_tokens_is_counted() -> N
 def test_what_to_switch_on_keeps_its_sentences() -> None:
     for kind in engine_kinds():
         assert spelled(kind.switch_on, kind) == kind.said(kind.switch_on)
+
+
+def test_stop_gaps_and_rules_are_told_in_the_flags_of_the_engine() -> None:
+    texts = [step for cause in CAUSES for step in stop_gap(cause.id)]
+    texts += [text for rule in RULES for text in (rule.summary, rule.advice, rule.fine)]
+    for kind in (each for each in engine_kinds() if not each.beside):
+        verdict = replace(HEALTHY, program=kind.title)
+        own = {*kind.flags.values(), *OWN_FLAGS, *FLAG.findall(kind.switch_on)}
+        for text in texts:
+            said = spoken(verdict, text)
+            assert own.issuperset(re.findall(r"--[a-z][-\w]+|[A-Z]+_[A-Z_]+", said))
+            assert "vLLM" not in said
+            assert not said.endswith((":", ";"))
+    assert [spoken(HEALTHY, text) for text in texts] == texts
 
 
 def test_sglang_shows_the_signals_of_nearly_all_causes() -> None:
