@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from kneewatch.agent.console import OK
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.engines.engine_kind import VLLM, kind_of
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import PREFIXES
@@ -137,6 +138,12 @@ def plan_of(
     profile.rules()
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
         raise SettingsError(f"--prefix: {prefix!r} is not a metric name prefix such as vllm:")
+    if (kind := kind_of(prefix)) is not VLLM:
+        raise SettingsError(
+            f"--prefix: rules and dashboards are written for vLLM's metrics. {kind.title} is "
+            "judged by `kneewatch run`; leave --prefix out: the group kneewatch-own alerts on its "
+            "verdicts, whatever the engine"
+        )
     for label in labels:
         if not LABEL.fullmatch(label) or label in RESERVED_LABELS:
             raise SettingsError(f"--label: {label!r} is not a label name such as zone")

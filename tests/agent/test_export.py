@@ -166,6 +166,7 @@ def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> 
         ("--label", "le"),
         ("--prefix", "a b"),
         ("--prefix", "acme."),
+        ("--prefix", "sglang:"),
         ("--selector", "namespace=chat"),
         ("--gpu-selector", "x}"),
     ],
