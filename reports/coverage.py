@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kneewatch.collector.engines.engine_kind import ADAPTERS
+from kneewatch.collector.engines.engine_kind import ADAPTERS, QUEUE_LIMIT
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
@@ -17,7 +17,7 @@ FEATURES = {
     "speculative decoding": "speculation",
     ADAPTERS: "LoRA",
     "a KV connector": "KV connector",
-    "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
+    f"vLLM 0.32 with {QUEUE_LIMIT} or --max-num-queued-tokens": "admission control",
     RECOMMENDED: "DCGM's recommended fields",
     ONE_ENGINE: "HTTP request counts (single-engine endpoints only)",
     HOST_NEEDS: "process memory (single-engine endpoints only)",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import ceil, floor, inf
 
 from kneewatch.collector.engines.engine_kind import KV_DTYPE, MEMORY_SHARE, OFFLOAD_GIB
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.names.vllm_resolver import CONFIG
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
@@ -181,9 +183,7 @@ def kv_verify_steps(context: LeverContext, numbers: dict[str, float]) -> list[st
     usage = numbers.get("kv_usage_ratio")
     lines: list[str] = []
     if "kv_blocks" in numbers:
-        lines.append(
-            f"num_gpu_blocks in vllm:cache_config_info is about {numbers['kv_blocks']:.0f}"
-        )
+        lines.append(f"num_gpu_blocks in {VLLM_PREFIX}{CONFIG} is about {numbers['kv_blocks']:.0f}")
     if usage is not None and usage < 1:
         lines.append(f"kv_usage_avg_ratio moves to about {usage:.2f} {SETTLE_WORDS}")
     if numbers.get("preemption_per_s") == 0:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import (
     ADAPTER_SLOTS,
     LONGEST_TOKENS,
+    QUEUE_LIMIT,
     SEATS,
     STEP_TOKENS,
 )
@@ -239,7 +240,7 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "queue-limit",
-        [("--max-num-queued-reqs", None, limit)],
+        [(QUEUE_LIMIT, None, limit)],
         f"At {served_per_s:.1f} requests/s, {depth} queued requests use "
         f"{percent(depth / served_per_s / target_s)} of the TTFT target. The flag counts running "
         f"requests too: {seats} + {depth} = {limit}. vLLM then rejects further requests instead "
