@@ -83,13 +83,10 @@ class Match(Struct, frozen=True):
     engine: str | None
 
 
-class _Evidence(Struct):
-    """Labels of an alert compared with those of a target: `exact` identify the target, `shared` are
-    equal but not unique, `against` differ."""
-
-    exact: list[str] = field(default_factory=list[str])
-    shared: list[str] = field(default_factory=list[str])
-    against: list[str] = field(default_factory=list[str])
+EXACT, SHARED, AGAINST = "exact", "shared", "against"
+_Evidence = dict[str, list[str]]
+"""Labels of an alert compared with those of a target: EXACT identify the target, SHARED are equal
+but not unique, AGAINST differ."""
 
 
 def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
@@ -97,23 +94,23 @@ def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
     labels = {**alert, **{n: alert[f"exported_{n}"] for n in EXPORTED if f"exported_{n}" in alert}}
     evidence_by_target = {candidate.name: _evidence(labels, candidate) for candidate in candidates}
     targets = [
-        MatchedTarget(name, tuple(evidence.exact + evidence.shared), exact=True)
+        MatchedTarget(name, tuple(evidence[EXACT] + evidence[SHARED]), exact=True)
         for name, evidence in evidence_by_target.items()
-        if evidence.exact and not evidence.against
+        if evidence[EXACT] and not evidence[AGAINST]
     ] or [
-        MatchedTarget(name, tuple(evidence.shared), exact=False)
+        MatchedTarget(name, tuple(evidence[SHARED]), exact=False)
         for name, evidence in evidence_by_target.items()
-        if evidence.shared and not evidence.against
+        if evidence[SHARED] and not evidence[AGAINST]
     ]
     text = _explanation(labels, targets, evidence_by_target)
     return Match(text, tuple(targets), labels.get(MODEL) or None, labels.get("engine") or None)
 
 
 def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
-    evidence = _Evidence()
+    evidence: _Evidence = {EXACT: [], SHARED: [], AGAINST: []}
     for name in NAMES:
         if labels.get(name) == target.name:
-            evidence.exact.append(f"{name}={target.name}")
+            evidence[EXACT].append(f"{name}={target.name}")
     own = dict(target.labels)
     _pod(evidence, labels, own)
     _instance(evidence, labels, own, target.address)
@@ -124,11 +121,11 @@ def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
     for name, values in target_values.items():
         value = labels.get(name)
         if value and values and name not in IGNORED_LABELS | {"instance", "engine", *PODS}:
-            (evidence.shared if value in values else evidence.against).append(f"{name}={value}")
+            (evidence[SHARED] if value in values else evidence[AGAINST]).append(f"{name}={value}")
     # Every target has an engine 0, so an equal id proves nothing; an id that it lacks excludes it.
     engine = labels.get("engine")
     if engine and target.engines and engine not in target.engines:
-        evidence.against.append(f"engine={engine}")
+        evidence[AGAINST].append(f"engine={engine}")
     return evidence
 
 
@@ -137,7 +134,7 @@ def _pod(evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str])
     own_pod = next((own[n] for n in PODS if own.get(n)), None)
     if alert_pod is None or own_pod is None:
         return
-    (evidence.exact if alert_pod[1] == own_pod else evidence.against).append(
+    (evidence[EXACT] if alert_pod[1] == own_pod else evidence[AGAINST]).append(
         f"{alert_pod[0]}={alert_pod[1]}"
     )
 
@@ -155,19 +152,19 @@ def _instance(
     if not instance:
         return
     if instance == own.get("instance") or instance == address:
-        evidence.exact.append(f"instance={instance}")
+        evidence[EXACT].append(f"instance={instance}")
         return
     theirs, ours = _host_port(instance), _host_port(address)
     if ours is None or theirs is None:
         return
     if theirs == ours:
-        evidence.exact.append(f"instance={instance}")
+        evidence[EXACT].append(f"instance={instance}")
     elif ours[0] == LOCAL:
         return
     elif theirs[0] == ours[0]:  # another port of the same machine: a GPU exporter, a proxy
-        evidence.shared.append(f"host of instance={instance}")
-    elif not evidence.exact:
-        evidence.against.append(f"instance={instance}")
+        evidence[SHARED].append(f"host of instance={instance}")
+    elif not evidence[EXACT]:
+        evidence[AGAINST].append(f"instance={instance}")
 
 
 def _host_port(text: str) -> tuple[str, int] | None:
@@ -193,9 +190,9 @@ def _explanation(
         how = "by" if targets[0].exact else "by shared labels:"
         return f"matched {len(targets)} targets {how} {by}"
     near = {
-        name: evidence.against
+        name: evidence[AGAINST]
         for name, evidence in evidence_by_target.items()
-        if evidence.against and (evidence.shared or evidence.exact)
+        if evidence[AGAINST] and (evidence[SHARED] or evidence[EXACT])
     }
     if near:
         name, against = next(iter(near.items()))

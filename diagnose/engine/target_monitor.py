@@ -36,39 +36,10 @@ Without this limit, labels that change with every scrape would use up the memory
 """
 
 
-class EngineLimit:
-    """Applies ENGINES_MAX to one target's engines, and remembers whether the limit was exceeded."""
-
-    def __init__(self, kept: dict[EngineKey, EngineMonitor]) -> None:
-        self._kept = kept
-        self._exceeded, self._reported = False, False
-
-    def admit(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
-        """The page's engines to monitor: at most ENGINES_MAX, and first those already monitored.
-
-        If there are too many in all, forgets the engines that left the page longest ago.
-        """
-        if len(engines) > ENGINES_MAX:
-            self._exceeded = True
-            engines = sorted(engines, key=lambda engine: engine.key not in self._kept)[:ENGINES_MAX]
-        present = {engine.key for engine in engines}
-        over = len(present | self._kept.keys()) - ENGINES_MAX
-        if over > 0:
-            self._exceeded = True
-            gone = [key for key in self._kept if key not in present]
-            for key in sorted(gone, key=lambda key: self._kept[key].last_s)[:over]:
-                del self._kept[key]
-        return engines
-
-    def warning(self) -> str | None:
-        """A line about the exceeded limit, returned once per target; otherwise None."""
-        if self._reported or not self._exceeded:
-            return None
-        self._reported = True
-        return (
-            f"engines: this page has more than {ENGINES_MAX} by the labels model_name and engine; "
-            "the others are ignored"
-        )
+TOO_MANY = (
+    f"engines: this page has more than {ENGINES_MAX} by the labels model_name and engine; the "
+    "others are ignored"
+)
 
 
 Compare = Callable[[float, Sequence[Verdict]], list[Verdict]]
@@ -104,7 +75,7 @@ class TargetMonitor:
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
         self._longest_start_s = 0.0
-        self._limit = EngineLimit(self._engines)
+        self._has_too_many, self._has_warned = False, False
         self._compare: Compare | None = None
         self._server: tuple[ServerFacts, StatedServer] | None = None
         self._host: Mapping[str, float] = {}
@@ -216,13 +187,29 @@ class TargetMonitor:
         page = binding.completed(page)
         failures, self._failures, self.last_error = self._failures, 0, None
         read: list[tuple[EngineMonitor, Values | None]] = []
-        for engine in self._limit.admit(binding.engines):
+        for engine in self._admitted(binding.engines):
             monitor = self._engines.get(engine.key)
             if monitor is None:
                 monitor = self._engines[engine.key] = self._new_engine(engine.key)
             values = monitor.read(t_s, page, engine, binding.process_start, gpus)
             read.append((monitor, values))
         return partial(self._judge, t_s, read, failures, fetch_s)
+
+    def _admitted(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
+        """The page's engines to monitor: at most ENGINES_MAX, and first those already monitored.
+
+        If there are too many in all, forgets the engines that left the page longest ago.
+        """
+        kept = self._engines
+        if len(kept.keys() | {engine.key for engine in engines}) <= ENGINES_MAX:
+            return engines
+        self._has_too_many = True
+        engines = sorted(engines, key=lambda engine: engine.key not in kept)[:ENGINES_MAX]
+        present = {engine.key for engine in engines}
+        gone = sorted(kept.keys() - present, key=lambda key: kept[key].last_s)
+        for key in gone[: len(gone) + len(present) - ENGINES_MAX]:
+            del kept[key]
+        return engines
 
     def _router(self, t_s: float, page: Page) -> Verdict | None:
         """The verdict on a router whose page this is; None if it is no router's."""
@@ -277,8 +264,8 @@ class TargetMonitor:
         """
         if not diagnoses:
             return diagnoses
-        limit = self._limit.warning()
-        lines = [] if limit is None else [limit]
+        lines = [TOO_MANY] if self._has_too_many and not self._has_warned else []
+        self._has_warned = self._has_too_many
         if fetch_s is not None and fetch_s >= SLOW_PAGE_S:
             lines.append(
                 f"scrape: the page took {duration(fetch_s)}; check the CPU of vLLM's API server, "

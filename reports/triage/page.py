@@ -41,7 +41,7 @@ from kneewatch.reports.recommendation_text import (
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import EnginePart, cost, keyed, title
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label
-from kneewatch.reports.triage.timeline import Strip, interval_name, strip
+from kneewatch.reports.triage.timeline import interval_name, strip
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
@@ -145,8 +145,8 @@ def target_rows(view: TriageView) -> list[list[Standing]]:
     return sorted(rows, key=lambda row: -row[0].rank)
 
 
-def past_health(row: Sequence[Standing], axis: Axis) -> Strip:
-    """The strip with the past health of a target."""
+def past_health(row: Sequence[Standing], axis: Axis) -> tuple[Mapping[str, str], str]:
+    """The strip with the past health of a target: paths by health state, and its words."""
     return strip([standing.intervals for standing in row], axis)
 
 

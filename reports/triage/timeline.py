@@ -3,7 +3,7 @@ target. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import inf
 
@@ -225,16 +225,9 @@ HEIGHTS = {"ok": 5, "info": 9, "unknown": 13, "warning": 18, "critical": TALL}
 STATES = sorted(RANKS, key=lambda state: RANKS[state])
 
 
-class Strip(Struct, frozen=True):
-    """The health strip of a target: SVG paths by health state, in COLUMNS by TALL units, and a text
-    alternative."""
-
-    paths: tuple[tuple[str, str], ...]
-    desc: str
-
-
-def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> Strip:
-    """The health strip of a target, from the intervals of all its engines."""
+def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> tuple[Mapping[str, str], str]:
+    """The health strip of a target, from the intervals of all its engines: SVG paths by health
+    state, in COLUMNS by TALL units, and a text alternative."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
     for interval in (interval for intervals in engines for interval in _of_health(intervals)):
@@ -254,22 +247,21 @@ def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> Strip:
     for column in (column for covered in brief for column in covered):
         if columns[column] < 0:
             columns[column] = RANKS["unknown"]
-    return Strip(_paths(columns), _strip_words(columns))
+    return _paths(columns), _strip_words(columns)
 
 
-def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
+def _paths(columns: Sequence[int]) -> dict[str, str]:
     """For each health state a path, with one bar for each run of equal columns."""
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, str] = {}
     start = 0
     for rank, run in groupby(columns):
         wide = len(list(run))
         if rank >= 0:
             tall = HEIGHTS[STATES[rank]]
-            paths.setdefault(STATES[rank], []).append(
-                f"M{start} {TALL - tall}h{wide}v{tall}h-{wide}z"
-            )
+            bar = f"M{start} {TALL - tall}h{wide}v{tall}h-{wide}z"
+            paths[STATES[rank]] = paths.get(STATES[rank], "") + bar
         start += wide
-    return tuple((word, "".join(parts)) for word, parts in paths.items())
+    return paths
 
 
 def _of_health(intervals: Sequence[Interval]) -> Sequence[Interval]:

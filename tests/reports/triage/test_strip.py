@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.timeline import COLUMNS, Strip, strip
+from kneewatch.reports.triage.timeline import COLUMNS, strip
 from kneewatch.rules.rule import OK, STATES
 from tests.reports.triage.views import interval
 
 AXIS = Axis(0.0, 1200.0)
 
 
-def made(*engines: list[tuple[str, float, float | None]]) -> Strip:
+def made(
+    *engines: list[tuple[str, float, float | None]],
+) -> tuple[Mapping[str, str], str]:
     rows = [
         [
             interval("health", word, STATES.get(word, OK), start_s, end_s)
@@ -22,31 +26,31 @@ def made(*engines: list[tuple[str, float, float | None]]) -> Strip:
 
 
 def test_the_worst_engine_is_seen() -> None:
-    drawn = made([("ok", 0, None)], [("ok", 0, 600), ("critical", 600, 900), ("ok", 900, None)])
-    assert dict(drawn.paths) == {
+    engines = [[("ok", 0.0, None)], [("ok", 0, 600), ("critical", 600, 900), ("ok", 900, None)]]
+    paths, words = made(*engines)
+    assert paths == {
         "ok": "M0 19h60v5h-60zM90 19h30v5h-30z",
         "critical": "M60 0h30v24h-30z",
     }
-    assert drawn.desc == "25% critical, 75% ok."
+    assert words == "25% critical, 75% ok."
 
 
 def test_what_was_not_watched_is_neither_fine_nor_bad() -> None:
-    drawn = made([("ok", 600, None)])
-    assert drawn.desc == "50% ok, 50% not watched."
-    assert made().desc == "100% not watched."
+    assert made([("ok", 600, None)])[1] == "50% ok, 50% not watched."
+    assert made()[1] == "100% not watched."
 
 
 def test_a_short_outage_is_seen_and_a_first_scrape_hides_nothing() -> None:
-    drawn = made([("unknown", 0, 2), ("ok", 2, 700), ("critical", 700, 701), ("ok", 701, None)])
-    assert dict(drawn.paths)["critical"] == "M70 0h1v24h-1z"
-    assert "unknown" not in dict(drawn.paths)
-    assert "unknown" in dict(made([("ok", 0, 600), ("unknown", 600, None)]).paths)
+    paths, _ = made([("unknown", 0, 2), ("ok", 2, 700), ("critical", 700, 701), ("ok", 701, None)])
+    assert paths["critical"] == "M70 0h1v24h-1z"
+    assert "unknown" not in paths
+    assert "unknown" in made([("ok", 0, 600), ("unknown", 600, None)])[0]
 
 
 def test_a_strange_health_word_is_unknown() -> None:
-    assert [word for word, _ in made([("splendid", 0, None)]).paths] == ["unknown"]
+    assert list(made([("splendid", 0, None)])[0]) == ["unknown"]
 
 
 def test_thousands_of_intervals_stay_light() -> None:
-    drawn = made([("ok" if n % 2 else "critical", n / 4, n / 4 + 0.25) for n in range(4800)])
-    assert sum(len(path) for _, path in drawn.paths) < 30 * COLUMNS
+    paths, _ = made([("ok" if n % 2 else "critical", n / 4, n / 4 + 0.25) for n in range(4800)])
+    assert sum(map(len, paths.values())) < 30 * COLUMNS
