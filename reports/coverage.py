@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kneewatch.collector.engines.engine_kind import ADAPTERS, QUEUE_LIMIT
+from kneewatch.collector.engines.engine_kind import ADAPTERS, QUEUE_LIMIT, VLLM, kind_named
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
@@ -81,10 +81,16 @@ def not_in_use(diagnosis: Verdict) -> list[str]:
     a value."""
     missing = {line.partition(": ")[0] for line in diagnosis.unknown}
     settled = diagnosis.values.get(ALWAYS_ON) is not None
+    kind, of_gpus = kind_named(diagnosis.program), {signal.key for signal in GPU_SIGNALS}
     features: dict[str, list[str]] = {}
     for signal in OPTIONAL.values():
-        if signal.needs and signal.key in diagnosis.values:
-            features.setdefault(feature(signal), []).append(signal.key)
+        shown = (
+            kind is VLLM
+            or signal.key in of_gpus
+            or not signal.expr.lacking(kind.shows.__contains__)
+        )
+        if signal.needs and signal.key in diagnosis.values and shown:
+            features.setdefault(kind.said(feature(signal)), []).append(signal.key)
     return [
         name
         for name, keys in features.items()

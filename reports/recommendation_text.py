@@ -168,11 +168,11 @@ def numbers_words(recommendation: Recommendation) -> str:
 EXPECTED = "expected"
 
 
-def expected_label(recommendation: Recommendation, t_s: float) -> str:
-    """The label of the predicted effect, with the time of the load that it is for unless that is
+def of_load(recommendation: Recommendation, t_s: float) -> str:
+    """The time of the load that advice and its numbers are for, to follow a label; empty if that is
     `t_s`."""
     of_s = recommendation.as_of_s
-    return EXPECTED if of_s in (None, t_s) else f"{EXPECTED} for the load of {moment(of_s, t_s)}"
+    return "" if of_s in (None, t_s) else f" for the load of {moment(of_s, t_s)}"
 
 
 def why_words(recommendation: Recommendation, t_s: float) -> str:
@@ -180,6 +180,13 @@ def why_words(recommendation: Recommendation, t_s: float) -> str:
     those of now would contradict the evidence."""
     of_s, words = recommendation.as_of_s, recommendation.summary
     return words if of_s in (None, t_s) else f"At {moment(of_s, t_s)}: {words}"
+
+
+def gist(recommendation: Recommendation, t_s: float | None = None) -> str:
+    """What a change does, at `t_s` with the time of its figures; the derivation that follows is
+    left out. Advice without a change is whole."""
+    words = recommendation.summary if t_s is None else why_words(recommendation, t_s)
+    return first_sentence(words) if recommendation.changes else as_sentence(words)
 
 
 def restart_words(recommendation: Recommendation) -> str:
@@ -264,16 +271,16 @@ def flags_words(recommendation: Recommendation) -> str:
 def brief_words(recommendation: Recommendation, t_s: float) -> str:
     """A change beside its flags, in a message: other changes, the flags that it replaces, the
     restart, what it does, and what may go wrong. The derivation is left out."""
-    changes, numbers = recommendation.changes, recommendation.predicted
+    changes = recommendation.changes
     instead = replaced(changes)
     parts = (
         ", ".join(besides(changes)),
         f"instead of {instead}" if instead else "",
         restart_words(recommendation),
-        first_sentence(why_words(recommendation, t_s)),
+        gist(recommendation, t_s),
         doubt(recommendation),
         f"still missed: {' and '.join(recommendation.unmet)}" if recommendation.unmet else "",
-        BACKLOG if "backlog_requests" in numbers else "",
+        BACKLOG if BACKLOG in recommendation.summary else "",
         recommendation.risk,
     )
     return " ".join(map(as_sentence, filter(None, parts)))
@@ -317,12 +324,12 @@ def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
         return []
     best, lines = recommendations[0], list[str]()
     if numbers := numbers_words(best):
-        lines.append(f"{expected_label(best, t_s)}: {numbers}")
+        lines.append(f"{EXPECTED}{of_load(best, t_s)}: {numbers}")
     lines += command_rows(best)
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")
-    lines.append(f"check before: {'; '.join(best.checks)}")
-    lines.append(f"verify: {'; '.join(best.verify)}")
+    for name, words in (("check before", best.checks), ("verify", best.verify)):
+        lines += [f"{name}: {'; '.join(words)}"] if words else []
     others = "; or ".join(_short(other) for other in recommendations[1:] if other.changes)
     if others:
         lines.append(f"alternatives: {others}")

@@ -40,17 +40,14 @@ def in_own_words(verdict: Verdict, kind: EngineKind) -> Verdict:
     """The verdict as this engine's; unchanged for vLLM."""
     if kind.title.startswith(VLLM.title):
         return verdict
-    kept = [
-        _replicas(advice, kind)
-        for advice in verdict.recommendations
-        if advice.changes and all(change.flag == REPLICAS for change in advice.changes)
-    ]
+    causes = [cause_of(cause, kind) for cause in verdict.causes]
     unknown = [*map(kind.said, verdict.unknown), *(_unjudged(kind) if verdict.values else ())]
-    if len(kept) < len(verdict.recommendations):
+    kept = [advice for cause in causes for advice in _kept(verdict, cause, kind)]
+    if any(not _is_of_replicas(advice) for advice in verdict.recommendations):
         unknown.append(NOT_COMPUTED.format(title=kind.title))
     return replace(
         verdict,
-        causes=[cause_of(cause, kind) for cause in verdict.causes],
+        causes=causes,
         recommendations=kept,
         unknown=unknown,
         program=kind.title,
@@ -87,6 +84,20 @@ def spelled(text: str, kind: EngineKind) -> str:
         said = kind.said(" ".join(own))
         kept += [said if len(own) == len(parts) else as_sentence(said.rstrip(";"))] * bool(own)
     return " ".join(kept)
+
+
+def _is_of_replicas(advice: Recommendation) -> bool:
+    return bool(advice.changes) and all(change.flag == REPLICAS for change in advice.changes)
+
+
+def _kept(verdict: Verdict, cause: Cause, kind: EngineKind) -> Iterable[Recommendation]:
+    """The recommendations for a cause that hold for this engine: numbers of replicas, behind the
+    cause's lever if that is a flag, whose numbers are not computed."""
+    own = [advice for advice in verdict.recommendations if advice.cause == cause.id]
+    replicas = [_replicas(advice, kind) for advice in own if _is_of_replicas(advice)]
+    if replicas and "--" in cause.lever:
+        yield Recommendation(id="lever", cause=cause.id, summary=cause.lever, guide=cause.guide)
+    yield from replicas
 
 
 def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:

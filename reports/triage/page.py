@@ -33,8 +33,9 @@ from kneewatch.reports.recommendation_text import (
     command,
     do_first_label,
     doubt,
-    expected_label,
+    gist,
     moved,
+    of_load,
     replaced,
     stop_gap_steps,
 )
@@ -52,7 +53,7 @@ from kneewatch.reports.triage.view_model import (
     standings,
     tally,
 )
-from kneewatch.rules.formatting import date, first_sentence, moment, printable, span
+from kneewatch.rules.formatting import date, moment, printable, span
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),
@@ -192,7 +193,7 @@ def unbroken(text: str) -> Markup:
 FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
-        besides, changed_words, command, cost, date, doubt, expected_label, first_sentence,
+        besides, changed_words, command, cost, date, doubt, gist, of_load,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
         raised_words, replaced,
         server_words, span, stage_words, summary_words, symptoms_shown, tick_label,

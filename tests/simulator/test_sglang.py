@@ -7,6 +7,8 @@ from itertools import chain
 
 import pytest
 
+from kneewatch.reports.diagnosis_text import Style, text
+from kneewatch.rules.facts import Targets
 from tests.hard_judging import judge, said
 from tests.simulator.cases import Case
 from tests.simulator.sglang_cases import (
@@ -50,3 +52,19 @@ def test_a_recorded_load_is_diagnosed_as_it_was_planted(at: int, case: Case) -> 
     texts = [(cause.summary, cause.lever, *(e.text for e in cause.evidence)) for cause in causes]
     spoken = " ".join(chain.from_iterable(texts))
     assert not [word for word in ("vLLM", "preempt", "--max-num-") if word in spoken]
+    whole = text([max(verdicts, key=lambda verdict: verdict.severity)], Style())
+    flags = ("vLLM", "--max-num-", "--gpu-memory", "--kv-cache-metrics", "--speculative-config")
+    assert not [word for word in flags if word in whole]
+
+
+def test_a_flag_that_is_cheaper_comes_before_replicas() -> None:
+    rows = zip(sglang_cases(), pages(), strict=True)
+    case, stored_case = next(row for row in rows if row[0].wanted == {"admission_limit"})
+    verdicts = list(said(replayed(case, stored_case), Targets(ttft_p99_s=1.0)))
+    worst = max(verdicts, key=lambda verdict: (verdict.severity, verdict.t_s))
+    flag, replicas = worst.recommendations
+    assert (flag.changes, flag.summary.split("; ")[0]) == ((), "Raise --max-running-requests")
+    assert [change.flag for change in replicas.changes] == ["replicas"]
+    told = text([worst], Style())
+    assert "then fix it: Raise --max-running-requests" in told
+    assert "alternatives: replicas 1 -> " in told
