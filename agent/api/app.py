@@ -257,7 +257,7 @@ def _own_metrics(service: Service) -> Response:
 Endpoint = Callable[..., Awaitable[Response]]
 
 ABOUT = (
-    "Diagnosis of the watched vLLM servers: what is wrong, since when, the evidence, and what to "
+    "Diagnosis of the watched servers: what is wrong, since when, the evidence, and what to "
     "change. Times are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as "
     "the password of Basic authentication. Errors are RFC 9457 problem documents; outside /api, "
     "browsers get an HTML page."

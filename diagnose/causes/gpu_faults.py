@@ -15,6 +15,7 @@ from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
 from kneewatch.diagnose.deployment.server_state import GpuState
+from kneewatch.rules.formatting import plural
 from kneewatch.rules.rule import Severity
 
 # --- XID errors -----------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def gpu_fault(facts: Facts) -> Cause | None:
     severity = Severity.CRITICAL if facts.gpus_lost else faults[0][1].severity
     apart = not facts.gpus_lost and not any(fault.at_work for _, fault in faults)
     lines = [*facts.gpus_lost, *(f"{gpu.name}: {fault.what}" for gpu, fault in faults)]
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    more = f" (and {plural(len(lines) - 1, 'more fault')})" if len(lines) > 1 else ""
     lever = "Drain the node and check its kernel log."
     if not facts.gpus_lost:
         gpu, worst = faults[0]

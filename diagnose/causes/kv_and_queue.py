@@ -448,7 +448,7 @@ def _queue(gate: Condition, *, pinned: bool, say: Say, lever: Say) -> Form:
                 KV_USAGE,
                 0.8,
                 1.0,
-                "KV cache {value:%} full",
+                "KV cache {value:%} full (mean)",
                 when=ALWAYS if pinned else KV_HAS_ROOM,
                 below=True,
             ),
