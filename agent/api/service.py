@@ -148,15 +148,7 @@ def rank(diagnosis: Verdict) -> int:
 
 def worst_first(diagnoses: Iterable[Verdict]) -> list[Verdict]:
     """Diagnoses sorted by health, then by name."""
-    return sorted(
-        diagnoses,
-        key=lambda diagnosis: (
-            -rank(diagnosis),
-            diagnosis.target,
-            diagnosis.model,
-            diagnosis.engine,
-        ),
-    )
+    return sorted(diagnoses, key=lambda each: (-rank(each), each.target, each.model, each.engine))
 
 
 # --- Readiness ------------------------------------------------------------------------------------

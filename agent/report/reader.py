@@ -8,7 +8,7 @@ engines form a tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from msgspec.structs import replace
@@ -229,7 +229,10 @@ class PeriodReader:
             program=first.program,
             stated=replace(
                 self._request.stated(first.engine.target),
-                proposed=Targets(*(_highest(proposed, key) for key in LATENCIES)),
+                # The targets that every engine met.
+                proposed=Targets(
+                    *(max((each[key] for each in proposed), default=None) for key in LATENCIES)
+                ),
             ),
             now=periods[0],
             before=periods[1],
@@ -238,11 +241,6 @@ class PeriodReader:
 
 
 LATENCIES = ("ttft_p99_s", "itl_p99_s")
-
-
-def _highest(proposed: Iterable[Mapping[str, float]], key: str) -> float | None:
-    """The target that every engine met."""
-    return max((targets[key] for targets in proposed), default=None)
 
 
 def _worst(history: History, engine_id: int, episode: Episode) -> Cause | None:

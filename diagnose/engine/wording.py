@@ -101,15 +101,12 @@ def _kept(verdict: Verdict, cause: Cause, kind: EngineKind) -> Iterable[Recommen
 
 
 def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:
-    return replace(
-        advice,
-        summary=kind.said(advice.summary),
-        unknown=tuple(map(kind.said, advice.unknown)),
-        checks=tuple(map(kind.said, advice.checks)),
-        risk=kind.said(advice.risk),
-        verify=tuple(map(kind.said, advice.verify)),
-        command=None,
-    )
+    texts = {name: kind.said(getattr(advice, name)) for name in ("summary", "risk")}
+    lists = {
+        name: tuple(map(kind.said, getattr(advice, name)))
+        for name in ("unknown", "checks", "verify")
+    }
+    return replace(advice, command=None, **texts, **lists)
 
 
 def _unjudged(kind: EngineKind) -> Iterable[str]:

@@ -187,12 +187,7 @@ def arrow(trend: Trend) -> str:
 
 def sentence(trend: Trend) -> str:
     """A figure with its change, such as "TTFT P99 4.2 s, up from 1.2 s, worse"."""
-    return f"{trend.name} {moved(trend)}"
-
-
-def moved(trend: Trend) -> str:
-    """The value of a figure with its change, such as "4.2 s, up from 1.2 s, worse"."""
-    value = with_unit(trend.value, trend.unit)
+    value = f"{trend.name} {with_unit(trend.value, trend.unit)}"
     if trend.direction not in ARROWS:
         return value
     return f"{value}, {trend.direction} from {with_unit(trend.before, trend.unit)}{_judged(trend)}"
