@@ -50,13 +50,16 @@ SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
 
 def symptom_actions(verdict: Verdict) -> dict[str, str]:
     """What to do first about each symptom: the first change that is recommended against its causes,
-    else the verdict's first change; without recommendations, what the guide says."""
+    else the verdict's first change. Without changes, the first cause is named if the symptom is not
+    its own, else what the guide says."""
     changes = [advice for advice in verdict.recommendations if advice.changes]
+    first = verdict.causes[0].id if verdict.causes else ""
     actions: dict[str, str] = {}
     for each in verdict.symptoms:
         if (symptom := SYMPTOMS.get(each)) is not None:
             own = [advice for advice in changes if advice.cause in symptom.causes] or changes
-            actions[each] = changes_words(own[0]) if own else symptom.action
+            guided = f"see {first}" if first and first not in symptom.causes else symptom.action
+            actions[each] = changes_words(own[0]) if own else guided
     return actions
 
 

@@ -49,7 +49,7 @@ from kneewatch.rules.formatting import (
     wrapped,
 )
 from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import IN_BOUNDS, MORE_IS_BETTER, Finding
+from kneewatch.rules.rule import IN_BOUNDS, MORE_IS_BETTER, Finding, Severity
 
 EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
@@ -254,11 +254,11 @@ def raised_words(diagnosis: Verdict) -> str:
 
 def slo_words(diagnosis: Verdict) -> str:
     """The forecast of when TTFT P99 exceeds its target, as text to append to a line. Empty without
-    a forecast."""
+    a forecast, and where a critical verdict would only add that it may be now."""
     left_s, soonest_s, latest_s = (
         diagnosis.values.get(f"slo_breaks_{which}_s") for which in ("in", "soonest", "latest")
     )
-    if left_s is None:
+    if left_s is None or (left_s < 1 and diagnosis.severity == Severity.CRITICAL):
         return ""
     if left_s < 1:
         return "; TTFT P99 may pass its target at any moment at this trend"

@@ -345,7 +345,7 @@ def _shown(name: str, value: float | None, form: str) -> str:
         case _ if form.endswith("/s"):
             return rate(value, form.removesuffix("/s"))
         case _:
-            return format(value, form or ".0f")
+            return format(value, form or ",.0f")
 
 
 def _said(

@@ -383,7 +383,7 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
     return advice(
         context,
         "prompt-order",
-        [("prompt", None, "shared part first")],
+        [("prompt", None, "with the shared part first")],
         f"The baseline of the prefix-cache hit ratio is {percent(quiet)}. The first token that "
         "differs ends the match: put dates, ids and names after the shared prefix."
         + _freed_words(predicted),

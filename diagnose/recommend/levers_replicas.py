@@ -180,7 +180,7 @@ def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
         remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=by_ring)
         for by_ring in (True, False)
     )
-    if consistent >= modulo:
+    if consistent >= modulo or percent(consistent) == percent(modulo):
         return []
     return [
         "if the router hashes prefixes, confirm that it hashes consistently: that moves "

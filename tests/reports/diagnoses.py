@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.verdict import SYMPTOMS, UNKNOWN_STAGE, Cause, Evidence, Verdict
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Evidence, Verdict
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Finding, Severity, State
@@ -63,7 +63,7 @@ SICK = replace(
     stage=staged(3, NOW_S - 40, Severity.WARNING, None, ("requests queue",)),
     causes=[PRESSURE],
     symptoms=["S8"],
-    symptom_actions={"S8": SYMPTOMS["S8"].action},
+    symptom_actions={"S8": "see kv_pressure"},
     values={**NUMBERS, "kv_usage_ratio": 0.998, "waiting": 9.0, "preemption_ratio_per_s": 0.241},
 )
 REFUSED = "http://gpu-7:8000/metrics: connection refused"

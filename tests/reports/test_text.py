@@ -121,9 +121,7 @@ def test_a_sick_engine() -> None:
         "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% of running requests preempted every "
         "second, TTFT",
         "  P99 123 ms, ITL P99 21 ms",
-        "symptoms: S8 P99 latency good at low load, too high at peak load (add replicas or "
-        "quantize before",
-        "  the next peak)",
+        "symptoms: S8 P99 latency good at low load, too high at peak load (see kv_pressure)",
         "",
         "1. kv_pressure (critical, confidence 0.97) for 30 s, since 00:06:10 UTC",
         "   The KV cache is too small for this load.",
@@ -197,6 +195,7 @@ def test_a_target_that_will_break() -> None:
     breaks = {"slo_breaks_in_s": 0.0}
     rendered = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
     assert "TTFT P99 may pass its target at any moment" in flat(rendered)
+    assert not slo_words(changed(SICK, values=breaks))
     assert "target" not in slo_words(HEALTHY)
 
 
