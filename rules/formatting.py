@@ -38,6 +38,11 @@ def about(value: float) -> str:
     return figure(float(f"{value:.2g}"))
 
 
+def failed_in_a_row(scrapes: int) -> str:
+    """That scrapes failed: "1 scrape failed", "3 scrapes in a row failed"."""
+    return f"{plural(scrapes, 'scrape')} {'failed' if scrapes == 1 else 'in a row failed'}"
+
+
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A count with its noun: 1 replica, 2 replicas; `plural_noun` for irregular ones."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -15,7 +15,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
-from kneewatch.rules.formatting import clock, date, plural, span
+from kneewatch.rules.formatting import clock, date, failed_in_a_row, span
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -181,8 +181,7 @@ def source_problems(service: Service) -> list[str]:
         elif late(state, now_s):
             lines.append(f"{spec.name}: no scrape for {span(now_s - state.t_s)}")
         elif state.failing:
-            failed = plural(state.failing, "scrape")
-            lines.append(f"{spec.name}: {failed} in a row failed{_why(state)}")
+            lines.append(f"{spec.name}: {failed_in_a_row(state.failing)}{_why(state)}")
     if service.fleet is not None:
         verdict = service.fleet.state.current(now_s)
         if verdict is None:

@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
-from kneewatch.rules.formatting import percent, plural, rate, span
+from kneewatch.rules.formatting import failed_in_a_row, percent, plural, rate, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -448,7 +448,7 @@ def unreadable(
         id="target_down" if down else "metrics_missing",
         confidence=round(1 - 0.4**failures, 2),
         severity=severity,
-        summary=f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}{also}",
+        summary=f"{failed_in_a_row(failures)}: {error}{also}",
         evidence=(
             Evidence("scrape_failures", float(failures), None, str(error)),
             *(Evidence("server_state", None, None, words) for words in states),

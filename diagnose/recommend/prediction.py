@@ -236,6 +236,15 @@ def _present(context: LeverContext) -> dict[str, float]:
     return numbers
 
 
+def _shared_usage(context: LeverContext, share_ratio: float) -> float:
+    """The most of the same KV cache that a share of the requests fills: no more than all fill now,
+    and the share of it where none waits. Infinite if the present usage is unknown."""
+    now_ratio = context.facts.values.get("kv_usage_avg_ratio")
+    if now_ratio is None:
+        return inf
+    return now_ratio if context.demand.waiting >= 1 else now_ratio * share_ratio
+
+
 def predicted(context: LeverContext, change: After) -> dict[str, float]:
     """The numbers predicted after a change at the present load; unknown numbers are left out."""
     numbers = _sizes(context, change)
@@ -243,7 +252,10 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     if demand_ratio is not None:
         demand = context.demand  # as measured before, in the mean
         mean_ratio = min(1.0, demand.mean_requests / max(demand.requests, 1.0))
-        numbers["kv_usage_ratio"] = min(1.0, demand_ratio * mean_ratio)
+        usage_ratio = min(1.0, demand_ratio * mean_ratio)
+        if change.capacity_tokens is None and change.share_ratio < 1 and not demand.repeats:
+            usage_ratio = min(usage_ratio, _shared_usage(context, change.share_ratio))
+        numbers["kv_usage_ratio"] = usage_ratio
         if demand_ratio <= KV_TARGET_RATIO and _peak_fits(context, numbers):
             numbers["preemption_per_s"] = 0.0
     server = context.server
