@@ -22,8 +22,8 @@ from kneewatch.reports.diagnosis_text import (
     who,
 )
 from kneewatch.reports.recommendation_text import first_step
-from kneewatch.reports.triage.timeline import interval_name
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST
+from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import (
     WIDTH,
     clock,
@@ -171,7 +171,9 @@ def _first_step(diagnosis: Verdict) -> list[str]:
 def _interval(row: EngineInterval, t_s: float) -> str:
     engine, interval = row
     end = "now" if interval.end_s is None else moment(interval.end_s, t_s)
-    what = f"{'health ' if interval.kind == 'health' else ''}{interval_name(interval)}"
+    what = interval.id if interval.kind == "cause" else f"{interval.kind} {interval.id}"
+    if interval.kind == "stage" and interval.id.isdecimal() and int(interval.id) < len(NAMES):
+        what += f" {NAMES[int(interval.id)]}"
     word = interval.severity.word
     severity = f" ({word})" if word not in ("ok", interval.id) else ""
     how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not watched"}
