@@ -412,7 +412,7 @@ def server_words(server: Server | None) -> str:
 def _numbers(diagnosis: Verdict, numbers: Sequence[advice.Column]) -> list[tuple[str, str]]:
     values = diagnosis.values
     return [
-        (key, words.format(formatted(value)))
+        (key, spoken(diagnosis, words).format(formatted(value)))
         for key, words, formatted in numbers
         if (value := values.get(key)) is not None
         and not (value == 0 and key == "preemption_ratio_per_s")

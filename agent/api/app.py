@@ -350,4 +350,6 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     status = HTTPStatus(error.status_code)
-    return refused(Problem(status, "see /docs for the endpoints", error.headers), request.scope)
+    missing = "no such page: " if status == HTTPStatus.NOT_FOUND else ""
+    detail = f"{missing}see /docs for the endpoints"
+    return refused(Problem(status, detail, error.headers), request.scope)

@@ -179,7 +179,7 @@ def _operation(path: str, method: str, operation: JsonObject) -> Iterator[str]:
 def _examples_of(parameter: JsonObject) -> str:
     rows = [parameter["example"]] if "example" in parameter else []
     rows += [example["value"] for example in parameter.get("examples", {}).values()]
-    examples = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows)
+    examples = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows if row != "")
     return f" Examples: {examples}." if examples else ""
 
 

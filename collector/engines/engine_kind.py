@@ -154,7 +154,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
         """Why a signal of these canonical metrics has no value."""
         own = [each.name for each in self.all_sources if each.metric in metrics]
         if not own:
-            return f"{self.title} does not report it"
+            return f"not reported by {self.title}"
         return f"{self.prefixes[0]}{own[0]} is not on the page"
 
     def prefix_of(self, names: Collection[str]) -> str | None:

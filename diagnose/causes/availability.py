@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
-from kneewatch.rules.formatting import failed_in_a_row, percent, plural, rate, span
+from kneewatch.rules.formatting import as_sentence, failed_in_a_row, percent, plural, rate, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -443,7 +443,8 @@ def unreadable(
     down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale") and not state.healthy
     states = state.words()
     also = f"; {'; '.join(states)}" if states else ""
-    lever = error.hint or "Check that the server runs and listens on this address."
+    hint = error.hint or "check that the server runs and listens on this address"
+    lever = as_sentence(hint.replace("`", ""))
     return Cause(
         id="target_down" if down else "metrics_missing",
         confidence=round(1 - 0.4**failures, 2),

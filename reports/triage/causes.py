@@ -104,7 +104,7 @@ class EnginePart(Struct, frozen=True):
         notes = means | quiet_notes(self.diagnosis)
         return [
             (
-                LABELS[key],
+                spoken(self.diagnosis, LABELS[key]),
                 quantity(key, self.diagnosis.values.get(key)).removesuffix("/s"),
                 "last scrape" if key in GAUGES else window,
                 notes.get(key, ""),
@@ -231,12 +231,14 @@ PROCESS_START = "process_start"
 
 
 def value_words(item: Evidence, diagnosis: Verdict, *, same: bool, is_fleet: bool) -> str:
-    """The value of an evidence's signal. Empty for a signal that is a point in time, and for one
-    that a fleet has no value of: its text compares engines."""
+    """The value of an evidence's signal. Empty for a signal that is a point in time, for words
+    without a value, and for a signal that a fleet has no value of: its text compares engines."""
     if item.signal in diagnosis.values and not same:
         now = diagnosis.values[item.signal]
         return "now unknown" if now is None else f"now {quantity(item.signal, now)}"
-    return "" if is_fleet or item.signal == PROCESS_START else quantity(item.signal, item.value)
+    if is_fleet or item.signal == PROCESS_START or item.value is None:
+        return ""
+    return quantity(item.signal, item.value)
 
 
 def _same_quantity(item: Evidence, diagnosis: Verdict) -> bool:

@@ -83,7 +83,7 @@ def test_the_pages_links_lead_to_the_root_from_any_depth() -> None:
         refused = client.get("/no/such/path", accept=BROWSER).text
     assert 'href="../../triage/triage.css"' in refused
     assert 'href="../../triage"' in refused
-    assert "See /docs for the endpoints." in refused
+    assert "No such page: see /docs for the endpoints." in refused
 
 
 def test_what_is_refused_before_it_is_routed_names_nothing(

@@ -30,7 +30,7 @@ def launched(flags: str, stated: Stated = LLAMA) -> Stated:
 def test_prompts_in_their_old_order_compute_as_little_as_before() -> None:
     advice = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
 
-    assert changes(advice) == {"prompt": (None, "shared part first")}
+    assert changes(advice) == {"prompt": (None, "with the shared part first")}
     assert advice.predicted["prefix_hit_ratio"] == 0.8
     # 20 % are computed in place of 80 %.
     assert advice.predicted["computed_prompt_tokens_per_s"] == pytest.approx(8000 / 4)
