@@ -59,7 +59,7 @@ def test_a_recorded_load_is_diagnosed_as_it_was_planted(at: int, case: Case) -> 
 
 def test_a_flag_that_is_cheaper_comes_before_replicas() -> None:
     rows = zip(sglang_cases(), pages(), strict=True)
-    case, stored_case = next(row for row in rows if row[0].wanted == {"admission_limit"})
+    case, stored_case = next(row for row in rows if [*row[0].wanted] == ["admission_limit"])
     verdicts = list(said(replayed(case, stored_case), Targets(ttft_p99_s=1.0)))
     worst = max(verdicts, key=lambda verdict: (verdict.severity, verdict.t_s))
     flag, replicas = worst.recommendations

@@ -26,8 +26,8 @@ def made(
 
 
 def test_the_worst_engine_is_seen() -> None:
-    engines = [[("ok", 0.0, None)], [("ok", 0, 600), ("critical", 600, 900), ("ok", 900, None)]]
-    paths, words = made(*engines)
+    turns = ("ok", 0.0, 600.0), ("critical", 600.0, 900.0), ("ok", 900.0, None)
+    paths, words = made([("ok", 0.0, None)], [*turns])
     assert paths == {
         "ok": "M0 19h60v5h-60zM90 19h30v5h-30z",
         "critical": "M60 0h30v24h-30z",
