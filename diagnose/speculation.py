@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_BISECTIONS = 60  # beyond the precision of a double on 0..1
+from kneewatch.diagnose.halving import end_of
+
+_HALVINGS = 60  # beyond the precision of a double on 0..1
 
 
 def tokens_per_pass(*, acceptance_ratio: float, draft_tokens: int) -> float:
@@ -36,8 +38,4 @@ def per_token_acceptance_ratio(*, accepted_share_ratio: float, draft_tokens: int
 
 def reached_ratio(rising: Callable[[float], float], target: float) -> float:
     """The ratio in 0..1 at which an increasing function reaches `target`."""
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) >= target else (middle, high)
-    return high
+    return end_of(lambda at: rising(at) < target, holds=0.0, falls=1.0, halvings=_HALVINGS)

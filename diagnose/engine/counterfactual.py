@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
 from kneewatch.diagnose.deployment.server_state import GpuState
+from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
 from kneewatch.rules.rule import MORE_IS_BETTER
 
@@ -121,19 +122,9 @@ def _turning(
     # Recovery first: the other end may be no better, only another cause.
     for end in (high, 0.0) if evidence.signal in MORE_IS_BETTER else (0.0, high):
         if not stands_at(end):
-            at = _halved(stands_at, holds=now, falls=end)
+            at = end_of(stands_at, holds=now, falls=end, halvings=HALVINGS)
             return Counterfactual(evidence.signal, now, at, above=end > now)
     return None
-
-
-def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> float:
-    for _ in range(HALVINGS):
-        middle = (holds + falls) / 2
-        if stands(middle):
-            holds = middle
-        else:
-            falls = middle
-    return falls
 
 
 def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]:

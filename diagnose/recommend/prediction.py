@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
+from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
@@ -145,10 +146,9 @@ def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | Non
     low, high = _LEAST_RATIO, _MOST_RATIO
     if not rate(low) <= measured_per_s <= rate(high):
         return None
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rate(middle) >= measured_per_s else (middle, high)
-    return high
+    return end_of(
+        lambda share: rate(share) < measured_per_s, holds=low, falls=high, halvings=_HALVINGS
+    )
 
 
 def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
@@ -300,13 +300,13 @@ def settled(context: LeverContext, change: After) -> After:
     running = max(demand.running, 1.0)
     if not SCALE_LOW <= demand.served_per_s * stay_s(running) / running <= SCALE_HIGH:
         return change
-    low, high = 0.0, full
-    for _ in range(_SETTLE_HALVINGS):
-        share = (low + high) / 2
+
+    def too_few(share: float) -> bool:
         requests = share * demand.mean_requests
-        too_few = demand.arrival_per_s * full * stay_s(requests) > requests
-        low, high = (share, high) if too_few else (low, share)
-    return replace(change, share_ratio=high)
+        return demand.arrival_per_s * full * stay_s(requests) > requests
+
+    share_ratio = end_of(too_few, holds=0.0, falls=full, halvings=_SETTLE_HALVINGS)
+    return replace(change, share_ratio=share_ratio)
 
 
 def asked_tokens_per_s(context: LeverContext) -> float | None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
+from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     ACTIVATION_BYTES,
     DEFAULT,
@@ -371,16 +372,15 @@ class ClosedLoop(Struct, frozen=True):
 
     def serving(self, requests_per_s: float) -> tuple[float, Performance] | None:
         """The requests in flight at a rate, and the latencies. None if the rate is not served."""
-        low, high = 0.0, self.load.max_running
-        if not math.isfinite(high) or self.at(high).requests_per_s < requests_per_s:
+
+        def too_few(concurrency: float) -> bool:
+            return self.at(concurrency).requests_per_s < requests_per_s
+
+        most = self.load.max_running
+        if not math.isfinite(most) or too_few(most):
             return None
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.at(middle).requests_per_s < requests_per_s:
-                low = middle
-            else:
-                high = middle
-        return high, self.at(high)
+        concurrency = end_of(too_few, holds=0.0, falls=most, halvings=_HALVINGS)
+        return concurrency, self.at(concurrency)
 
 
 def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
