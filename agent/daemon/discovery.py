@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Any, cast
 
@@ -241,7 +241,8 @@ class FileTargets:
         file may use one of their names.
         """
         self._check_folders()
-        paths = sorted({*self._paths(), *self._files})
+        found = chain.from_iterable(map(glob.glob, self._patterns))
+        paths = sorted({*found, *self._files})
         stamps = {path: stamp for path in paths if (stamp := _file_stamp(path)) is not None}
         if stamps == {path: file.stamp for path, file in self._files.items()}:
             return False
@@ -276,9 +277,6 @@ class FileTargets:
             if problem not in self._unlisted:
                 log.error("%s, keeping its targets", problem)
         self._unlisted = unlisted
-
-    def _paths(self) -> list[str]:
-        return [path for pattern in self._patterns for path in glob.glob(pattern)]  # noqa: PTH207 - a pattern may be absolute
 
     def _read(
         self, path: str, stamp: Stamp, before: FileState, others: Sequence[TargetSpec]

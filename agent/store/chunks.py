@@ -209,7 +209,7 @@ def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[floa
     rows: list[tuple[ColumnRow, float | str]] = []
     for column, values in columns.items():
         kind: float | str
-        if all(map(_is_whole, values)):
+        if all(-INT_MAX <= value <= INT_MAX and value.is_integer() for value in values):
             kind = "i"
             if is_constant(values):
                 kind = values[0]
@@ -259,10 +259,6 @@ class CounterChunk(ChunkBody):
                     floats += self.rows
         if (integers, floats) != (len(self.integers), len(self.floats)):
             raise DamagedError("the number of counters does not match their columns")
-
-
-def _is_whole(value: float) -> bool:
-    return -INT_MAX <= value <= INT_MAX and value.is_integer()
 
 
 # --- Scrapes --------------------------------------------------------------------------------------

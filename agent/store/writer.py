@@ -229,6 +229,8 @@ class StoreFile:
     def _open(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         before, self._file = self._file, identity(self._path)
         if self.files == 0 or before[0] != self._file[0]:
+            if self.files:
+                log.warning("store was moved or replaced, opening its path path=%s", self._path)
             self._session.clear()
             self.files += 1
         self._connection = connection

@@ -238,7 +238,8 @@ def chart(
     for row in range(rows - 1, -1, -1):
         pieces: list[Piece] = []
         for value in values:
-            level = 0 if value is None else _level(value, top, rows * steps) - row * steps
+            whole = 0 if value is None else round(value / top * rows * steps)
+            level = 0 if value is None else min(rows * steps, max(1, whole)) - row * steps
             if level > 0:
                 over = bound is not None and value is not None and value > bound
                 piece = glyphs.bars[min(level, steps) - 1], "over" if over else "bar"
@@ -254,11 +255,6 @@ def chart(
 def top_of(values: Sequence[float | None], bound: float | None, *, least: float) -> float:
     highest = max((value for value in values if value is not None), default=0.0)
     return max(highest, least, ROOM * (bound or 0.0))
-
-
-def _level(value: float, top: float, steps: int) -> int:
-    """The height of a bar in steps, from 1 to `steps`."""
-    return min(steps, max(1, round(value / top * steps)))
 
 
 def _join(pieces: list[Piece], piece: Piece) -> None:

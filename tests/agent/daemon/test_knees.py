@@ -171,7 +171,7 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     spec = target(serving(in_turn(bodies("knee_sweep", *PAST))).url, slo__ttft_p99_s=SLO_S)
     keep(tmp_path / "store.db", spec.name)
     kept, reader = Kept(), Reader(tmp_path / "store.db")
-    states = LearnedStates(reader, lambda *_: None)
+    states = LearnedStates(reader, lambda _target, _key, _t_s, _state: None)
     sinks = replace(kept.sinks(), exchanges=(states.exchange,))
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
