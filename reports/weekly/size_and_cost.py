@@ -342,7 +342,8 @@ def _unpriced(question: Question) -> Question:
 def _missing(launched: Deployment, need: Need) -> str:
     lacking: list[str] = []
     if need.usable_per_s is None:
-        lacking.append("the loads so far are too alike to learn the capacity of one engine")
+        alike = "the loads so far are too alike to learn the capacity of one engine"
+        lacking.append(alike if need.peak_per_s else "no request was served")
     if launched.sized_launch is None and not launched.misfit:
         names = launched.stated.lacking or ["model", "gpu", "tensor_parallel"]
         lacking.append(f"set {', '.join(names)} (or launch_file) for memory and cheaper launches")
