@@ -379,7 +379,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
     usage, others = most.get("kv_usage_avg_ratio"), tier.median("kv_usage_avg_ratio")
     by_requests = _has_more_requests(load, usual)
-    figures = figures_in_flight = f"{load:.0f} requests in flight, the median is {usual:.0f}"
+    figures = figures_in_flight = f"{load:,.0f} requests in flight, the median is {usual:.0f}"
     if not by_requests:
         figures = f"a KV cache {percent(usage or 0.0)} full, the median is {percent(others or 0.0)}"
     what = "data-parallel engines of one replica" if of_one else "engines"
