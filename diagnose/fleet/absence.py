@@ -52,7 +52,7 @@ OUTLIVED_S, OUTLIVED_RATIO = 300.0, 3.0
 """A crash loop is over when the process has run this long, and this many times as long as any that
 was seen to end."""
 
-CHECK_SERVER = "Check that the server runs and listens on this address."
+CHECK_SERVER = "Check that the process runs and listens on the address that Prometheus scrapes."
 CHECK_RELEASE = (
     "Read the log of the process that ended (kubectl logs --previous) and its exit code; if a new "
     "version or setting was rolled out, roll it back."
