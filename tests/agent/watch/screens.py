@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
+from kneewatch.agent.captures import capture_names
 from kneewatch.agent.settings.effective import Settings, load
-from kneewatch.agent.watch.command import View, recording_feeds
+from kneewatch.agent.stated_deployment import stated
+from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.watch.command import View
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
 from kneewatch.agent.watch.state import Kind, ScreenState
+from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.verdict import Verdict
 from tests.agent.running import capture
 from tests.recordings import WINDOW_S
@@ -41,13 +46,11 @@ def settings_of(**flags: Any) -> Settings:  # noqa: ANN401 - a setting has its o
 
 def played(wall: ScreenState, name: str, scrapes: int | None = None) -> None:
     """Put a recording on a wall, up to a scrape."""
-    (feed,) = recording_feeds([str(capture(name))], settings_of())
-    wall.expect(feed.name, Kind.RECORDING, patience_s=0.0)
-    reader: Any = feed
-    for number, entry in enumerate(reader.reader):
-        if number == scrapes:
-            return
-        wall.put(feed.name, reader.stream.replay(entry), now_s=entry.t_s)
+    settings, (source,) = settings_of(), capture_names([str(capture(name))])
+    stream = TargetStream(source, settings.profile(stated=stated(settings)), settings.limits())
+    wall.expect(source, Kind.RECORDING, patience_s=0.0)
+    for entry in islice(CaptureReader(str(capture(name))), scrapes):
+        wall.put(source, stream.replay(entry), now_s=entry.t_s)
 
 
 def told(wall: ScreenState, *diagnoses: Verdict, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
