@@ -144,6 +144,9 @@ def test_an_image_needs_everything_but_what_only_reports_need() -> None:
     assert {"fastapi", "starlette", "kubernetes"} < names, "also what these need in turn"
     assert not names & {"matplotlib", "numpy", "pandas"}
     assert all("--hash=sha256:" in entry for entry in entries)
+    base = re.search(r"(?m)^ARG BASE=(\S+)$", (path.parent / "Containerfile").read_text())
+    assert base is not None
+    assert re.fullmatch(r".+@sha256:[0-9a-f]{64}", base[1]), "a tag can be moved"
 
 
 def test_a_release_has_the_rules_of_every_flavor_and_the_schemas(tmp_path: Path) -> None:
