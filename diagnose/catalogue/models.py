@@ -195,14 +195,21 @@ def model(name: str) -> Model:
     matches = _listed_as(name)
     if len(matches) == 1:
         return _from_entry(matches[0])
+    rules = packaged_tables("diagnose.catalogue", "model_names.toml")
+    lowered = name.lower()
+    for pattern, family in rules["unmodelled"].items():
+        if not matches and re.match(pattern, lowered.split("/")[-1]):
+            raise refusal_by_name(name, family)
     alike = None if matches else _same_architecture(name)
+    unread = re.search(rules["unread"]["words"], lowered)
+    if unread and alike is not None:
+        raise SizingError(
+            f"{name}: vLLM does not load {unread[0].upper()} weights",
+            name="model",
+            choices=_nearest(name),
+        )
     if alike is not None:
         return alike
-    rules = packaged_tables("diagnose.catalogue", "model_names.toml")
-    plain = name.lower().split("/")[-1]
-    for pattern, family in rules["unmodelled"].items():
-        if re.match(pattern, plain):
-            raise refusal_by_name(name, family)
     trouble = "matches several models" if matches else "is not in the catalogue"
     whole = name if "/" in name else f"ORGANISATION/{name}"
     raise SizingError(
@@ -221,14 +228,16 @@ def _listed_as(name: str) -> Sequence[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Up to five ids that are spelled like the name, of its family where it has one.
-
-    The organisation counts for nothing.
-    """
+    """Up to five ids that are spelled like the name, of its family or else of its size, where it
+    has one. The organisation counts for nothing."""
     plain = "-".join(_words(name)[0]) or name.lower()
     ids = {key.lower().split("/")[-1]: key for key in _entries()}
     family = re.split("[^a-z]", plain)[0]
     alike = {short: key for short, key in ids.items() if family and short.startswith(family)}
+    if not alike:
+        # A finetune with a name of its own still says its size.
+        sizes = _size_of(_words(name)[0])[1]
+        alike = {short: key for short, key in ids.items() if sizes & _size_of(_words(key)[0])[1]}
     near = difflib.get_close_matches(plain, alike or ids, n=5, cutoff=0.2 if alike else 0.5)
     return [ids[short] for short in near]
 
@@ -297,7 +306,7 @@ def _sized_alike(words: tuple[str, ...]) -> list[str]:
 
 
 def _named_in(words: tuple[str, ...]) -> list[str]:
-    """The entries whose words, a size among them, begin or end these; the longest ones.
+    """The entries whose words begin or end these, a size or two words at least; the longest ones.
 
     The others name who made the weights or how. Empty if they name another architecture.
     """
@@ -306,7 +315,8 @@ def _named_in(words: tuple[str, ...]) -> list[str]:
     for key in _entries():
         named = _words(key)[0]
         count, is_head = len(named), words[: len(named)] == named
-        if count < len(words) and (is_head or words[-count:] == named) and _size_of(named)[1]:
+        told = count > 1 or _size_of(named)[1]
+        if count < len(words) and (is_head or words[-count:] == named) and told:
             rest = words[count:] if is_head else words[:-count]
             same = not any(re.fullmatch(different, word) for word in rest)
             best.setdefault(count, []).extend([key] * same)

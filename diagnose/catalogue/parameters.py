@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.families import family_value, in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -244,11 +244,11 @@ class Parameters(Struct, frozen=True):
     attention: float
     kv: float
     replicated: float
-    mlp: float
-    experts: float
-    embedding: float
-    head: float
-    small: float
+    small: float = 0.0
+    mlp: float = 0.0
+    experts: float = 0.0
+    embedding: float = 0.0
+    head: float = 0.0
     vision: float = 0.0
     rotary: float = 0.0
 
@@ -277,10 +277,8 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
     narrow = config.count("hidden_size_per_layer_input", default=0)
     rows = config.count("vocab_size_per_layer_input", default=0)
     neighbours, projected = _ngram_tables(config, hidden, vocab)
-    return Parameters(
-        attention=mixers.attention,
-        kv=mixers.kv,
-        replicated=mixers.replicated,
+    return replace(
+        mixers,
         mlp=float(matrices(config) * hidden * widths),
         experts=_routed(config, hidden, experts),
         embedding=table + float(rows * depth(config) * narrow) + neighbours,
@@ -314,19 +312,11 @@ def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float
     return float(rows * (hidden // tables)), float(tables * (hidden // tables) * hidden)
 
 
-class _Mixers(Struct, frozen=True):
-    """Parameters of all attention and recurrent layers, under the names of `Parameters`' fields."""
-
-    attention: float
-    kv: float
-    replicated: float
-    small: float = 0.0
-
-
-def _mixers(config: Config, hidden: int) -> _Mixers:
+def _mixers(config: Config, hidden: int) -> Parameters:
+    """The parameters of all attention and recurrent layers."""
     if in_group(config, "compressed"):
         split, copied, plain = compressed_parameters(config)
-        return _Mixers(split, 0.0, copied, plain)
+        return Parameters(split, 0.0, copied, small=plain)
     if in_group(config, "own_blocks"):
         return _own_mixers(config, hidden)
     keeping, every = Counter(keeping_words(config)), Counter(layer_words(config))
@@ -340,7 +330,7 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
     shared_kv += (every[SLIDING] - keeping[SLIDING]) * sliding_kv
     indexed, index_queries, index_copied = _indexers(config, hidden, every[FULL])
     values = _routed_values(config, hidden)
-    return _Mixers(
+    return Parameters(
         attention=every[FULL] * full
         + every[SLIDING] * sliding
         - shared_kv
@@ -367,11 +357,11 @@ def _routed_values(config: Config, hidden: int) -> float:
     return float(_expert_layers(config) * (choice - 1) * hidden * heads.kv * heads.value_dim)
 
 
-def _own_mixers(config: Config, hidden: int) -> _Mixers:
+def _own_mixers(config: Config, hidden: int) -> Parameters:
     heads = [kv_heads for kv_heads, _ in own_blocks(config) if kv_heads]
     kv = 2.0 * hidden * sum(heads) * head_dim(config)
     queries = config.positive("num_attention_heads") * head_dim(config)
-    return _Mixers(2.0 * len(heads) * hidden * queries + kv, kv, 0.0)
+    return Parameters(2.0 * len(heads) * hidden * queries + kv, kv, 0.0)
 
 
 def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:

@@ -110,6 +110,24 @@ def test_the_nearest_of_an_unknown_release_are_of_its_family() -> None:
     assert {each.partition("-")[0] for each in caught.value.choices} == {"baidu/ERNIE"}
 
 
+def test_the_nearest_of_a_name_of_no_family_are_of_its_size() -> None:
+    with pytest.raises(SizingError, match="hf download someone/Ornith-") as caught:
+        model("someone/Ornith-1.5-397B")
+
+    assert "Qwen/Qwen3.5-397B-A17B" in caught.value.choices
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("mlx-community/Qwen3.6-27B-4bit", "MLX"), ("someone/Qwen3-32B-exl3", "EXL3")],
+)
+def test_weights_in_a_format_of_another_engine_are_refused(name: str, what: str) -> None:
+    with pytest.raises(SizingError, match=f"{name}: vLLM does not load {what} weights") as caught:
+        model(name)
+
+    assert any(each.startswith("Qwen/Qwen3") for each in caught.value.choices)
+
+
 def test_a_gguf_name_without_a_type_says_which_is_assumed() -> None:
     for name, is_said in (("unsloth/Qwen3.6-27B-GGUF", True), ("unsloth/Qwen3-8B-Q4_K_M", False)):
         assert any("q4_k is assumed" in note for note in model(name).notes) == is_said
@@ -204,6 +222,7 @@ def test_a_release_of_a_known_architecture_is_sized_with_it(
     [
         ("moonshotai/Kimi-K3", "checkpoints of its recurrent states"),
         ("zai-org/GLM-5-Next-FP8", "indexer's keys beside recurrent states"),
+        ("zai-org/GLM-5.3-Flash", "indexer's keys beside recurrent states"),
         ("Qwen/Qwen4-32B", "indexer's keys beside recurrent states"),
         ("GSAI-ML/LLaDA-8B-Instruct", "generates by diffusion"),
     ],
@@ -274,6 +293,11 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
         ("allenai/Olmo-3.1-32B-Instruct", "allenai/Olmo-3-32B-Think", "bf16"),
         ("tiiuae/Falcon-H1R-7B", "tiiuae/Falcon-H1-7B-Instruct", "bf16"),
         ("dphn/Dolphin3.0-Llama3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "bf16"),
+        ("zai-org/GLM-5.3-FP8", "zai-org/GLM-5-FP8", "fp8"),
+        ("nex-agi/DeepSeek-V3.1-Nex-N1", "deepseek-ai/DeepSeek-V3.1", "fp8"),
+        # Makers whose recipe keeps more in 16 bit.
+        ("nvidia/Gemma-4-31B-IT-NVFP4", "google/gemma-4-31B", "nvfp4-ffn"),
+        ("AEON-7/Qwen3.6-27B-NVFP4", "Qwen/Qwen3.5-27B", "nvfp4-hybrid"),
     ],
 )
 def test_a_name_as_people_write_it_is_sized_with_its_architecture(
@@ -295,6 +319,7 @@ def test_a_name_as_people_write_it_is_sized_with_its_architecture(
         "someone/DeepSeek-V3-7B",
         "cerebras/GLM-4.5-Air-REAP-82B-A12B",
         "Qwen3",
+        "someone/Qwen3-8B-Voice",
     ],
 )
 def test_a_model_that_only_begins_like_a_known_one_is_not_guessed(name: str) -> None:
