@@ -83,9 +83,8 @@ def weights_misses() -> Iterator[Miss]:
         launch = launch_of(case)
         if case["weights_gib"] is None or launch.model.parameters is None:
             continue
-        predicted_gib = (
-            weights_per_gpu(launch.model, launch.scheme, launch.parallel).total_bytes / GIB
-        )
+        weights = weights_per_gpu(launch.model, launch.scheme, launch.parallel)
+        predicted_gib = sum(weights.values()) / GIB
         yield Miss(
             case["case_id"], "weights_gib", predicted_gib, case["weights_gib"], case["doubt"]
         )

@@ -73,7 +73,7 @@ class Row(Struct, frozen=True):
     """One start-up: predicted over logged, minus 1; None where nothing was logged or stated.
 
     `refused`: why the sizing did not accept the launch. `in_band`: whether the logged KV memory, or
-    without it the logged concurrency, is inside the stated band.
+    without it the logged concurrency or the blocks of a refused start, is inside the stated band.
     """
 
     case: Case
@@ -92,6 +92,7 @@ def row_of(case: Case) -> Row:
     except SizingError as error:
         return Row(case, refused=str(error))
     logged_gib, logged_requests = case["available_kv_gib"], case["max_concurrency"]
+    logged_blocks = case.get("state_blocks")
     requests = kv = weights = in_band = None
     if logged_gib:
         layout = memory(replace(launch, available_kv_bytes=logged_gib * GIB))
@@ -109,6 +110,10 @@ def row_of(case: Case) -> Row:
             held = answer.concurrency
             kv = held.expected / logged_requests - 1
             in_band = held.low <= logged_requests <= held.high
+        elif logged_blocks:
+            blocks = free.map(answer.layout.blocks)
+            kv = blocks.expected / logged_blocks - 1
+            in_band = blocks.low <= logged_blocks <= blocks.high
     if case.get("weights_gib") and answer.weights_bytes:
         includes = case.get("weights_include_draft") or not launch.draft
         drafted = 0 if includes else answer.draft_bytes

@@ -37,6 +37,7 @@ class Tower(Struct, frozen=True):
     - `patch_elements`: elements of a patch of pixels.
     - `modalities`: patches and tokens of the largest item, by modality.
     - `levels`: rows of output per token: the last layer's, and those of deeper features.
+    - `whole`: every tensor-parallel rank holds and computes all of it, instead of a part.
     - `positions`: classes of one-hot positions; 0 without them. `frame_patches`: of a frame.
     """
 
@@ -45,6 +46,7 @@ class Tower(Struct, frozen=True):
     modalities: tuple[tuple[str, int, int], ...]
     patch_elements: int
     gated: bool = False
+    whole: bool = False
     levels: int = 1
     positions: int = 0
     frame_patches: int = 0

@@ -62,7 +62,7 @@ def _holds_all(launch: Launch, own: Scheme) -> bool:
         return True
     vendor, parallel = launch.gpu.vendor, launch.parallel
     whole = weights_per_gpu(launch.model, own, parallel, vendor=vendor)
-    return whole.total_bytes < launch.gpu.memory_bytes
+    return sum(whole.values()) < launch.gpu.memory_bytes
 
 
 def flag_values(launch: Launch) -> Mapping[str, str | float | bool]:

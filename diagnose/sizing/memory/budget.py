@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import inf
 
@@ -25,8 +25,8 @@ from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.memory.overhead import Overhead, overhead_of
 from kneewatch.diagnose.sizing.memory.weights import (
+    ATTENTION,
     Parallel,
-    Weights,
     adapter_bytes,
     draft_layers,
     draft_weights,
@@ -56,7 +56,7 @@ class Memory(Struct, frozen=True):
 
     launch: Launch
     layout: KvLayout
-    weights: Weights | None
+    weights: Mapping[str, float] | None
     weights_bytes: float | None
     overhead: Overhead | None
     available_bytes: Range
@@ -245,14 +245,14 @@ def memory(launch: Launch) -> Memory:
     if launch.adapters is not None:
         adapters = adapter_bytes(launch.model, launch.adapters, parallel)
     if launch.draft is not None:
-        draft = draft_weights(launch.draft, parallel).total_bytes
+        draft = sum(draft_weights(launch.draft, parallel).values())
     if launch.available_kv_bytes is not None:
         available = Range(*[launch.available_kv_bytes] * 3)
     else:
         if weights_bytes is None:
             vendor = launch.gpu.vendor if launch.gpu is not None else "nvidia"
             weights = weights_per_gpu(launch.model, launch.scheme, parallel, vendor=vendor)
-            weights_bytes = max(weights.total_bytes - launch.cpu_offload_bytes, 0.0)
+            weights_bytes = max(sum(weights.values()) - launch.cpu_offload_bytes, 0.0)
         if launch.gpu is None:
             raise SizingError(
                 "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
@@ -272,9 +272,7 @@ def memory(launch: Launch) -> Memory:
             attention_bits = launch.scheme.attention_bits_of(
                 mixture=bool(launch.model.experts.count)
             )
-            spared_bytes += weights.attention_bytes * (
-                1 - launch.scheme.linear_bits / attention_bits
-            )
+            spared_bytes += weights[ATTENTION] * (1 - launch.scheme.linear_bits / attention_bits)
         available = Range(
             *(
                 compiled(AVAILABLE)(*fixed, taken_bytes)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, sized_kinds
-from kneewatch.collector.packaged import read_as
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
@@ -37,28 +37,12 @@ from kneewatch.diagnose.sizing.memory.weights import (
 )
 
 LATEST: Version = (0, 33, 0)
-# Utilization 0.92 instead of 0.90: 0.20.0 no longer lists 0.92 as a setting of the user's.
-_UTILIZATION_092: Version = (0, 20, 0)
 # The graph estimate is taken from the KV budget: some 0.3 to 1.5 GiB already with 0.20.0.
 GRAPHS_TAKEN: Version = (0, 20, 0)
-# "GPU KV cache size" became concurrency x context in place of blocks // groups x block.
-_CAPACITY_BY_CONTEXT: Version = (0, 20, 2)
-# Sliding layers reserve for two batches in flight (async scheduling, issue 49878).
-_TWO_BATCHES: Version = (0, 26, 0)
-# Layers of several kinds share one pool; before, sliding layers kept the whole context.
-_HYBRID_POOL: Version = (0, 9, 2)
 # V1 raised max_num_seqs to 1024 and the token budget on large GPUs.
 _LARGE_BATCHES: Version = (0, 8, 3)
 # GPUs of 160 GiB and more got a budget of 16,384 tokens; seen in 0.32, not in 0.20.
 _LARGER_BUDGET: Version = (0, 26, 0)
-# Prefixes of models with recurrent layers are cached by default (pull request 50991): a request
-# keeps the state of its last whole block beside the present one.
-_HYBRID_PREFIXES: Version = (0, 28, 0)
-# Blocks of latent attention beside recurrent layers are whole multiples of 128 tokens, of 64 with
-# 0.11; read in 0.32, the version between that brought it is not known.
-_LATENT_HYBRID_128: Version = (0, 32, 0)
-# V0 0.7 padded a latent entry of 576 elements to 640 (256-byte rows).
-_PADDED_LATENT: tuple[Version, Version] = ((0, 7, 0), (0, 8, 0))
 V1: Version = (0, 9, 0)
 
 
@@ -162,19 +146,10 @@ def _defaults(version: Version, memory_bytes: int, *, ampere: bool) -> Defaults:
     budget = 8192 if large else 2048
     if memory_bytes >= 160 * GIB and version >= _LARGER_BUDGET:
         budget = 16384
-    first, last = _PADDED_LATENT
-    return Defaults(
-        version=version,
-        gpu_memory_utilization=0.92 if version >= _UTILIZATION_092 else 0.90,
-        max_num_seqs=1024 if large else 256,
-        max_num_batched_tokens=budget,
-        async_batches=version >= _TWO_BATCHES,
-        hybrid_pool=version >= _HYBRID_POOL,
-        capacity_by_context=version >= _CAPACITY_BY_CONTEXT,
-        padded_latent=first <= version < last,
-        state_blocks=2 if version >= _HYBRID_PREFIXES else 1,
-        latent_hybrid_tokens=128 if version >= _LATENT_HYBRID_128 else 64,
-    )
+    stated: dict[str, Any] = {"max_num_seqs": 1024 if large else 256}
+    for since, changed in packaged_tables("diagnose.sizing.memory", "versions.toml").items():
+        stated |= changed if version >= parse_version(since) else {}
+    return Defaults(version=version, max_num_batched_tokens=budget, **stated)
 
 
 # --- A launch to size, and its validation ---------------------------------------------------------
@@ -556,6 +531,11 @@ def _context_ranks(launch: Launch) -> list[int]:
     return [size for size in ranks if size <= max(tp // heads, 1) and not queries // heads % size]
 
 
+_UNPACKED = ("fp8", "fp4")
+_UNPACKS_FROM = 7.5
+"""Compute capability (vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, 0.32)."""
+
+
 def _check_dtypes(launch: Launch) -> None:
     gpu, arithmetic = launch.gpu, launch.scheme.compute
     kept = kv_format(launch.kv_cache_dtype)
@@ -571,12 +551,13 @@ def _check_dtypes(launch: Launch) -> None:
         )
     if missing is not None:
         raise SizingError(missing, name="kv_cache_dtype")
-    # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
-    if gpu is not None and arithmetic == "fp4" and gpu.fp8_flop_per_s is None:
+    # From Turing on, GPUs without FP8 or FP4 arithmetic unpack such weights to 16 bit (Marlin).
+    capability = float((gpu and gpu.compute_capability) or _UNPACKS_FROM)
+    if gpu is not None and arithmetic in _UNPACKED and capability < _UNPACKS_FROM:
         raise SizingError(
-            f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {launch.scheme.id} weights need",
+            f"{gpu.name} has no kernels for {launch.scheme.id} weights",
             name="quantization",
-            choices=tuple(key for key, scheme in schemes().items() if scheme.compute != "fp4"),
+            choices=tuple(key for key, each in schemes().items() if each.compute not in _UNPACKED),
         )
 
 

@@ -82,12 +82,11 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
         parts["weights"] = own
     else:
         offloaded = {"in host memory": launch.cpu_offload_bytes} if launch.cpu_offload_bytes else {}
-        kept = weights.parts
-        total = " + ".join(f"{{{name}:GiB}}" for name in kept)
+        total = " + ".join(f"{{{name}:GiB}}" for name in weights)
         parts["weights"] = sheet.line(
             f"Weights on each GPU ({launch.scheme.id})",
             f"max({total} - {{in host memory:GiB}}, 0)" if offloaded else total,
-            (*kept.values(), *offloaded.values()),
+            (*weights.values(), *offloaded.values()),
             result="{:GiB}",
             source=f"guide 2.1; {launch.scheme.source}",
         )
@@ -105,7 +104,7 @@ def _loaded(sheet: Sheet, answer: Memory) -> float:
             source="guide 2.5; vllm/lora/layers (0.32)",
         )
     if launch.draft is not None:
-        draft, kept = launch.draft.model, draft_weights(launch.draft, launch.parallel).parts
+        draft, kept = launch.draft.model, draft_weights(launch.draft, launch.parallel)
         parts["draft"] = sheet.line(
             f"Draft on each GPU ({draft.id} in {scheme(draft.quantization).id})",
             " + ".join(f"{{{name}:GiB}}" for name in kept),

@@ -112,10 +112,11 @@ def guide_overhead(launch: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     own = scheme(launch.model.quantization)
     published_ratio = 1.0
     if own.id != launch.scheme.id:
-        published_ratio = (
-            weights_per_gpu(launch.model, own, launch.parallel).total_bytes
-            / weights_per_gpu(launch.model, launch.scheme, launch.parallel).total_bytes
+        published, taken = (
+            sum(weights_per_gpu(launch.model, each, launch.parallel).values())
+            for each in (own, launch.scheme)
         )
+        published_ratio = published / taken
     activation = ACTIVATION_RATIO * weights_bytes * published_ratio
     high = activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes
     return Overhead(
@@ -170,10 +171,11 @@ def _band(launch: Launch, gpu: Gpu) -> Mapping[str, float]:
 def start_ups(launch: Launch, gpu: Gpu) -> tuple[int, int]:
     """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
     families: Mapping[str, int] = _tables()["family_start_ups"]
-    return int(_band(launch, gpu)["start_ups"]), families[_family(launch.model)]
+    return int(_band(launch, gpu)["start_ups"]), families[kind_of(launch.model)]
 
 
-def _family(model: Model) -> str:
+def kind_of(model: Model) -> str:
+    """The kind of its layers that memory and speed depend on most."""
     kinds = [part.kind for part in model.layers]
     latent = [kind for kind in kinds if isinstance(kind, LatentAttention)]
     if any(isinstance(kind, SlidingStates) for kind in kinds):
@@ -283,7 +285,8 @@ def _tower_bytes(tower: Tower, patches: int, launch: Launch, gpu: Gpu) -> float:
         most = max(gpu.memory_bytes / 10 * (8 + _ELEMENT_BYTES) / 16, 1)
         return min(patches * row_bytes, max(most, tower.frame_patches * row_bytes))
     inner = max(8 * tower.width, (3 if tower.gated else 2) * tower.inner)
-    row_elements = 2 * tower.width + inner / launch.parallel.tensor + tower.patch_elements
+    ranks = 1 if tower.whole else launch.parallel.tensor
+    row_elements = 2 * tower.width + inner / ranks + tower.patch_elements
     return patches * row_elements * _ELEMENT_BYTES
 
 

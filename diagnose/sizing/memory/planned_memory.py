@@ -89,11 +89,11 @@ def planned_memory(launch: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMe
     request_bytes = kv_layout_of(alone).request_bytes(launch.context)
     weights, sheet = weights_per_gpu(launch.model, launch.scheme, ONE_GPU), Sheet()
     adapters = launch.adapters
-    activation_bytes = guide_overhead(alone, weights.total_bytes, gpu).activation_bytes
+    activation_bytes = guide_overhead(alone, sum(weights.values()), gpu).activation_bytes
     drafted_bytes = launch.added_bytes * launch.parallel.gpus
     if launch.draft is not None:
-        drafted_bytes += draft_weights(launch.draft, ONE_GPU).total_bytes
-    parts = weights.parts | ({"draft": drafted_bytes} if drafted_bytes else {})
+        drafted_bytes += sum(draft_weights(launch.draft, ONE_GPU).values())
+    parts = {**weights, **({"draft": drafted_bytes} if drafted_bytes else {})}
     weights_bytes = sheet.line(
         f"Weights ({launch.scheme.id})",
         " + ".join(f"{{{name}:GB}}" for name in parts),

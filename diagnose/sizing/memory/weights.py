@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, inf
 
 from msgspec import Struct
-from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
@@ -64,28 +63,7 @@ def splits(
                     yield split
 
 
-class Weights(Struct, frozen=True):
-    """Bytes of weights on the fullest GPU, by kind."""
-
-    attention_bytes: float
-    mlp_bytes: float
-    experts_bytes: float
-    tables_bytes: float
-    small_bytes: float
-    vision_bytes: float
-
-    @property
-    def total_bytes(self) -> float:
-        return float(sum(astuple(self)))
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The bytes of each kind that the model has, by its name in the arithmetic."""
-        parts = zip(_PARTS, astuple(self), strict=True)
-        return {name: part_bytes for name, part_bytes in parts if part_bytes}
-
-
-_PARTS = "attention", "MLP", "experts", "embeddings", "norms, routers and positions", "vision"
+ATTENTION, _SMALL = "attention", "norms, routers and positions"
 
 
 def parameters_of(model: Model) -> Parameters:
@@ -105,13 +83,12 @@ def parameters_of(model: Model) -> Parameters:
 
 def weights_per_gpu(
     model: Model, scheme: Scheme, parallel: Parallel, *, vendor: str = "nvidia"
-) -> Weights:
-    """Bytes of weights on the fullest GPU.
+) -> Mapping[str, float]:
+    """Bytes of weights on the fullest GPU, by the kind's name in the arithmetic.
 
-    - Projections, experts and tables are split over the tensor-parallel group; KV projections are
-      split over the KV heads at most.
-    - MLA's down-projections, norms, routers, vision towers and tables of positions are on every
-      GPU.
+    - Projections, experts, tables and most vision towers are split over the tensor-parallel group;
+      KV projections are split over the KV heads at most.
+    - MLA's down-projections, norms, routers, other towers and tables of positions are on every GPU.
     - Each pipeline stage has a share of the layers.
     - Experts are padded to the sizes that the kernels of the GPU's `vendor` need.
 
@@ -123,26 +100,21 @@ def weights_per_gpu(
     attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
     ranks = tp * parallel.data if parallel.experts else tp
     head = parameters.head * scheme.head_bits / FULL_BITS
+    tower_ranks = tp if model.tower is not None and not model.tower.whole else 1
     tables = (parameters.embedding + head) / tp
     if parallel.pipeline > 1:
         # The first stage holds the input table, the last the output projection.
         tables = max(parameters.embedding, head) / tp
-    return Weights(
-        attention_bytes=attention_parameters(model, parameters, tp)
-        * stage
-        * attention_bits
-        / _BITS,
-        mlp_bytes=parameters.mlp * stage / tp * scheme.linear_bits / _BITS,
-        experts_bytes=parameters.experts
-        * _padding_ratio(model, scheme, tensor=1 if parallel.experts else tp, vendor=vendor)
-        * stage
-        / ranks
-        * scheme.expert_bits
-        / _BITS,
-        tables_bytes=tables * FULL_BITS / _BITS,
-        small_bytes=(parameters.small * stage + parameters.rotary) * FULL_BITS / _BITS,
-        vision_bytes=parameters.vision * FULL_BITS / _BITS,
-    )
+    padding = _padding_ratio(model, scheme, tensor=1 if parallel.experts else tp, vendor=vendor)
+    bits = {
+        ATTENTION: attention_parameters(model, parameters, tp) * stage * attention_bits,
+        "MLP": parameters.mlp * stage / tp * scheme.linear_bits,
+        "experts": parameters.experts * padding * stage / ranks * scheme.expert_bits,
+        "embeddings": tables * FULL_BITS,
+        _SMALL: (parameters.small * stage + parameters.rotary) * FULL_BITS,
+        "vision": parameters.vision / tower_ranks * FULL_BITS,
+    }
+    return {name: part_bits / _BITS for name, part_bits in bits.items() if part_bits}
 
 
 def attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
@@ -313,15 +285,15 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
         )
 
 
-def draft_weights(draft: Draft, parallel: Parallel) -> Weights:
+def draft_weights(draft: Draft, parallel: Parallel) -> Mapping[str, float]:
     """The draft's weights on the fullest GPU, in the checkpoint's precision.
 
     Without tables of positions: a draft has those of its target.
     """
     spread = Parallel(parallel.tensor, 1, parallel.data, parallel.experts)
-    weights = weights_per_gpu(draft.model, scheme(draft.model.quantization), spread)
-    tables_bytes = parameters_of(draft.model).rotary * FULL_BITS / _BITS
-    return replace(weights, small_bytes=weights.small_bytes - tables_bytes)
+    weights = dict(weights_per_gpu(draft.model, scheme(draft.model.quantization), spread))
+    weights[_SMALL] -= parameters_of(draft.model).rotary * FULL_BITS / _BITS
+    return weights
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:

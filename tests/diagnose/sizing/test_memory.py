@@ -56,14 +56,14 @@ def test_weights_are_what_vllm_logged(
     name: str, quantization: str, parallel: Parallel, logged_gib: float
 ) -> None:
     weights = weights_per_gpu(model(name), scheme(quantization), parallel)
-    assert weights.total_bytes / GIB == pytest.approx(logged_gib, rel=0.015)
+    assert sum(weights.values()) / GIB == pytest.approx(logged_gib, rel=0.015)
 
 
 def test_llama_4_in_fp8_has_its_routed_experts_alone_in_it() -> None:
     """48.8682 GiB on each of 8 GPUs (vLLM issue 16152), a tower of 0.2 GiB among it."""
     name = "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8"
     sized = weights_per_gpu(model(name), scheme(model(name).quantization), Parallel(tensor=8))
-    assert sized.total_bytes / GIB == pytest.approx(48.87 - 0.2, rel=0.01)
+    assert sum(sized.values()) / GIB == pytest.approx(48.87 - 0.2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_experts_without_a_gate_are_padded_on_each_rank(
     nano = model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8")
     assert nano.parameters is not None
     parallel = Parallel(tensor=tensor, experts=experts)
-    padded = weights_per_gpu(nano, scheme("fp8"), parallel).experts_bytes
+    padded = weights_per_gpu(nano, scheme("fp8"), parallel)["experts"]
     split = 1 if experts else tensor
     plain = nano.parameters.experts / tensor
     assert padded == pytest.approx(plain * width * split / 1856)
     # In 16 bit their kernels take any width.
-    plain_16_bit = weights_per_gpu(nano, scheme("bf16"), parallel).experts_bytes
+    plain_16_bit = weights_per_gpu(nano, scheme("bf16"), parallel)["experts"]
     assert plain_16_bit == pytest.approx(2 * plain)
 
 
@@ -89,12 +89,12 @@ def test_rows_of_16_bit_experts_are_longer_on_amd() -> None:
     """Qwen3-235B over 8 ranks: rows of 4,096 elements get 128 more, those of 192 none."""
     qwen = model("Qwen/Qwen3-235B-A22B-Instruct-2507")
     split = Parallel(tensor=8)
-    nvidia = weights_per_gpu(qwen, scheme("bf16"), split).experts_bytes
-    amd = weights_per_gpu(qwen, scheme("bf16"), split, vendor="amd").experts_bytes
+    nvidia = weights_per_gpu(qwen, scheme("bf16"), split)["experts"]
+    amd = weights_per_gpu(qwen, scheme("bf16"), split, vendor="amd")["experts"]
     assert amd / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096)
-    alone = weights_per_gpu(qwen, scheme("bf16"), Parallel(), vendor="amd").experts_bytes
+    alone = weights_per_gpu(qwen, scheme("bf16"), Parallel(), vendor="amd")["experts"]
     assert alone / 8 / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096 + 1 / 3 * 128 / 1536)
-    fp8 = weights_per_gpu(qwen, scheme("fp8"), split, vendor="amd").experts_bytes
+    fp8 = weights_per_gpu(qwen, scheme("fp8"), split, vendor="amd")["experts"]
     assert fp8 == nvidia / 2
 
 
@@ -124,7 +124,9 @@ def test_weights_of_deepseek_v41_are_those_of_its_checkpoint() -> None:
     draft_bytes = 3 * 128 * 3 * 5120 * 2304 * 4.25 / 8
 
     held = weights_per_gpu(described, scheme(described.quantization), Parallel())
-    assert held.total_bytes + tables_bytes + draft_bytes == pytest.approx(510_286_023_000, rel=5e-3)
+    assert sum(held.values()) + tables_bytes + draft_bytes == pytest.approx(
+        510_286_023_000, rel=5e-3
+    )
 
 
 def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
@@ -310,7 +312,8 @@ def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
         ({"quantization": "q4"}, "quantization"),
         ({"overhead": "none"}, "overhead"),
         ({"max_model_len": 100, "context_tokens": 200}, "context"),
-        ({"quantization": "nvfp4", "gpu": gpu("a100-80gb")}, "quantization"),
+        ({"quantization": "nvfp4", "gpu": gpu("v100-32gb")}, "quantization"),
+        ({"quantization": "fp8", "gpu": gpu("v100-32gb")}, "quantization"),
         ({"gpu": None}, "gpu"),
     ],
 )
@@ -318,6 +321,27 @@ def test_what_cannot_be_names_its_input(change: dict[str, object], name: str) ->
     with pytest.raises(SizingError) as caught:
         memory(replace(LLAMA_8B, **change))
     assert caught.value.name == name
+
+
+@pytest.mark.parametrize("gpu_id", ["t4", "a100-80gb", "rtx-3090"])
+def test_4_bit_weights_are_unpacked_where_a_gpu_does_not_compute_in_them(gpu_id: str) -> None:
+    """vLLM started NVFP4 on RTX A6000: Marlin's kernels unpack it from capability 7.5 on."""
+    launch = replace(LLAMA_8B, gpu=gpu(gpu_id), quantization="nvfp4", max_model_len=4096)
+    assert memory(launch).starts
+
+
+def test_a_vision_tower_is_split_where_vllm_splits_it() -> None:
+    """Qwen3-VL-30B over 4 GPUs: 14.6 GiB logged, 15.3 with a whole tower on each."""
+    for name, parts in (
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 4),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", 1),
+    ):
+        sized = model(name)
+        alone, split = (
+            weights_per_gpu(sized, scheme("bf16"), Parallel(tensor=tensor))["vision"]
+            for tensor in (1, 4)
+        )
+        assert alone == parts * split
 
 
 def test_the_steps_end_in_the_answer() -> None:
