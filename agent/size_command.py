@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -39,11 +40,10 @@ from kneewatch.diagnose.catalogue.hf_config import mapping
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
-    VLLM,
-    WITHOUT_EFFECT,
     CommandLine,
     command_values,
     commands,
+    effect_of,
     image_version,
     parameter_of,
     parse_command,
@@ -66,11 +66,7 @@ from kneewatch.diagnose.sizing.memory.launch import (
     launch_of,
     parse_version,
 )
-from kneewatch.diagnose.sizing.memory.weights import (
-    ONE_GPU,
-    Draft,
-    Parallel,
-)
+from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
@@ -137,6 +133,7 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
             raise
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
         draft, doubts = None, (*doubts, f"sized without its draft: {error}")
+        given = given | {"other_flags": (*given.get("other_flags", ()), *given["drafting"])}
     model, fields = replace(model, notes=(*doubts, *model.notes)), fields_of(given)
     if {"kv_cache_memory_bytes", "available_kv_bytes"} <= fields.keys():
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
@@ -319,24 +316,17 @@ class Answer(Struct, frozen=True):
 
     def text(self, width: int, *, whole: bool) -> Sequence[str]:
         """Lines of text of at most this width; `whole`: with the arithmetic."""
-        lines = self.lines if whole else self.brief
-        if self.size is None:
-            return lines
-        say = self.size.question.launch.kind.said
-        first, compared = self.first, self.compared
-        text = size_text(
-            self.size, first=first, extra=lines, compared=compared, width=width, whole=whole
-        )
-        return [say(line) for line in text]
+        written = partial(size_text, width=width, whole=whole)
+        return self._written(written, self.lines if whole else self.brief)
 
     def markdown(self) -> Sequence[str]:
-        """Lines of Markdown."""
+        return self._written(size_markdown, self.lines)
+
+    def _written(self, form: Callable[..., list[str]], extra: Sequence[str]) -> Sequence[str]:
         if self.size is None:
-            return self.lines
-        say = self.size.question.launch.kind.said
-        first, compared = self.first, self.compared
-        text = size_markdown(self.size, first=first, extra=self.lines, compared=compared)
-        return [say(line) for line in text]
+            return extra
+        text = form(self.size, first=self.first, extra=extra, compared=self.compared)
+        return [self.size.question.launch.kind.said(line) for line in text]
 
 
 def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Answer:
@@ -575,10 +565,12 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     except SettingsError as error:
         raise SizingError(f"{error}, or `MODEL 8xh200`", name="launch") from error
     stated = command_values(launch)
-    stated |= _speculation(launch.document(SPECULATION))
+    stated |= _speculation(launch)
     stated["model"] = launch.model or None
     others = {flag: text for flag, text in _others(launch).items() if flag not in launch.cut}
+    drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
+    given["drafting"] = drafting
     versions = (image_version(word) for line in commands(text) for word in line)
     stated["vllm_version"] = next((version for version in versions if version), None)
     defaults = {flag.parameter: flag.default for flag in FLAGS}
@@ -646,10 +638,8 @@ def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
     for flag, value in _others(launch).items():
         name = flag.split(".")[0]
         is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
-        if is_plain or WITHOUT_EFFECT.fullmatch(name):
-            continue
-        row = VLLM.get(name)
-        listed.append(f"{name} ({(row and row.may_change) or 'unknown to kneewatch'})")
+        effect = "" if is_plain else effect_of(name)
+        listed += [f"{name} ({effect})"] if effect else []
     lines = [
         "flags of the command line that are not counted",
         "flags with several values, not in run",
@@ -664,14 +654,26 @@ def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
 def _others(launch: CommandLine) -> Mapping[str, str]:
     """The flags of a command line that do not count, with their values."""
     counted = {flag.launch for flag in FLAGS} | {ADAPTERS}
-    if _speculation(launch.document(SPECULATION)):
-        counted.add(SPECULATION)
+    counts_draft = bool(_speculation(launch))
     return {
-        flag: value for flag, value in launch.flags.items() if flag.split(".")[0] not in counted
+        flag: value
+        for flag, value in launch.flags.items()
+        if flag.split(".")[0] not in counted and not (counts_draft and _drafts(flag))
     }
 
 
-def _speculation(config: Mapping[str, Any]) -> dict[str, Any]:
+_SPECULATION_KEYS = {"--spec-method": "method", "--spec-model": "model"}
+
+
+def _drafts(flag: str) -> bool:
+    return flag.split(".")[0] in (SPECULATION, "--spec-tokens", *_SPECULATION_KEYS)
+
+
+def _speculation(launch: CommandLine) -> dict[str, Any]:
+    config = dict(launch.document(SPECULATION))
+    config |= {key: text for flag, key in _SPECULATION_KEYS.items() if (text := launch.text(flag))}
+    if stated := launch.count("--spec-tokens"):
+        config["num_speculative_tokens"] = stated
     method, tokens = str(config.get("method") or ""), config.get("num_speculative_tokens")
     if not isinstance(tokens, int) or method in _NO_DRAFT_MODEL:
         return {}

@@ -340,8 +340,11 @@ def _parsed(words: list[str]) -> CommandLine:
         if not equals and at < len(words) and not _FLAG.match(words[at]):
             value = words[at]
             at += 1
-        name = _SPELLINGS.get(name, name)
-        flags[name.replace("_", "-")] = value
+        head, dot, key = re.sub(r"^-O(?=\d)", "-O ", name).partition(".")
+        head, _, level = head.partition(" ")
+        if head == "-O" and (level or value.isdigit()):
+            head, value = "--optimization-level", level or value
+        flags[f"{_SPELLINGS.get(head, head)}{dot}{key}".replace("_", "-")] = value
     complete = complete and "--config" not in flags and model not in ("$@", "$*")
     served = flags.pop("--model", "") or model
     return CommandLine(served, flags, complete, tuple(dict.fromkeys(cut)))
@@ -420,6 +423,8 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return launch.count(self.launch)
         if self.kind in ("number", "gib"):
             return launch.number(self.launch)
+        if self.kind == "limits" and (listed := launch.document(self.launch)):
+            return json.dumps(listed)
         return launch.text(self.launch) or None
 
 
@@ -472,11 +477,29 @@ def printed_words(flag: str, value: str, *, is_new: bool = False) -> str:
 
 def is_hidden(flag: str, value: str) -> bool:
     """Whether the value may be a secret."""
-    return flag not in PRINTED and not value.replace(".", "", 1).isdigit()
+    return flag.split(".")[0] not in PRINTED and not value.replace(".", "", 1).isdigit()
 
 
-WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
+_WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
+
+
+def effect_of(flag: str) -> str:
+    """What a flag that is not counted may change; empty if nothing that is predicted.
+
+    `--no-FEATURE` changes what `--FEATURE` does, or nothing where a version has no row of its own.
+    """
+    positive = flag.replace("--no-", "--", 1)
+    for name in (flag, positive):
+        if name in VLLM and VLLM[name].may_change:
+            return VLLM[name].may_change
+    for what, rule in _TABLES["effects"].items():
+        if re.fullmatch(rule, positive):
+            return what
+    by_default = positive != flag and positive in VLLM
+    if by_default or _WITHOUT_EFFECT.fullmatch(positive):
+        return ""
+    return "unknown to kneewatch"
 
 
 def command_values(launch: CommandLine) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import schemes
+from kneewatch.diagnose.deployment.vllm_flags import effect_of, parse_command
 from kneewatch.diagnose.sizing.launch_command import flag_values, sized_command
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import RANKS, Adapters, Draft, Parallel
@@ -115,6 +116,16 @@ def test_a_flag_of_size_that_is_vllms_is_in_the_command() -> None:
     sets -= {"--cudagraph-capture-sizes"}  # in --compilation-config, which every version has
     assert sets <= set(flag_values(WHOLE)) | {"--enable-prefix-caching"}
     assert {"--language-model-only", "--no-enable-prefix-caching", "8589934592"} <= set(words)
+
+
+def test_what_every_flag_of_vllm_may_change_is_told() -> None:
+    counted = {flag.launch for flag in FLAGS}
+    lines = (parse_command(f"vllm serve m {flag} 1", origin="a test") for flag in TAKEN)
+    read = {name for line in lines for name in line.flags}
+    unknown = effect_of("--such-flag")
+    assert [flag for flag in read - counted if effect_of(flag) == unknown] == []
+    assert effect_of("--port") == ""
+    assert "experts" in effect_of("--no-enable-eplb") == effect_of("--enable-eplb")
 
 
 @pytest.mark.parametrize("name", schemes())
