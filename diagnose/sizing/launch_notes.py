@@ -21,6 +21,12 @@ _PCIE_TENSOR_PARALLEL = 2
 _SHARED_UTILIZATION = 0.85
 
 
+def most_utilization(gpu: Gpu | None) -> float:
+    """The largest share of a GPU's memory that leaves room for spikes, or for the host that shares
+    it."""
+    return _SHARED_UTILIZATION if gpu is not None and gpu.shares_host_memory else _TIGHT_UTILIZATION
+
+
 def hardware_notes(launch: Launch) -> Iterator[str]:
     """Warnings about how a launch uses its GPUs: utilization, PCIe, nodes, FP8."""
     gpu, stated = launch.gpu, launch.quantization

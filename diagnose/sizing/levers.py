@@ -19,6 +19,7 @@ from kneewatch.collector.engines.engine_kind import (
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import LatentAttention
+from kneewatch.diagnose.sizing.launch_notes import most_utilization
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
@@ -28,9 +29,11 @@ from kneewatch.diagnose.sizing.speed.performance import Performance
 from kneewatch.rules.formatting import duration, figure, plural
 
 _FEW_REQUESTS = 8
-_HIGH_UTILIZATION = 0.95
 _FEWEST_SEATS = 16
+# The shortest context of any use, where requests have no stated length.
 _SHORTEST_CONTEXT = 4096
+# The compute capability of Ampere: vLLM has few kernels for older GPUs.
+_OLDEST_CAPABILITY = 8.0
 # A change that holds less than this many times the requests is none.
 _GAIN = 1.02
 
@@ -138,7 +141,7 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
         check(launch)
         held = memory(launch)
         longest = held.longest_that_fits
-        if not held.holds_one and longest >= _request_tokens(question):
+        if not held.holds_one and longest >= (launch.context_tokens or _SHORTEST_CONTEXT):
             # A shorter limit lets it start.
             launch = replace(
                 launch, max_model_len=longest, context_tokens=min(launch.context, longest)
@@ -157,25 +160,18 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
     return Lever(change.strip(), changed, held, speed, narrower)
 
 
-def _request_tokens(question: Question) -> float:
-    """Tokens of a request as stated; without lengths the shortest context of any use."""
-    if question.input_tokens is None or question.output_tokens is None:
-        return _SHORTEST_CONTEXT
-    return question.input_tokens + question.output_tokens
-
-
 def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     """Each change as flags, and the question after it."""
     question = answer.question
     launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
     for flags, changed in (*_flags(answer), *_together(answer)):
         yield flags, replace(question, launch=changed)
-    fewest = answer.fewest.spread if answer.fewest is not None else None
-    wider = replace(parallel, tensor=2 * parallel.tensor)
-    if fewest is not None and fewest.tensor > wider.tensor and fewest.pipeline == 1:
-        wider = replace(parallel, tensor=fewest.tensor)
-    split = replace(launch, parallel=wider)
-    yield f"{TENSOR_SPLIT} {wider.tensor}", replace(question, launch=split)
+    tensors, fewest = {2 * parallel.tensor}, answer.fewest and answer.fewest.spread
+    if fewest is not None and fewest.tensor > parallel.tensor and fewest.pipeline == 1:
+        tensors.add(fewest.tensor)
+    for tensor in sorted(tensors):
+        split = replace(launch, parallel=replace(parallel, tensor=tensor))
+        yield f"{TENSOR_SPLIT} {tensor}", replace(question, launch=split)
     if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
@@ -210,9 +206,9 @@ def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
 def _roomier(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
     if launch.kv_cache_dtype == "auto":
         yield f"{KV_DTYPE} fp8", replace(launch, kv_cache_dtype="fp8")
-    if launch.utilization < _HIGH_UTILIZATION:
-        flags = f"{MEMORY_SHARE} {_HIGH_UTILIZATION}"
-        yield flags, replace(launch, gpu_memory_utilization=_HIGH_UTILIZATION)
+    most = most_utilization(launch.gpu)
+    if launch.utilization < most:
+        yield f"{MEMORY_SHARE} {most:g}", replace(launch, gpu_memory_utilization=most)
     if launch.seqs > seats:
         yield f"{SEATS} {seats}", replace(launch, max_num_seqs=seats)
 
@@ -238,7 +234,8 @@ def _fewer_bits(launch: Launch) -> Iterator[str]:
 
 
 def _next_gpu(gpu: Gpu) -> Gpu | None:
-    """The GPU of the same vendor with the least memory above this one's by a tenth, as fast."""
+    """The GPU of the same vendor with the least memory above this one's by a tenth, as fast, and
+    not older than today's kernels."""
     larger = [
         other
         for other in gpus().values()
@@ -247,6 +244,7 @@ def _next_gpu(gpu: Gpu) -> Gpu | None:
         and other.memory_bandwidth_bytes_per_s > 0.9 * gpu.memory_bandwidth_bytes_per_s
         and other.bf16_flop_per_s > 0.5 * gpu.bf16_flop_per_s
         and other.nvlink_gpus >= min(gpu.nvlink_gpus, 8)
+        and float(other.compute_capability or _OLDEST_CAPABILITY) >= _OLDEST_CAPABILITY
     ]
     return min(larger, key=lambda other: (other.memory_bytes, other.usd_per_hour), default=None)
 

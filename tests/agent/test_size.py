@@ -938,8 +938,26 @@ def test_a_format_that_is_no_scheme_says_what_is_assumed() -> None:
         (
             "vllm serve Qwen/Qwen3-8B --speculative-config "
             '\'{"model":"me/no-such-head","method":"eagle3","num_speculative_tokens":3}\'',
-            "vllm serve Qwen/Qwen3-8B",
+            "--speculative-config "
+            """'{"model":"me/no-such-head","method":"eagle3","num_speculative_tokens":3}'""",
             "sized without its draft: model 'me/no-such-head' is not in the catalogue",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --spec-method mtp --spec-tokens 2",
+            """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'""",
+            "the draft takes KV cache memory",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B -O3 -O.cudagraph_mode=PIECEWISE -ac.backend FLASHINFER",
+            "--optimization-level 3 --compilation-config.cudagraph-mode PIECEWISE "
+            "--attention-config.backend FLASHINFER",
+            "--attention-config (block size, KV layout and speed)",
+        ),
+        (
+            "vllm serve google/gemma-3-27b-it --limit-mm-per-prompt.image 2 --no-enable-eplb "
+            "--no-async-scheduling",
+            """--limit-mm-per-prompt '{"image": 2}'""",
+            "--no-async-scheduling (",
         ),
     ],
 )
@@ -1011,6 +1029,17 @@ def test_a_gpu_that_shares_the_hosts_memory_is_not_filled() -> None:
     assert told in " ".join(size(*launch).stdout.split())
     lower = size(*launch, "--gpu-memory-utilization", "0.85").stdout
     assert "not free" not in lower
+    _, answer = document(*launch, "--gpu-memory-utilization", "0.3", "--concurrency", "99")
+    shares = [lever["change"] for lever in answer["levers"] if "utilization" in lever["change"]]
+    assert shares
+    assert all("--gpu-memory-utilization 0.85" in change for change in shares)
+
+
+def test_a_larger_gpu_that_is_named_is_one_that_vllm_has_kernels_for() -> None:
+    """Of those with more memory, as fast, V100 would be the next."""
+    _, answer = document("--model", "Qwen/Qwen3-14B", "--gpu", "rtx-3090")
+    larger = [lever["change"] for lever in answer["levers"] if "--gpu " in lever["change"]]
+    assert larger == ["--gpu a100-40gb-pcie"]
 
 
 def test_the_command_keeps_the_flags_that_do_not_count() -> None:
