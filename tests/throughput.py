@@ -32,7 +32,13 @@ from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import (
+    DEFAULT,
+    Costs,
+    Efficiency,
+    costs,
+    on_gpu,
+)
 from kneewatch.diagnose.sizing.speed.wave import Burst
 from tests.peers import aiconfigurator_estimates
 
@@ -187,7 +193,8 @@ def estimate(point: Point, efficiency: Efficiency = DEFAULT) -> Estimate:
     in_flight = point.in_flight
     if in_flight is None or point.is_short_closed_loop:
         return played(point, efficiency)
-    predicted = performance(point_costs(point), load(point, in_flight), efficiency)
+    reached = on_gpu(gpu(point.gpu), efficiency)
+    predicted = performance(point_costs(point), load(point, in_flight), reached)
     return Estimate(predicted.decode_tokens_per_s, predicted.ttft_s, predicted.itl_s)
 
 
@@ -202,6 +209,7 @@ def lengths(point: Point) -> list[float]:
 
 def played(point: Point, efficiency: Efficiency) -> Estimate:
     """A burst's figures, played step by step."""
+    efficiency = on_gpu(gpu(point.gpu), efficiency)
     step = step_model(
         point_costs(point),
         efficiency,
@@ -299,7 +307,8 @@ def left_out_errors(chosen: Sequence[Point]) -> list[Estimate]:
     least squares over all rows and over those of the other families. What the two fits differ by
     moves the point's figures.
     """
-    names = [name for name in DEFAULT.__struct_fields__ if not name.endswith("_factor")]
+    kept = [name for name in DEFAULT.__struct_fields__ if not name.endswith("_factor")]
+    names = [name for name in kept if name != "stated"]
     base = _logs(chosen, DEFAULT)
     slopes = np.stack(
         [

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.models import is_listed, model
 from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
@@ -112,7 +112,11 @@ def beside_aiconfigurator(judged: Sequence[Row]) -> Iterator[str]:
 
     It is given the concurrency as its batch.
     """
-    able = [row for row in judged if row.case["gpu"] in SYSTEMS and "doubt" not in row.case]
+    able = [
+        row
+        for row in judged
+        if row.case["gpu"] in SYSTEMS and "doubt" not in row.case and is_listed(row.case["model"])
+    ]
     estimates = aiconfigurator_estimates([_asked(row.case) for row in able])
     both = [pair for pair in zip(able, estimates, strict=False) if pair[1] is not None]
     yield f"  on the {len(both)} points that aiconfigurator estimates here, median error:"

@@ -82,15 +82,11 @@ class Sheet:
 
     def text(self, *steps: Step) -> None:
         """Add lines that are no arithmetic, such as a choice."""
-        self._lines += [partial(_as_it_is, step) for step in steps]
+        self._lines += [partial(replace, step) for step in steps]
 
     def add(self, other: Sheet, *, tier: str = "") -> None:
         """Add the lines of another sheet; `tier` goes before their titles."""
         self._lines += [partial(_of_tier, tier, line) for line in other._lines]
-
-
-def _as_it_is(step: Step) -> Step:
-    return step
 
 
 def _of_tier(tier: str, line: Callable[[], Step]) -> Step:

@@ -30,10 +30,7 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import fleet_of, loop_of, peak_utilization, within_targets
 from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
-from kneewatch.diagnose.sizing.speed.slo_capacity import (
-    RUNNING_LIMIT,
-    Capacity,
-)
+from kneewatch.diagnose.sizing.speed.slo_capacity import RUNNING_LIMIT, Capacity
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 

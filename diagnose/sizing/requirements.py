@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, on_gpu, with_shares
 from kneewatch.rules.facts import NO_TARGETS, Targets
 
 # Beyond these no load, rate or target has a meaning.
@@ -60,7 +60,8 @@ class Question(Struct, frozen=True, kw_only=True):
     def efficiency(self) -> Efficiency:
         """Shares of the peaks that a step reaches: the stated ones, otherwise those measured on
         other servers."""
-        return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
+        usual = on_gpu(self.launch.gpu)
+        return with_shares(usual, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
 
     @property
     def engines(self) -> int:

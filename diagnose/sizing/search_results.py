@@ -116,7 +116,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> Gpu:
-        return gpu_of(self.launch)
+        """The GPU of the launch; a search always sets it."""
+        if self.launch.gpu is None:
+            raise TypeError("a launch of a search has a GPU")
+        return self.launch.gpu
 
     @property
     def validations(self) -> int:
@@ -151,13 +154,6 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     def winner(self) -> Candidate | None:
         """The cheapest candidate; None if none meets the targets."""
         return self.best[0] if self.best else None
-
-
-def gpu_of(launch: Launch) -> Gpu:
-    """The GPU of a launch; a search always sets it."""
-    if launch.gpu is None:
-        raise TypeError("a launch of a search has a GPU")
-    return launch.gpu
 
 
 def question_of(question: Question, candidate: Candidate) -> Question:

@@ -171,13 +171,7 @@ def scaling(
 def _usd(degree: Degree, unit: Unit, price: float | None, utilization_ratio: float) -> float | None:
     if price is None or unit != "tokens":
         return None
-    return token_cost(
-        Sheet(),
-        gpus=degree.tensor_parallel,
-        usd_per_gpu_hour=price,
-        tokens_per_s=degree.per_s,
-        utilization_ratio=utilization_ratio,
-    )
+    return usd_per_million_tokens(degree.tensor_parallel * price, degree.per_s, utilization_ratio)
 
 
 def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil, log, sqrt
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
@@ -24,6 +26,7 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
+from kneewatch.diagnose.sizing.memory.overhead import kind_of
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
@@ -67,15 +70,16 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 
     - `decode_factor`: measured divided by predicted time of steps without prompts.
     - `prefill_factor`: measured divided by predicted time of the prompts in a step.
+    - `stated`: the shares that `with_shares` set.
 
     - `microbatches_per_stage`: equal micro-batches that would leave a pipeline's stages idle for as
       long as vLLM's unequal ones do. One published pair of runs is behind it: gpt-oss-120b on two
       H100 makes 5,338 tokens/s with PP 2 and 7,649 with TP 2.
 
-    The ratios can be measured on a live server. Single servers differ from the defaults: with
-    prompts of 1,000 tokens or more, mfu_ratio ranges from 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6
-    (the same on A100, and Qwen3.5-9B, vLLM 0.17, H100). It is not known which servers do better,
-    and a fit to each model would only repeat its noise.
+    The ratios can be measured on a live server. The defaults are those of an H100: `on_gpu` has
+    those of others. Single servers differ: with prompts of 1,000 tokens or more, mfu_ratio on H100
+    ranges from 0.33 (Qwen3-14B, vLLM 0.11) to 0.6 (Qwen3.5-9B, vLLM 0.17), and a fit to each model
+    would only repeat its noise.
     """
 
     mfu_ratio: float = 0.365
@@ -98,6 +102,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     microbatches_per_stage: float = 1.5
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
+    stated: tuple[str, ...] = ()
 
 
 def with_shares(
@@ -108,37 +113,32 @@ def with_shares(
     The measured share of the compute peak is a mean of all kernels, so it is also used for
     attention and for routed experts.
     """
-    if mfu_ratio is not None:
-        base = replace(
-            base,
-            mfu_ratio=mfu_ratio,
-            expert_mfu_ratio=mfu_ratio,
-            attention_mfu_ratio=mfu_ratio,
-        )
-    return base if mbu_ratio is None else replace(base, mbu_ratio=mbu_ratio)
+    by_name: dict[str, float | None]
+    by_name = dict.fromkeys(("mfu_ratio", "expert_mfu_ratio", "attention_mfu_ratio"), mfu_ratio)
+    by_name["mbu_ratio"] = mbu_ratio
+    stated = {name: ratio for name, ratio in by_name.items() if ratio is not None}
+    return replace(base, stated=(*base.stated, *stated), **stated)
 
 
 DEFAULT: Final = Efficiency()
 
-MEASURED_RATIOS: Final = {
-    "output tokens/s": (0.6, 1.5),
-    "ITL": (0.72, 1.8),
-    "TTFT": (0.5, 2.5),
-}
-"""Range of measured over predicted, in nine of ten published benchmarks (tests/throughput.py and
-tests/throughput_2026.py)."""
+_H100_FLOP_PER_S = 989e12
+# Products reach more of a lower peak: about 0.55 on A100, RTX 4090, RTX 5090 and GB10, and a tenth
+# less than H100's on MI300X. Routed experts do not: on A100 they reach what they do on H100.
+_REACH_POWER, _MOST_REACH = 0.43, 0.55
 
-_UNLIKE_RATIOS: Final = {
-    "output tokens/s": (0.45, 1.6),
-    "ITL": (0.65, 2.0),
-    "TTFT": (0.5, 3.0),
-}
-"""The same, of the few benchmarks of launches that `unlike_measured` names."""
 
-MEASURED_GPUS: Final = frozenset(
-    {"a100-80gb", "h100-sxm", "h200", "rtx-pro-6000", "rtx-pro-6000-server"}
-)
-"""The GPUs with several of those benchmarks."""
+@lru_cache(maxsize=256)
+def on_gpu(gpu: Gpu | None, base: Efficiency = DEFAULT) -> Efficiency:
+    """The efficiency on this GPU: which share of the compute peak products reach depends on how
+    high that is."""
+    if gpu is None:
+        return base
+    reach = base.mfu_ratio * (_H100_FLOP_PER_S / gpu.bf16_flop_per_s) ** _REACH_POWER
+    return replace(base, mfu_ratio=round(min(reach, max(_MOST_REACH, base.mfu_ratio)), 3))
+
+
+_MEASURED: Final = packaged_tables("diagnose.sizing.speed", "measured.toml")
 
 
 def unlike_measured(launch: Launch) -> str:
@@ -148,12 +148,14 @@ def unlike_measured(launch: Launch) -> str:
         return "with expert parallelism"
     if launch.parallel.tensor > NODE_GPUS:
         return "over several nodes"
-    return "" if gpu is None or gpu.id in MEASURED_GPUS else f"on {gpu.id}"
+    if kind_of(launch.model) not in _MEASURED["kinds"]:
+        return "of models with such attention"
+    return "" if gpu is None or gpu.id in _MEASURED["gpus"] else f"on {gpu.id}"
 
 
 def measured_ratios(launch: Launch) -> Mapping[str, tuple[float, float]]:
     """Range of measured over predicted speed for launches like this, by figure."""
-    return _UNLIKE_RATIOS if unlike_measured(launch) else MEASURED_RATIOS
+    return _MEASURED["unlike" if unlike_measured(launch) else "like"]
 
 
 def safe_targets(targets: Targets, launch: Launch) -> Targets:

@@ -20,13 +20,7 @@ from kneewatch.diagnose.sizing.speed.performance import (
     StepTime,
     step_model,
 )
-from kneewatch.diagnose.sizing.speed.roofline_inputs import (
-    DEFAULT,
-    SOURCE,
-    Costs,
-    Efficiency,
-    costs,
-)
+from kneewatch.diagnose.sizing.speed.roofline_inputs import SOURCE, Costs, Efficiency, costs
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import figure
 
@@ -250,7 +244,7 @@ def _reading(sheet: Sheet, costs: Costs, efficiency: Efficiency) -> None:
 
 def _cited(efficiency: Efficiency, *names: str) -> str:
     """Where these shares come from: stated ones are the user's."""
-    stated = [name for name in names if getattr(efficiency, name) != getattr(DEFAULT, name)]
+    stated = [name for name in names if name in efficiency.stated]
     words = " and ".join(name.removesuffix("_ratio").upper() for name in stated)
     if len(stated) == len(names) == 1:
         return f"{words} as stated"
