@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from math import inf
 from typing import Generic
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
 from kneewatch.diagnose.verdict import NO_STAGE, SYMPTOMS
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration, span, stated_duration
-from kneewatch.rules.rule import WARNING, Severity, State
+from kneewatch.rules.rule import FAMILIES, WARNING, Severity, State
 
 SLOW_DRIFT = 3.0
 
@@ -98,6 +99,10 @@ GROWS_BY, GROWN_SCRAPES = 2.0, 2
 OUTLASTS_S = 60.0
 """A cause that is no longer concluded still stays this long while its effect is concluded."""
 
+APART_MAX_S, OVERDUE = 100.0, 1.3
+"""A cause that comes back, from one beginning to the next within this time, stays until the next
+one is overdue by this ratio."""
+
 
 class Aftermath:
     """The time in which a backlog drains that a cause has left, which has ended.
@@ -108,7 +113,7 @@ class Aftermath:
     """
 
     def __init__(self) -> None:
-        self._reported: frozenset[str] = frozenset()
+        self._reported: dict[str, float] = {}
         self._problems: frozenset[str] = frozenset()
         self._left: float | None = None
         self._grown = 0
@@ -121,12 +126,12 @@ class Aftermath:
 
     def forget(self) -> None:
         """Reset after a restart: the requests are gone with the process."""
-        self._reported = self._problems = frozenset()
-        self._left = None
+        self._reported.clear()
+        self._problems, self._left = frozenset(), None
 
     def without(self, facts: Facts, causes: list[Cause]) -> list[Cause]:
         """The causes, without those that only say that requests wait, if they follow from what has
-        ended and were not reported before."""
+        ended and were not reported within a window."""
         waiting = facts.values.get("waiting") or 0.0
         present = (cause.id for cause in causes if not cause.apart)
         if self._problems and self._problems.isdisjoint(present):
@@ -141,16 +146,19 @@ class Aftermath:
             self._left = None
         if not self.drains and not facts.streaks_s.get("stalled"):
             return causes
-        return [each for each in causes if each.id in self._reported or each.id not in OF_LATENCY]
+        from_s, reported = facts.now_s - facts.window_s, self._reported
+        return [
+            each
+            for each in causes
+            if reported.get(each.id, -inf) >= from_s or each.id not in OF_LATENCY
+        ]
 
-    def reported(self, causes: Sequence[Cause]) -> None:
+    def reported(self, now_s: float, causes: Sequence[Cause]) -> None:
         """Remember the causes that are reported now. What a limit on requests explains is reported
         with it, and may be reported alone once another limit is nearer."""
-        self._reported = frozenset(
-            name
-            for cause in causes
-            for name in (cause.id, *(cause.explains if BY_ID[cause.id].queues else ()))
-        )
+        for cause in causes:
+            of_a_queue = cause.explains if BY_ID[cause.id].queues else ()
+            self._reported |= dict.fromkeys((cause.id, *of_a_queue), now_s)
         self._problems = frozenset(
             cause.id
             for cause in causes
@@ -171,6 +179,8 @@ class CauseTracker(Generic[AnyCause]):
         self._scale, self._records = scale, records
         self._tracked: dict[str, AnyCause] = {}
         self._reported = set[str]()
+        self._begun: dict[str, tuple[float, float]] = {}
+        """When a cause last began, and how long after the time before."""
 
     def __bool__(self) -> bool:
         """Whether any cause was concluded and has not ended."""
@@ -185,6 +195,7 @@ class CauseTracker(Generic[AnyCause]):
         """Drop all causes after a restart: they belong to the old process."""
         self._tracked.clear()
         self._reported.clear()
+        self._begun.clear()
 
     def update(
         self,
@@ -203,8 +214,14 @@ class CauseTracker(Generic[AnyCause]):
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
+            clear_s = self._records[cause.id].clear_s.value * self._scale
+            if tracked is None or now_s - (tracked.seen_s or 0.0) >= clear_s:
+                self._begun[cause.id] = now_s, now_s - self._begun.get(cause.id, (-inf,))[0]
             since_s = now_s if tracked is None or tracked.since_s is None else tracked.since_s
-            self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s)
+            summary = cause.summary
+            if self._comes_back(cause, now_s):
+                summary += f" It comes back every {duration(self._begun[cause.id][1])}."
+            self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s, summary=summary)
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
             if now_s - since_s >= onset_s or cause.id in developed:
                 self._reported.add(cause.id)
@@ -231,7 +248,17 @@ class CauseTracker(Generic[AnyCause]):
         effect_stays = record.outlasts and not current.isdisjoint(EXPLAINS[cause_id])
         if effect_stays or cause_id in lasting:
             clear_s = OUTLASTS_S
+        if self._comes_back(self._tracked[cause_id], now_s):
+            return False
         return cause_id in over or now_s - seen_s >= clear_s * self._scale
+
+    def _comes_back(self, cause: Cause, now_s: float) -> bool:
+        """Whether it has ended and begun again lately, and makes latency or load unusual. A state
+        of the server, which moves all families, is told while it lasts."""
+        begun_s, apart_s = self._begun[cause.id]
+        is_due = apart_s <= APART_MAX_S and now_s <= begun_s + OVERDUE * apart_s
+        moves = self._records[cause.id].moves if cause.severity >= WARNING else ()
+        return is_due and 0 < len(moves) < len(FAMILIES)
 
 
 def canary_words(canary: CanaryState | None) -> list[str]:

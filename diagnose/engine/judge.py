@@ -458,7 +458,7 @@ class Judge:
         tracked = self._tracker.update(facts.now_s, concluded, ended, lasting=lasting)
         tracked = self._aftermath.without(facts, tracked)
         causes = ranked(self._explained.without(tracked, facts))
-        self._aftermath.reported(causes)
+        self._aftermath.reported(facts.now_s, causes)
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, UNEXPLAINED_LATENCY
+from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, PAUSES_HELD, UNEXPLAINED_LATENCY
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.acceptance import KeptApart
 from kneewatch.diagnose.learned.account import Account
@@ -101,7 +101,7 @@ class Learned:
             disturbed.update(QUEUE_MOVES)
         if self.account.is_slow:
             disturbed.update(SLOW_MOVES)
-        if facts.held(FAR_OFF_HELD, 0.0):
+        if facts.held(FAR_OFF_HELD, 0.0) or facts.held(PAUSES_HELD.name, 0.0):
             disturbed.update(UNEXPLAINED_LATENCY.moves)
         for family in disturbed:
             self._disturbed_s[family] = facts.now_s

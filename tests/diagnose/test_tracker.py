@@ -25,9 +25,9 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
     kept = tracker.update(NOW_S + SCRAPE_S, [queue])
     assert [cause.id for cause in kept] == ["kv_pressure", "queue_saturation"]
     assert [cause.id for cause in tracker.update(NOW_S + 60, [queue])] == ["queue_saturation"]
-    tracker.update(NOW_S + 65, [full, queue])
-    tracker.update(NOW_S + 75, [queue])
-    ended = tracker.update(NOW_S + 115, [])
+    tracker.update(NOW_S + 165, [full, queue])
+    tracker.update(NOW_S + 175, [queue])
+    ended = tracker.update(NOW_S + 215, [])
     assert [cause.id for cause in ended] == ["queue_saturation"], "nothing follows from it now"
 
 
@@ -77,6 +77,21 @@ def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: st
     assert not any(shown[30:])
 
 
+@pytest.mark.parametrize(("cause_id", "stays"), [("slow_steps", True), ("engine_stalled", False)])
+def test_latency_that_comes_back_is_told_until_it_is_overdue(cause_id: str, stays: bool) -> None:
+    cause = CONCLUSIVE[cause_id].causes()[cause_id]
+    tracker = CauseTracker[Cause](scale=1.0)
+    shown: dict[int, bool] = {}
+    for at_s in range(0, 600, 5):
+        there = at_s < 300 and at_s % 90 < 35
+        told = tracker.update(NOW_S + at_s, [cause] if there else [])
+        shown[at_s] = bool(told)
+        assert at_s != 200 or stays is told[0].summary.endswith("It comes back every 90 s.")
+    # The last time begins at 270 s, and the next one is overdue 1.3 times 90 s later.
+    assert all(shown[at_s] is stays for at_s in range(155, 385, 5) if at_s % 90 >= 60)
+    assert not any(shown[at_s] for at_s in range(390, 600, 5))
+
+
 def test_a_cause_that_is_surely_over_is_not_reported_for_its_clear_time() -> None:
     stalls = CONCLUSIVE["prefill_interference"]
     tracker = CauseTracker[Cause](scale=1.0)
@@ -103,18 +118,31 @@ def test_a_queue_that_stays_after_its_cause_is_reported(
     queued = CONCLUSIVE["queue_saturation"]
     full = CONCLUSIVE["kv_pressure"].causes()["kv_pressure"]
     aftermath, causes = Aftermath(), [full]
-    aftermath.reported(causes)
+    aftermath.reported(NOW_S, causes)
     for at in range(25):
         moment = queued.but(waiting=60.0 - drained_per_s * SCRAPE_S * at).facts()
         now = replace(moment, now_s=NOW_S + SCRAPE_S * at)
         causes = aftermath.without(now, [queued.causes()["queue_saturation"]])
-        aftermath.reported(causes)
+        aftermath.reported(now.now_s, causes)
     assert (causes == []) == silent
+
+
+def test_what_comes_back_while_a_backlog_drains_is_told_again() -> None:
+    queued, full = CONCLUSIVE["queue_saturation"], CONCLUSIVE["kv_pressure"].causes()
+    queue = queued.causes()["queue_saturation"]
+    for reported in ([full["kv_pressure"]], [full["kv_pressure"], queue]):
+        aftermath = Aftermath()
+        aftermath.reported(NOW_S, reported)
+        assert aftermath.without(queued.but(waiting=60.0).facts(), []) == []
+        aftermath.reported(NOW_S, [])
+        later = replace(queued.but(waiting=50.0).facts(), now_s=NOW_S + 20.0)
+        assert aftermath.without(later, [queue]) == [each for each in reported if each is queue]
+        assert aftermath.drains
 
 
 def test_a_missed_target_leaves_no_backlog_that_hides_the_next() -> None:
     bound = CONCLUSIVE["prefill_bound"]
     aftermath = Aftermath()
-    aftermath.reported(list(CONCLUSIVE["slo_conflict"].causes().values()))
+    aftermath.reported(NOW_S, list(CONCLUSIVE["slo_conflict"].causes().values()))
     causes = list(bound.causes().values())
     assert aftermath.without(bound.facts(), causes) == causes
