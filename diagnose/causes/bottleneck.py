@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
-from kneewatch.diagnose.account_signals import AT_THE_DOOR, PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
+from kneewatch.diagnose.account_signals import (
+    AT_THE_DOOR,
+    PREFILL_SPEED,
+    SPEED,
+    SPEED_ERROR,
+    WARM_UP_S,
+)
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     FIRST_TOKENS_VERY_LATE,
