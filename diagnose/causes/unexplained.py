@@ -44,7 +44,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     UNMOVED,
     UNTIL_THEN,
     VERY_LATE_FROM,
-    WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, cause, term
@@ -88,21 +87,13 @@ without either hardly by more than they grew."""
 
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
+PAUSED_FROM = 0.02
 USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
-PAUSED_FROM = 0.025
-PAUSED = (STALL_SHARE >= 2.0 * PAUSED_FROM) | (
-    (STALL_SHARE >= PAUSED_FROM)
-    & (Signal("itl_stall_per_s") * WINDOW_S >= 2.0 * BATCH.at_least(1.0))
-    & (Signal("ttft_p99_drift_ratio") >= FAR)
-)
-"""Streams lose so much of their time to pauses. The share is a lower bound, at least 40% of what is
-lost to pauses of a second; half of it counts if each stream pauses twice in a window, and some
-first tokens are far later than usual: usual pauses do not delay them more than usual."""
-
-STREAMS_PAUSE = PAUSED & (
+STREAMS_PAUSE = (STALL_SHARE >= PAUSED_FROM) & (
     (USUAL_ITL_P99_S < 0.25) | ((USUAL_ITL_P99_S < 0.5) & (Signal("itl_p99_drift_ratio") >= 1.5))
 )
-"""Streams pause for half a second or more, far longer than 99% of the gaps before."""
+"""Streams lose so much of their time to pauses of half a second or more, far longer than 99% of the
+gaps before. The share is a lower bound, at least 40% of what is lost to pauses of a second."""
 
 FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
 """A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
@@ -120,18 +111,26 @@ PREFILLS_PAUSE = (
 """Most prompts take half a second or longer here, all pauses fit into their prefills, and these are
 no longer than usual."""
 
+PROMPTS_ARE_SHORT = (BaselineValue("ttft_p99_s") < LONG_S).assume(unknown=False)
+"""Nearly all first tokens came sooner than a pause lasts: prompts pause no stream."""
+
 PAUSES = (
-    STREAMS_PAUSE & ~PREFILLS_PAUSE & (PROMPTS_AS_USUAL | (~PREFILLS_REACH).assume(unknown=False))
+    STREAMS_PAUSE
+    & ~PREFILLS_PAUSE
+    & (
+        (PROMPTS_AS_USUAL & ((STALL_SHARE >= 0.05) | PROMPTS_ARE_SHORT))
+        | (~PREFILLS_REACH).assume(unknown=False)
+    )
 )
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 
+PAUSES_HELD = Check("pauses", PAUSES.assume(unknown=False), Number(75.0))
+"""Pauses that come back: a single one leaves the window sooner."""
+
 
 def _far_off(late: Condition) -> Condition:
-    return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE | PAUSES).assume(unknown=False)
+    return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
 
-
-LATE_FOR_LONG = ((Signal("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
-"""First tokens were late for so long before they came that nothing has to be waited for."""
 
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
@@ -177,9 +176,10 @@ UNEXPLAINED_LATENCY = cause(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & (
                 Check(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
-                | LATE_FOR_LONG
-            )
-            & _far_off(MEAN_IS_LATE),
+                & _far_off(MEAN_IS_LATE)
+                | FIRST_TOKENS_VERY_LATE
+                | PAUSES_HELD & PAUSES.assume(unknown=False)
+            ),
             start=Number(0.2),
             terms=(
                 term(
@@ -187,7 +187,7 @@ UNEXPLAINED_LATENCY = cause(
                     FAR,
                     1.2,
                     "TTFT P50 is {ttft_p50_s:s}, {value:.1f}x its usual value",
-                    when=FIRST_TOKENS_LATE,
+                    when=FIRST_TOKENS_LATE | FIRST_TOKENS_VERY_LATE,
                     signal="ttft_p50_s",
                 ),
                 term(
@@ -236,6 +236,10 @@ UNEXPLAINED_LATENCY = cause(
                     FIRST_TOKENS_LATE,
                     "First tokens take {ttft_drift:.1f}x as long as usual, longer than the load "
                     "explains, and no cause is found.",
+                ),
+                (
+                    FIRST_TOKENS_VERY_LATE,
+                    "First tokens take {ttft_drift:.1f}x as long as usual, and no cause is found.",
                 ),
                 (
                     STREAMS_PAUSE,
@@ -312,6 +316,12 @@ LOAD_MOVED = frozenset({"workload_drift", "runaway_generation"})
 """A load that changed explains latency though it is only a note; other notes do not."""
 
 LATENCIES = ("itl_stall_time_ratio", "itl_mean_s", "ttft_mean_s")
+_ARE_LATE = tuple(
+    late.assume(unknown=False).python()
+    for late in (STREAMS_PAUSE, ITL_DRIFT >= FAR, TTFT_DRIFT >= FAR)
+)
+"""Whether each of these latencies is far off its usual value."""
+
 STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
 
@@ -323,8 +333,8 @@ _latency_is_far = ((TTFT_DRIFT >= FAR) | (ITL_DRIFT >= FAR)).assume(unknown=Fals
 class Explained:
     """When other causes last explained latency: that long ago, or longer, it may be unexplained.
 
-    The window still holds what such a cause did for one window after its end. Latency that has not
-    become less after half a window is not what such a cause has left.
+    The window still holds what such a cause did for one window after its end. Late tokens or first
+    tokens that are as late after half a window are not what such a cause has left.
     """
 
     def __init__(self, records: Mapping[str, CauseRecord]) -> None:
@@ -336,7 +346,8 @@ class Explained:
         """Ids of causes that are not concluded, while latency is as late as when they were and
         nothing else explains it: noise hides such a cause for a moment."""
         self._now = tuple(map(facts.get, LATENCIES))
-        if any(self._explains(each, facts) for each in concluded) or not _latency_is_far(facts):
+        others = [each for each in concluded if each.id != UNEXPLAINED_LATENCY.id]
+        if any(self._explains(each, facts) for each in others) or not _latency_is_far(facts):
             return ()
         return [each for each, (_, then) in self._last.items() if self._stays(then)]
 
@@ -361,7 +372,10 @@ class Explained:
         others = (last for name, last in self._last.items() if name not in ids)
         last_s, then = max(others, default=(-inf, ()))
         over_s = facts.now_s - last_s
-        stays = over_s > facts.window_s / 2 and self._stays(then)
+        stays = over_s > facts.window_s / 2 and any(
+            is_late(facts) and now >= STAYS * left
+            for is_late, now, left in zip(_ARE_LATE, self._now, then, strict=False)
+        )
         return stays or over_s > facts.window_s + LEAVES_S
 
     def _stays(self, then: tuple[float, ...]) -> bool:

@@ -17,17 +17,14 @@ from kneewatch.diagnose.account_signals import (
     FOLLOWED_SIGNALS,
     HIT_SPREAD,
     OPEN_CALLS_SIGNALS,
+    STOP_DUE,
+    STOPPED,
+    STOPS_EVERY,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
-from kneewatch.diagnose.learned.stops import (
-    SPEED_MARGIN,
-    STOP_MIN_S,
-    Stops,
-    decoding,
-    prefill_explains,
-)
+from kneewatch.diagnose.learned.work import SPEED_MARGIN, decoding, prefill_explains
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Baseline
@@ -265,14 +262,9 @@ def derive(
 UNFORGIVING = frozenset({"stalled"})
 """Conditions that a single scrape to the contrary ends: one generated token is progress."""
 
-FORGIVEN_WINDOWS = {"far_off": 0.25}
-"""Conditions that end only once they have not held for such a part of the window: what pauses
-streams leaves the window before it comes back."""
-
 
 class Streaks:
-    """How long conditions have held. A single scrape to the contrary does not end a streak, nor do
-    those of `FORGIVEN_WINDOWS`.
+    """How long conditions have held. A single scrape to the contrary does not end a streak.
 
     `conditions` are the conditions that causes use. Whether the engine is stalled is computed from
     scrape to scrape instead.
@@ -282,7 +274,7 @@ class Streaks:
         self._conditions = conditions
         self.progress = Progress()
         self._since_s: dict[str, float] = {}
-        self._doubted: dict[str, float] = {}
+        self._doubted = set[str]()
 
     def forget(self) -> None:
         """Drop all streaks, because the process was replaced."""
@@ -300,21 +292,27 @@ class Streaks:
             holds = (*holds, "stalled")
         since_s, doubted = self._since_s, self._doubted
         for name in since_s.keys() - holds:
-            doubted_s = doubted.setdefault(name, now_s)
-            is_first = doubted_s == now_s and name not in UNFORGIVING
-            if (
-                not is_first
-                and now_s - doubted_s >= FORGIVEN_WINDOWS.get(name, 0.0) * values.window_s
-            ):
-                del since_s[name], doubted[name]
+            if name in doubted or name in UNFORGIVING:
+                del since_s[name]
+                doubted.discard(name)
+            else:
+                doubted.add(name)
         for name in holds:
-            doubted.pop(name, None)
+            doubted.discard(name)
             since_s.setdefault(name, now_s)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
 
+STOP_MIN_S = 10.0
+"""Shorter stops are pauses of streams."""
+
+OVERDUE, APART_MAX_S = 1.3, 600.0
+"""Stops recur until the next one is overdue by this ratio; stops that are further apart do not."""
+
+
 class Progress:
-    """Whether an engine makes progress, checked at each scrape.
+    """Whether an engine makes progress, checked at each scrape, and its last two stops: requests
+    ran, no token came, and no prefill explained it.
 
     Generated tokens and finished requests are progress. Prompt tokens and changes of KV usage are
     not: vLLM may prefill a prompt that does not fit again and again.
@@ -327,7 +325,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.open_calls = OpenCalls()
-        self._stops = Stops()
+        self._stopped_s, self._apart_s, self._stop_lasts_s = -math.inf, math.inf, 0.0
         self._filled = self._held = 0.0
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
         self._prefill_s_per_token = self._longest_prefill_s = 0.0
@@ -344,7 +342,7 @@ class Progress:
         token = generated is None or generated > 0
         begun = self.open_calls.begun
         self.open_calls.update(now_s, values, signals, token=token)
-        self.open_calls.values |= self._stops.values(now_s)
+        self.open_calls.values |= self._stops(now_s)
         has_requests = self._has_requests(signals)
         if not has_requests or generated is None or generated > 0 or values.answered:
             if self._silent_s and has_requests:
@@ -376,8 +374,17 @@ class Progress:
             if values.arrivals:
                 self._longest_pause_s = max(self._longest_pause_s, silent_s)
         elif silent_s >= STOP_MIN_S:
-            self._stops.note(self._token_s, silent_s)
+            self._apart_s, self._stopped_s = self._token_s - self._stopped_s, self._token_s
+            self._stop_lasts_s = silent_s
             self._counted_max_s = min(self._counted_max_s, self._longest_prefill_s)
+
+    def _stops(self, now_s: float) -> dict[str, float]:
+        """Seconds between the last two stops, the share of time that they take, and seconds until
+        the next one is due; empty where they do not recur."""
+        due_s, apart_s = self._stopped_s + self._apart_s - now_s, self._apart_s
+        if apart_s > APART_MAX_S or -due_s > (OVERDUE - 1.0) * apart_s:
+            return {}
+        return {STOPS_EVERY: apart_s, STOPPED: self._stop_lasts_s / apart_s, STOP_DUE: due_s}
 
     def _has_requests(self, signals: Signals) -> bool:
         """Whether requests are in flight, by the gauges or at the API server's door."""

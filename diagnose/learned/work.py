@@ -166,3 +166,26 @@ FINISHED, ACCEPTED, FINISHED_PROMPTS = 15, 16, 17
 """Indices of `Values.totals`: inter-token gaps, first tokens, prefills, answers, finished requests,
 accepted calls, prompt tokens of finished requests. Those before finished requests are the fields of
 `Work`."""
+
+SPEED_MARGIN = 2.0
+"""Margin for the next prompt: long prompts prefill slower."""
+
+
+def decoding(totals: tuple[float, ...] | None) -> float:
+    """The number of requests that have a first token and have not ended, by `Values.totals`; those
+    that were aborted are among them."""
+    return 0.0 if totals is None else totals[FIRST_TOKENS] - totals[ANSWERED]
+
+
+def prefill_explains(
+    silent_s: float,
+    before: tuple[float, ...],
+    after: tuple[float, ...],
+    prefill_s_per_token: float,
+) -> bool:
+    """Whether the prompts that were computed meanwhile took so long, at the mean speed before; true
+    if that is unknown. `before` and `after` are `Values.totals`."""
+    gained = [max(0.0, now - then) for now, then in zip(after, before, strict=True)]
+    work = Work(silent_s, 0.0, *gained[:FINISHED])
+    tokens = max(work.prompt_tokens, work.step_tokens - work.tokens)
+    return not prefill_s_per_token or SPEED_MARGIN * tokens * prefill_s_per_token >= silent_s

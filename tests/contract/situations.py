@@ -258,31 +258,32 @@ OTHERS: Mapping[str, Situation] = {
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
     **{
-        f"unexplained_latency:{name}": UNEXPLAINED.but(
-            ttft_p50_drift_ratio=1.0,
-            ttft_p99_drift_ratio=late,
-            itl_stall_time_ratio=share,
-            itl_stall_per_s=per_s,
-            itl_p99_s=0.03,
-            itl_p99_drift_ratio=1.0,
-            running_avg=batch,
+        f"unexplained_latency:{name}": replace(
+            UNEXPLAINED.but(
+                ttft_p50_drift_ratio=1.0,
+                itl_stall_time_ratio=share,
+                itl_p99_s=0.03,
+                itl_p99_drift_ratio=1.0,
+                prefill_busy_ratio=0.1,
+            ).lasting(pauses=lasts_s),
+            quiet={**UNEXPLAINED.quiet, "ttft_p99_s": usual_s},
         )
-        for name, share, late, per_s, batch in (
-            ("short pauses, twice a stream", 0.03, 3.0, 0.4, 10.0),
-            (" not with short pauses, few", 0.015, 3.0, 0.4, 10.0),
-            ("short pauses, half lost", 0.06, 1.0, 0.1, 10.0),
-            (" not with short pauses, first tokens hardly late", 0.03, 1.5, 0.4, 10.0),
-            (" not with short pauses, once a stream", 0.03, 3.0, 0.25, 10.0),
-            ("short pauses, nearly nobody runs", 0.03, 3.0, 0.04, 0.5),
-            (" not with short pauses, nearly nobody runs, few pauses", 0.03, 3.0, 0.02, 0.5),
+        for name, share, usual_s, lasts_s in (
+            ("short pauses", 0.03, 0.3, 90.0),
+            (" not with short pauses, few", 0.015, 0.3, 90.0),
+            (" not with short pauses, prompts as long", 0.03, 0.7, 90.0),
+            ("pauses beside prompts as long", 0.06, 0.7, 90.0),
+            (" not with short pauses that may be a single one", 0.06, 0.3, 60.0),
         )
     },
     **{
-        f"unexplained_latency:{name}": replace(
-            UNEXPLAINED.but(ttft_mean_s=late_s).lasting(far_off=0.0),
-            quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1},
+        f"unexplained_latency:{name}": UNEXPLAINED.but(computed_moved_ratio=None).lasting(
+            far_off=0.0, first_tokens_very_late=lasts_s
         )
-        for name, late_s in ((" not after 40 s", 40.0), ("first tokens after 70 s", 70.0))
+        for name, lasts_s in (
+            ("first tokens very late, and their prompts unknown", 40.0),
+            (" not for a moment, and their prompts unknown", 20.0),
+        )
     },
     **{
         f"unexplained_latency:{name}": replace(
@@ -637,6 +638,7 @@ OTHERS: Mapping[str, Situation] = {
         e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.3,
         completed_per_s=1.0, gpu_engine_active_ratio=0.4,
     ),
+    "host_contention:api, calls pile up": CALM.but(open_calls=24.0, completed_per_s=2.0),
     "host_contention:api, short requests": CALM.but(
         e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
         completed_per_s=0.1,

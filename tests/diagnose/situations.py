@@ -259,7 +259,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
         demand_moved_ratio=1.0,
         computed_moved_ratio=1.0,
         answers_moved_ratio=1.0,
-    ).lasting(far_off=90.0),
+    ).lasting(far_off=90.0, pauses=90.0),
     "requests_failing": CALM.but(finished_error_ratio=0.05, finished_error_per_s=0.1),
     "kv_held": CALM.but(
         kv_usage_ratio=0.7,
