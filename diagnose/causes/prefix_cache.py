@@ -45,9 +45,7 @@ If prompts become much more work, answers are the first thing to stop.
 """
 
 BY_WAIT = (TTFT_DRIFT >= 2.0).assume(unknown=False) & TAKES_TIME
-PREFILL_IS_HEAVY = (
-    (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK | BY_WAIT)
-)
+PREFILL_IS_HEAVY = (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK | BY_WAIT)
 """Prefill is enough work for a prefix cache to matter.
 
 It is a large share of each request's service time; or, if many requests decode for long, of the
@@ -92,7 +90,6 @@ the second of two equal prompts would hit."""
 
 NEVER_HIT = (
     NO_HITS
-    & (COMPUTED > 0.0)
     & (WORK_RATIO >= 4.0)
     & ~SHARED.assume(unknown=False)
     & (PREFILL_SHARE >= 0.3)

@@ -15,7 +15,6 @@ from kneewatch.diagnose.account_signals import (
     LEARNED_FROM,
     PROMPTS,
     SPEED,
-    STOP_DUE,
     STOPPED,
     STREAM,
 )
@@ -132,6 +131,9 @@ def _far_off(late: Condition) -> Condition:
     return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
 
 
+LATE_FOR_LONG = ((Signal("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
+"""First tokens were late for so long before they came that nothing has to be waited for."""
+
 RULED_OUT = (
     ("preemption_per_s", "preemptions"),
     ("waiting_by_capacity", "requests queued for capacity"),
@@ -155,9 +157,6 @@ def _ruled_out(facts: Facts) -> str:
 
 STOPS_RECUR = (Signal(STOPPED) > 0.0).assume(unknown=False)
 _STOPS_RECUR = STOPS_RECUR.python()
-STOP_LATE_S = 15.0
-"""Once the next stop is overdue by so much, they may have ended: a note until that is sure."""
-
 CRAWLS_FROM_S = 0.5
 CRAWLS = (
     ~ITL_TARGET_S.known
@@ -175,9 +174,13 @@ UNEXPLAINED_LATENCY = cause(
         Form(
             gate=~GPUS_WAIT_FOR_THE_HOST
             & (
-                Check(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+                (
+                    Check(
+                        FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False
+                    )
+                    | LATE_FOR_LONG
+                )
                 & _far_off(MEAN_IS_LATE)
-                | FIRST_TOKENS_VERY_LATE
                 | PAUSES_HELD & PAUSES.assume(unknown=False)
             ),
             start=Number(0.2),
@@ -187,7 +190,7 @@ UNEXPLAINED_LATENCY = cause(
                     FAR,
                     1.2,
                     "TTFT P50 is {ttft_p50_s:s}, {value:.1f}x its usual value",
-                    when=FIRST_TOKENS_LATE | FIRST_TOKENS_VERY_LATE,
+                    when=FIRST_TOKENS_LATE,
                     signal="ttft_p50_s",
                 ),
                 term(
@@ -238,10 +241,6 @@ UNEXPLAINED_LATENCY = cause(
                     "explains, and no cause is found.",
                 ),
                 (
-                    FIRST_TOKENS_VERY_LATE,
-                    "First tokens take {ttft_drift:.1f}x as long as usual, and no cause is found.",
-                ),
-                (
                     STREAMS_PAUSE,
                     "Streams pause for more than 0.5 s in {itl_stall_time_ratio:%} of decode time "
                     "at an equal load, which is unusual, and no cause is found.",
@@ -276,8 +275,6 @@ UNEXPLAINED_LATENCY = cause(
                 ),
                 term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
             ),
-            levels=((Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
-            severity=Severity.INFO,
             say="The engine stops again and again, each {stops_every_s:s} for "
             "{stopped_ratio:%} of that time, and no cause is found.",
             summary="The engine stops again and again, and no cause is found",

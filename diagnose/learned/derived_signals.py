@@ -262,9 +262,14 @@ def derive(
 UNFORGIVING = frozenset({"stalled"})
 """Conditions that a single scrape to the contrary ends: one generated token is progress."""
 
+FORGIVEN_WINDOWS = {"far_off": 0.25, "pauses": 0.25}
+"""Conditions that end only once they have not held for such a part of the window: what pauses
+streams leaves the window before it comes back."""
+
 
 class Streaks:
-    """How long conditions have held. A single scrape to the contrary does not end a streak.
+    """How long conditions have held. A single scrape to the contrary does not end a streak, nor do
+    those of `FORGIVEN_WINDOWS`.
 
     `conditions` are the conditions that causes use. Whether the engine is stalled is computed from
     scrape to scrape instead.
@@ -274,7 +279,7 @@ class Streaks:
         self._conditions = conditions
         self.progress = Progress()
         self._since_s: dict[str, float] = {}
-        self._doubted = set[str]()
+        self._doubted: dict[str, float] = {}
 
     def forget(self) -> None:
         """Drop all streaks, because the process was replaced."""
@@ -292,13 +297,15 @@ class Streaks:
             holds = (*holds, "stalled")
         since_s, doubted = self._since_s, self._doubted
         for name in since_s.keys() - holds:
-            if name in doubted or name in UNFORGIVING:
-                del since_s[name]
-                doubted.discard(name)
-            else:
-                doubted.add(name)
+            doubted_s = doubted.setdefault(name, now_s)
+            is_first = doubted_s == now_s and name not in UNFORGIVING
+            if (
+                not is_first
+                and now_s - doubted_s >= FORGIVEN_WINDOWS.get(name, 0.0) * values.window_s
+            ):
+                del since_s[name], doubted[name]
         for name in holds:
-            doubted.discard(name)
+            doubted.pop(name, None)
             since_s.setdefault(name, now_s)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 

@@ -204,10 +204,7 @@ OTHERS: Mapping[str, Situation] = {
         host_cpu_pressure_ratio=None, host_cpu_steal_ratio=0.07
     ),
     "host_contention:a little": CONCLUSIVE["host_contention"].but(
-        itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
-    ),
-    "host_contention:slow, a larger batch": CONCLUSIVE["host_contention"].but(
-        itl_p50_drift_ratio=1.0, engine_speed_ratio=0.6
+        engine_speed_ratio=0.7, host_cpu_steal_ratio=0.06
     ),
     "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
     "kv_held:deferred": HELD.but(kv_usage_avg_ratio=0.6, waiting_deferred_avg=1.5),
@@ -248,12 +245,6 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:stops": CALM.but(
         stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=60.0
     ),
-    "unexplained_latency:stops that are a little overdue": CALM.but(
-        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-10.0
-    ),
-    "unexplained_latency:stops that are overdue": CALM.but(
-        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-20.0
-    ),
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
@@ -277,13 +268,11 @@ OTHERS: Mapping[str, Situation] = {
         )
     },
     **{
-        f"unexplained_latency:{name}": UNEXPLAINED.but(computed_moved_ratio=None).lasting(
-            far_off=0.0, first_tokens_very_late=lasts_s
+        f"unexplained_latency:{name}": replace(
+            UNEXPLAINED.but(ttft_mean_s=late_s).lasting(far_off=0.0),
+            quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1},
         )
-        for name, lasts_s in (
-            ("first tokens very late, and their prompts unknown", 40.0),
-            (" not for a moment, and their prompts unknown", 20.0),
-        )
+        for name, late_s in ((" not after 40 s", 40.0), ("first tokens after 70 s", 70.0))
     },
     **{
         f"unexplained_latency:{name}": replace(
