@@ -635,9 +635,14 @@ class Scene(Struct):
         self, folder: Path, targets: Targets | None = None
     ) -> tuple[list[Outcome], list[Told]]:
         """How each is told where these latency targets are set, and all messages."""
-        cycle_s, span = max(15, self.fleet.scrape_s), (self.from_s, self.end_s)
-        profile = replace(PROFILE, targets=targets or Targets())
-        player, told = played(self.fleet, folder, [span], cycle_s=cycle_s, profile=profile)
+        cycle_s, profile = (
+            max(15, self.fleet.scrape_s),
+            replace(PROFILE, targets=targets or Targets()),
+        )
+        # While the metrics system is away nothing can be asked.
+        edges = [self.from_s, *chain.from_iterable(self.fleet.gaps), self.end_s]
+        spans = list(zip(edges[::2], edges[1::2], strict=True))
+        player, told = played(self.fleet, folder, spans, cycle_s=cycle_s, profile=profile)
         return [outcome(fault, site, player, told) for fault, site in self.sites], told
 
     def strangers(self, told: Sequence[Told]) -> list[Told]:

@@ -146,7 +146,8 @@ class SimulatedMoment:
                     if (none_s := [at for at, value in row.over(at_s, 900.0) if not value])
                 ]
             case "any scrapes":
-                return [Sample({}, 1.0)]
+                scraped_lately = (row.over(at_s, 300.0) for row in scraped.named("up"))
+                return [Sample({}, 1.0)] if any(len(s) >= 3 for s in scraped_lately) else []
             case "age_s":
                 started = scraped.now("process_start_time_seconds", at_s)
                 return [Sample(each.labels, at_s - each.value) for each in started]

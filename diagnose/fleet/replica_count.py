@@ -170,7 +170,8 @@ LACKING = "more_replicas"
 none: more replicas would fill up too."""
 
 MOST_OF = 0.5
-"""A tier lacks replicas if at least this share of its engines lacks capacity."""
+"""A tier lacks replicas if more than this share of its engines lacks capacity: of two, the other
+one has room."""
 
 NO_PEAK = (
     "past load unknown: no series, or none with a label for the tier (--fleet-label tier=LABEL)"
@@ -312,7 +313,7 @@ def _more_replicas(
     """
     options: list[Recommendation | None] = []
     # A backlog has to be served only once; its growth is demand.
-    evicting = lacks and _engines_ratio(tier, evicting=True) >= MOST_OF
+    evicting = lacks and _engines_ratio(tier, evicting=True) > MOST_OF
     present = at_once(context.demand)
     capacity = context.server.capacity_tokens
     at_peak = at_load(replace(context, cause="kv_pressure"), max(requests_each, present))
@@ -321,7 +322,7 @@ def _more_replicas(
         now = tier.replicas
         if (requests_each and ceil(round(now * ratio, 6)) > now) or evicting:
             options.append(more_replicas(at_peak))
-    queues = lacks and _engines_ratio(tier, evicting=False) >= MOST_OF
+    queues = lacks and _engines_ratio(tier, evicting=False) > MOST_OF
     if queues and context.demand.waiting >= 1:
         options.append(more_replicas(replace(context, cause="queue_saturation")))
     most = max(filter(None, options), key=_replicas_after, default=None)
