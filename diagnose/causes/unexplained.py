@@ -170,138 +170,132 @@ measure, without a target and without a usual value."""
 
 UNEXPLAINED_LATENCY = cause(
     "unexplained_latency",
-    *(
-        Form(
-            gate=~GPUS_WAIT_FOR_THE_HOST
-            & (
-                (
-                    Check(
-                        FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False
-                    )
-                    | LATE_FOR_LONG
-                )
-                & _far_off(MEAN_IS_LATE)
-                | PAUSES_HELD & PAUSES.assume(unknown=False)
-            ),
-            start=Number(0.2),
-            terms=(
-                term(
-                    TTFT_DRIFT,
-                    FAR,
-                    1.2,
-                    "TTFT P50 is {ttft_p50_s:s}, {value:.1f}x its usual value",
-                    when=FIRST_TOKENS_LATE,
-                    signal="ttft_p50_s",
-                ),
-                term(
-                    ITL_DRIFT,
-                    FAR,
-                    1.2,
-                    "mean inter-token latency is {itl_mean_s:s}, {value:.1f}x its usual value",
-                    when=TOKENS_LATE & ~FEWER_A_STEP,
-                    signal="itl_mean_s",
-                ),
-                term(
-                    Signal(STREAM),
-                    1 / FAR,
-                    1.2,
-                    "a stream gets x{value:.2f} of its usual tokens/s, and a step yields "
-                    "x{drafts_moved_ratio:.2f} of its usual tokens: fewer draft tokens are "
-                    "accepted, or speculation is off",
-                    when=FEWER_A_STEP,
-                    below=True,
-                ),
-                term(
-                    STALL_SHARE,
-                    PAUSED_FROM,
-                    1.2,
-                    "streams pause for more than 0.5 s in {value:%} of decode time, and did not "
-                    "before",
-                    when=STREAMS_PAUSE,
-                ),
-                term(
-                    Signal(DEMAND),
-                    None,
-                    0.0,
-                    "requests/s x{value:.1f}, computed prompt tokens x{computed_moved_ratio:.1f}: "
-                    "the load does not explain it",
-                ),
-                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
-            ),
-            levels=(
-                (
-                    Severity.CRITICAL,
-                    FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
-                ),
-            ),
-            instead=(
-                (
-                    FIRST_TOKENS_LATE,
-                    "First tokens take {ttft_drift:.1f}x as long as usual, longer than the load "
-                    "explains, and no cause is found.",
-                ),
-                (
-                    STREAMS_PAUSE,
-                    "Streams pause for more than 0.5 s in {itl_stall_time_ratio:%} of decode time "
-                    "at an equal load, which is unusual, and no cause is found.",
-                ),
-                (
-                    FEWER_A_STEP,
-                    "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s at an equal "
-                    "load, because steps yield fewer tokens, and no cause is found.",
-                ),
-            ),
-            say="Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
-            "load explains, and no cause is found.",
-            words=(("ttft_drift", TTFT_DRIFT),),
-            summary="Latency is far from usual, the load does not explain it, "
-            "and no cause is found",
-            lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
-            "clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for since "
-            "then. If vLLM was started with --profiler-config, record a trace: POST "
-            "/start_profile, then /stop_profile. If this latency is fine, state a target: "
-            "--slo-ttft 2s --slo-itl 100ms, or ttft_p99_s and itl_p99_s in [slo].",
+    Form(
+        gate=~GPUS_WAIT_FOR_THE_HOST
+        & (
+            (
+                Check(FAR_OFF_HELD, _far_off(FIRST_TOKENS_LATE), Number(FAR_OFF_S), stretch=False)
+                | LATE_FOR_LONG
+            )
+            & _far_off(MEAN_IS_LATE)
+            | PAUSES_HELD & PAUSES.assume(unknown=False)
         ),
-        Form(
-            gate=STOPS_RECUR,
-            start=Number(0.2),
-            terms=(
-                term(
-                    Signal(STOPPED),
-                    0.05,
-                    1.2,
-                    "the engine stops each {stops_every_s:s}, {value:%} of the time: requests run, "
-                    "no token comes, and no prompt is long enough to explain it",
-                ),
-                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+        start=Number(0.2),
+        terms=(
+            term(
+                TTFT_DRIFT,
+                FAR,
+                1.2,
+                "TTFT P50 is {ttft_p50_s:s}, {value:.1f}x its usual value",
+                when=FIRST_TOKENS_LATE,
+                signal="ttft_p50_s",
             ),
-            say="The engine stops again and again, each {stops_every_s:s} for "
-            "{stopped_ratio:%} of that time, and no cause is found.",
-            summary="The engine stops again and again, and no cause is found",
-            lever="Look in vLLM's log at those times (compilation, NCCL, a KV connector). `py-spy "
-            "dump` of the engine's process during a stop shows what it waits for.",
-        ),
-        Form(
-            gate=CRAWLS & WARMED_UP,
-            start=Number(0.2),
-            terms=(
-                term(
-                    Signal("itl_mean_s"),
-                    CRAWLS_FROM_S,
-                    1.2,
-                    "mean inter-token latency is {value:s}; steps have {iteration_tokens_mean} "
-                    "tokens on average",
-                ),
-                term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            term(
+                ITL_DRIFT,
+                FAR,
+                1.2,
+                "mean inter-token latency is {itl_mean_s:s}, {value:.1f}x its usual value",
+                when=TOKENS_LATE & ~FEWER_A_STEP,
+                signal="itl_mean_s",
             ),
-            say="Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
-            "is found.",
-            words=(("per_s", 1.0 / Signal("itl_mean_s")),),
-            summary="Streams get two tokens/s or fewer, and no cause is found",
-            lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "
-            "mode), at `nvidia-smi` for the GPUs' clocks and other processes, and at the host's "
-            "CPU (`top`). If this speed is fine, state a target: --slo-itl 2s.",
+            term(
+                Signal(STREAM),
+                1 / FAR,
+                1.2,
+                "a stream gets x{value:.2f} of its usual tokens/s, and a step yields "
+                "x{drafts_moved_ratio:.2f} of its usual tokens: fewer draft tokens are "
+                "accepted, or speculation is off",
+                when=FEWER_A_STEP,
+                below=True,
+            ),
+            term(
+                STALL_SHARE,
+                PAUSED_FROM,
+                1.2,
+                "streams pause for more than 0.5 s in {value:%} of decode time, and did not before",
+                when=STREAMS_PAUSE,
+            ),
+            term(
+                Signal(DEMAND),
+                None,
+                0.0,
+                "requests/s x{value:.1f}, computed prompt tokens x{computed_moved_ratio:.1f}: "
+                "the load does not explain it",
+            ),
+            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
+        levels=(
+            (
+                Severity.CRITICAL,
+                FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
+            ),
+        ),
+        instead=(
+            (
+                FIRST_TOKENS_LATE,
+                "First tokens take {ttft_drift:.1f}x as long as usual, longer than the load "
+                "explains, and no cause is found.",
+            ),
+            (
+                STREAMS_PAUSE,
+                "Streams pause for more than 0.5 s in {itl_stall_time_ratio:%} of decode time "
+                "at an equal load, which is unusual, and no cause is found.",
+            ),
+            (
+                FEWER_A_STEP,
+                "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s at an equal "
+                "load, because steps yield fewer tokens, and no cause is found.",
+            ),
+        ),
+        say="Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
+        "load explains, and no cause is found.",
+        words=(("ttft_drift", TTFT_DRIFT),),
+        summary="Latency is far from usual, the load does not explain it, and no cause is found",
+        lever="Look at vLLM's log (compilation, warnings), at the host (`top`) and the GPUs' "
+        "clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for since "
+        "then. If vLLM was started with --profiler-config, record a trace: POST "
+        "/start_profile, then /stop_profile. If this latency is fine, state a target: "
+        "--slo-ttft 2s --slo-itl 100ms, or ttft_p99_s and itl_p99_s in [slo].",
+    ),
+    Form(
+        gate=STOPS_RECUR,
+        start=Number(0.2),
+        terms=(
+            term(
+                Signal(STOPPED),
+                0.05,
+                1.2,
+                "the engine stops each {stops_every_s:s}, {value:%} of the time: requests run, "
+                "no token comes, and no prompt is long enough to explain it",
+            ),
+            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+        ),
+        say="The engine stops again and again, each {stops_every_s:s} for "
+        "{stopped_ratio:%} of that time, and no cause is found.",
+        summary="The engine stops again and again, and no cause is found",
+        lever="Look in vLLM's log at those times (compilation, NCCL, a KV connector). `py-spy "
+        "dump` of the engine's process during a stop shows what it waits for.",
+    ),
+    Form(
+        gate=CRAWLS & WARMED_UP,
+        start=Number(0.2),
+        terms=(
+            term(
+                Signal("itl_mean_s"),
+                CRAWLS_FROM_S,
+                1.2,
+                "mean inter-token latency is {value:s}; steps have {iteration_tokens_mean} "
+                "tokens on average",
+            ),
+            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+        ),
+        say="Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
+        "is found.",
+        words=(("per_s", 1.0 / Signal("itl_mean_s")),),
+        summary="Streams get two tokens/s or fewer, and no cause is found",
+        lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "
+        "mode), at `nvidia-smi` for the GPUs' clocks and other processes, and at the host's "
+        "CPU (`top`). If this speed is fine, state a target: --slo-itl 2s.",
     ),
 )
 
