@@ -218,10 +218,7 @@ class CauseTracker(Generic[AnyCause]):
             if tracked is None or now_s - (tracked.seen_s or 0.0) >= clear_s:
                 self._begun[cause.id] = now_s, now_s - self._begun.get(cause.id, (-inf,))[0]
             since_s = now_s if tracked is None or tracked.since_s is None else tracked.since_s
-            summary = cause.summary
-            if self._comes_back(cause, now_s):
-                summary += f" It comes back every {duration(self._begun[cause.id][1])}."
-            self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s, summary=summary)
+            self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s)
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
             if now_s - since_s >= onset_s or cause.id in developed:
                 self._reported.add(cause.id)
