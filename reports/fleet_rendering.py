@@ -151,7 +151,7 @@ def advice_words(change: FleetAdvice, t_s: float) -> list[str]:
     where = place(change.pool, change.tier)
     rows = [f"{changes_words(change)} in {where}", advice.why_words(change, t_s)]
     if numbers := advice.numbers_words(change):
-        rows.append(f"{advice.EXPECTED}{advice.of_load(change, t_s)}: {numbers}")
+        rows.append(f"{advice.EXPECTED}: {numbers}")
     if change.unknown:
         rows.append(f"unknown: {'; '.join(change.unknown)}")
     return [

@@ -269,13 +269,13 @@ def flags_words(recommendation: Recommendation) -> str:
 
 
 def brief_words(recommendation: Recommendation, t_s: float) -> str:
-    """A change beside its flags, in a message: other changes, the flags that it replaces, the
+    """A change beside its flags, in a message: the flags that it replaces, other changes, the
     restart, what it does, and what may go wrong. The derivation is left out."""
     changes = recommendation.changes
     instead = replaced(changes)
     parts = (
-        ", ".join(besides(changes)),
         f"instead of {instead}" if instead else "",
+        ", ".join(besides(changes)),
         restart_words(recommendation),
         gist(recommendation, t_s),
         doubt(recommendation),
@@ -319,12 +319,12 @@ def rows(diagnosis: Verdict, cause: Cause) -> list[str]:
 def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
     """What is expected of the first recommendation against a cause, how to check and verify it, and
     the alternatives; no lines without a recommendation."""
-    recommendations, t_s = advised(diagnosis, cause), diagnosis.t_s
+    recommendations = advised(diagnosis, cause)
     if not recommendations:
         return []
     best, lines = recommendations[0], list[str]()
     if numbers := numbers_words(best):
-        lines.append(f"{EXPECTED}{of_load(best, t_s)}: {numbers}")
+        lines.append(f"{EXPECTED}: {numbers}")
     lines += command_rows(best)
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")

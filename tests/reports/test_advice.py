@@ -108,7 +108,9 @@ def test_the_time_of_the_load_is_told_unless_it_is_the_verdicts() -> None:
     (first, second) = ADVISED.recommendations
     of_then = replace(first, as_of_s=ADVISED.t_s - 42)
     then = changed(ADVISED, recommendations=[of_then, second])
-    assert f"expected for the load of {clock(ADVISED.t_s - 42)} UTC: " in text([then], Style())
+    told = text([then], Style())
+    assert f" At {clock(ADVISED.t_s - 42)} UTC: " in told
+    assert told.count(clock(ADVISED.t_s - 42)) == 1, "once"
     now = changed(ADVISED, recommendations=[replace(first, as_of_s=ADVISED.t_s), second])
     assert "   expected: " in text([now], Style())
 
