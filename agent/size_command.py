@@ -48,7 +48,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     parameter_of,
     parse_command,
 )
-from kneewatch.diagnose.sizing.benchmark.achieved import Achieved, achieved, matched
+from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
@@ -72,7 +72,6 @@ from kneewatch.diagnose.sizing.search_results import brief, document, explain, q
 from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
 from kneewatch.diagnose.sizing.size import Size, for_users, size
 from kneewatch.reports.size_rendering import (
-    achieved_document,
     achieved_lines,
     nothing_document,
     operating_point_document,
@@ -367,7 +366,7 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     else:
         answer = size(question)
     if answer is not None and (reached := _reached(answer, point)) is not None:
-        extra["operating_point"] |= achieved_document(reached)
+        extra["operating_point"] |= {name: round(ratio, 4) for name, ratio in reached.items()}
         lines += achieved_lines(reached)
     compared = list[Lever]()
     if answer is not None and given["compare"]:
@@ -449,7 +448,7 @@ def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:
     )
 
 
-def _reached(answer: Size, point: OperatingPoint | None) -> Achieved | None:
+def _reached(answer: Size, point: OperatingPoint | None) -> dict[str, float] | None:
     """MBU and MFU of the benchmark at C_max; None if either is unknown."""
     if point is None or point.c_max is None or answer.performance is None:
         return None

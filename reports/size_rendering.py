@@ -13,7 +13,6 @@ from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS
 from kneewatch.diagnose.capacity import BenchmarkPoint, Range
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
-from kneewatch.diagnose.sizing.benchmark.achieved import Achieved
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
@@ -268,17 +267,12 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
 
 
-def achieved_document(reached: Achieved) -> dict[str, Any]:
-    """The MBU and MFU of the benchmark at C_max, and the predicted ones, as JSON."""
-    return {name: round(value, 4) for name, value in asdict(reached).items() if "ratio" in name}
-
-
-def achieved_lines(reached: Achieved) -> list[str]:
+def achieved_lines(reached: Mapping[str, float]) -> list[str]:
     """The MBU and MFU of the benchmark at C_max beside the predicted ones."""
+    mbu, mfu, predicted_mbu, predicted_mfu = map(percent, reached.values())
     return [
-        f"  at {figure(reached.concurrency)} in flight it reached MBU {percent(reached.mbu_ratio)} "
-        f"and MFU {percent(reached.mfu_ratio)}; predicted: {percent(reached.predicted_mbu_ratio)} "
-        f"and {percent(reached.predicted_mfu_ratio)}"
+        f"  at C_max it reached MBU {mbu} and MFU {mfu}; predicted: {predicted_mbu} and "
+        f"{predicted_mfu}"
     ]
 
 

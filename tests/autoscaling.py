@@ -184,10 +184,12 @@ LOADS = {
     "one replica, overload 1.5x": Load(_step(0.7, 3.0), 2),
     "overload of 15 minutes": Load(_step(1.4, 3.5, until_s=CALM_S + 15 * MIN_S), 2),
     "ramp": Load(_ramp(1.4, 5.0), 2),
+    "ramp to 20x": Load(_ramp(1.2, 24.0), 2),
     "night": Load(_ramp(5.0, 1.0), 8),
     "bursts": Load(_bursts(2.0, 6.0)),
     "lost replica": Load(_step(2.6, 2.6), plant=_lost),
     "hung replica": Load(_step(2.6, 2.6), plant=_hung),
+    "hung replica of 2": Load(_step(1.2, 1.2), 2, _hung),
     "no past, overload 3x": Load(_step(1.4, 6.0), 2, has_week=False),
 }
 

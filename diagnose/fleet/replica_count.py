@@ -8,6 +8,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import STALL
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Facts
@@ -29,6 +30,7 @@ from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.recommend.adviser import with_residual
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
 from kneewatch.diagnose.recommend.levers_replicas import (
@@ -71,11 +73,15 @@ CONFIGURED = ("kv_capacity_tokens",)
 
 
 def averaged(tier: Tier) -> dict[str, float | None]:
-    """The signals of the tier's average engine; for P99s, those of the worst engine."""
+    """The signals of the tier's average engine; for P99s, those of the worst engine.
+
+    What piles up on an engine that hangs is not the tier's demand.
+    """
+    working = [engine for engine in tier.engines if not engine.get(STALL)] or tier.engines
 
     def fold_signals(keys: tuple[str, ...], fold: Callable[[list[float]], float | None]) -> None:
         for key in keys:
-            values = [value for e in tier.engines if (value := e.get(key)) is not None]
+            values = [value for e in working if (value := e.get(key)) is not None]
             signals[key] = fold(values) if values else None
 
     signals: dict[str, float | None] = {}
@@ -327,7 +333,7 @@ def _more_replicas(
         options.append(more_replicas(replace(context, cause="queue_saturation")))
     most = max(filter(None, options), key=_replicas_after, default=None)
     if most is not None:
-        incident.take([most], context.demand, context.facts.now_s)
+        incident.take([with_residual(most, context)], context.demand, context.facts.now_s)
     elif not queues:
         return None
     # While a queue ends, what was advised stays: nothing new follows from its absence.
@@ -348,6 +354,7 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
                 or any(BY_ID[cause.id].queues for cause in engine.causes)
             )
             and not (engine.stage or 0) >= 2
+            and not engine.get(STALL)
         ]
     return len(shown) / len(tier.engines)
 

@@ -74,7 +74,7 @@ def checked_recommendation(
             return None
     if _misses_target(recommendation, context) or not _starts(recommendation, server):
         return None
-    return _with_residual(recommendation, context)
+    return with_residual(recommendation, context)
 
 
 def _starts(recommendation: Recommendation, server: Deployment) -> bool:
@@ -118,7 +118,7 @@ def _misses_target(recommendation: Recommendation, context: LeverContext) -> boo
     )
 
 
-def _with_residual(recommendation: Recommendation, context: LeverContext) -> Recommendation:
+def with_residual(recommendation: Recommendation, context: LeverContext) -> Recommendation:
     """Adds what the change does not mend: a load that exceeds the KV cache, and the backlog."""
     numbers = recommendation.predicted
     demand, waiting = numbers.get("kv_demand_ratio"), context.demand.waiting

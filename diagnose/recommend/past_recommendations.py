@@ -63,7 +63,7 @@ class Incident(Struct):
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
             is_less = asked * MOVED < most
-            if held is not None and is_less and not _goes_further(held.changes, each.changes):
+            if held is not None and is_less and not _goes_further(held, each):
                 taken.append(held)
                 continue
             self.most[each.id] = max(most, asked)
@@ -93,12 +93,17 @@ class Incident(Struct):
         return replace(new, summary=f"{new.summary}{words}", basis={**new.basis, **numbers})
 
 
-def _goes_further(held: Sequence[Change], now: Sequence[Change]) -> bool:
-    """Whether the first change starts at the same value and ends beyond the one held."""
-    if not held or not now or held[0].before != now[0].before:
+def _goes_further(held: Recommendation, new: Recommendation) -> bool:
+    """Whether the first change ends beyond the one held. Where that one was followed, by as much as
+    a new load: a backlog that drains fills what was added."""
+    if not held.changes or not new.changes:
         return False
-    more = replace(now[0], before=held[0].after)
-    return _direction(now[0]) * _direction(more) > 0
+    last, change = held.changes[0], new.changes[0]
+    if last.before != change.before:
+        before, after = _rank(last.after), _rank(change.after)
+        if before is None or after is None or after < NEW_LOAD * before:
+            return False
+    return _direction(change) * _direction(replace(change, before=last.after)) > 0
 
 
 def _why(before: Demand, now: Demand, change: Change, held: Value) -> _Changed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import BenchmarkPoint, alike
@@ -60,23 +59,13 @@ def _other_models(benchmark: Benchmark, sized: Model) -> Iterator[str]:
             raise refuse(f"the benchmark is of {name}, not of {sized.id}")
 
 
-class Achieved(Struct, frozen=True):
-    """Shares of a GPU's peaks over a whole run, measured and predicted for the same requests.
-
-    - `mbu_ratio`: of the bandwidth, by what the decode steps read.
-    - `mfu_ratio`: of the FLOP/s, by the products with weights for all tokens.
-    """
-
-    concurrency: float
-    mbu_ratio: float
-    mfu_ratio: float
-    predicted_mbu_ratio: float
-    predicted_mfu_ratio: float
+SHARES = ("mbu_ratio", "mfu_ratio", "predicted_mbu_ratio", "predicted_mfu_ratio")
 
 
-def achieved(point: BenchmarkPoint, loop: ClosedLoop, *, engines: int = 1) -> Achieved:
-    """What a measured point reached on each GPU; requests have the loop's lengths unless the point
-    states its own.
+def achieved(point: BenchmarkPoint, loop: ClosedLoop, *, engines: int = 1) -> dict[str, float]:
+    """What a measured point reached on each GPU over a whole run, and what was predicted for the
+    same requests: shares of its bandwidth, by what the decode steps read, and of its FLOP/s, by the
+    products with weights. Requests have the loop's lengths unless the point states its own.
 
     Source: text 001, 4.3 and 4.8, with the bytes that a batch shares.
     """
@@ -89,11 +78,9 @@ def achieved(point: BenchmarkPoint, loop: ClosedLoop, *, engines: int = 1) -> Ac
         output_tokens=_answer_tokens(point) or load.output_tokens,
     )
     predicted = performance(loop.costs, own, loop.efficiency)
-    return Achieved(
-        point.concurrency,
-        *_shares(loop.costs, own, point.requests_per_s / engines),
-        *_shares(loop.costs, own, predicted.requests_per_s),
-    )
+    rates = (point.requests_per_s / engines, predicted.requests_per_s)
+    shares = [share for rate in rates for share in _shares(loop.costs, own, rate)]
+    return dict(zip(SHARES, shares, strict=True))
 
 
 def _shares(costs: Costs, load: Load, requests_per_s: float) -> tuple[float, float]:

@@ -100,18 +100,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         raise KeyError(f"step {number} {tier}".strip())
 
     @property
-    def instances(self) -> int | None:
-        """Replicas to deploy; None if usable RPS is unknown."""
-        return _count(self.step(11).output["instances"])
-
-    @property
     def gpus(self) -> int | None:
         """GPUs to deploy; None if usable RPS is unknown."""
-        return _count(self.step(11).output["gpus"])
-
-
-def _count(value: Value) -> int | None:
-    return value if isinstance(value, int) else None
+        gpus = self.step(11).output["gpus"]
+        return gpus if isinstance(gpus, int) else None
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -371,7 +363,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
         "profile": plan.profile.name,
         "tiers": list(plan.tiers),
         "unmet": list(plan.unmet),
-        "instances": plan.instances,
+        "instances": plan.step(11).output["instances"],
         "gpus": plan.gpus,
         "steps": [_step_document(step) for step in plan.steps],
     }

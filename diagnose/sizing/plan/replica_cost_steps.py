@@ -66,10 +66,6 @@ def fleet_step(
     for tier, fleet in zip(sized, fleets, strict=True):
         prefix = f"{tier.pool.name}." if several else ""
         step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
-    if several and complete:
-        formula = " + ".join(f"{{fleet {tier}}}" for tier in range(1, len(sized_fleets) + 1))
-        quantities = [fleet.gpus for fleet in sized_fleets]
-        step.sheet.line("GPUs of all fleets", formula, quantities, source="guide 9.5")
     return step
 
 

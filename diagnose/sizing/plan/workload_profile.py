@@ -5,7 +5,7 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
@@ -383,13 +383,18 @@ def _complete_tiers(document: dict[str, Any]) -> None:
     ]
 
 
+def _falling(table: object, place: str, names: Iterable[str]) -> Iterator[str]:
+    """Where a stated value is below an earlier one, though it cannot be."""
+    stated = [(name, value) for name in names if (value := getattr(table, name)) is not None]
+    for (low_name, low), (high_name, high) in pairwise(stated):
+        if high < low:
+            yield f"{place}.{high_name} is {high:g}, below {low_name} of {low:g}"
+
+
 def _problems_of_lengths(lengths: Lengths, place: str) -> Iterator[str]:
     for side in ("input", "output"):
-        names = [f"{side}_{level}_tokens" for level in ("p50", "p95", "p99")]
-        for low_name, high_name in pairwise(names):
-            low, high = getattr(lengths, low_name), getattr(lengths, high_name)
-            if high < low:
-                yield f"{place}.{high_name} is {high}, below the lower percentile's {low}"
+        levels = (f"{side}_{level}_tokens" for level in ("p50", "p95", "p99"))
+        yield from _falling(lengths, place, levels)
 
 
 def _problems_of_tiers(
@@ -442,15 +447,8 @@ def _problems_of_traffic(traffic: Traffic) -> Iterator[str]:
         yield (
             "traffic.peak_requests_per_s is stated together with batch_requests; remove one of them"
         )
-    rates = (
-        ("lowest_requests_per_s", traffic.lowest_requests_per_s),
-        ("average_requests_per_s", traffic.average_requests_per_s),
-        ("peak_requests_per_s", traffic.peak_requests_per_s),
-    )
-    stated_rates = [(name, value) for name, value in rates if value is not None]
-    for (low_name, low), (high_name, high) in pairwise(stated_rates):
-        if high < low:
-            yield f"traffic.{high_name} is {high:g}, below {low_name} of {low:g}"
+    rates = (f"{rate}_requests_per_s" for rate in ("lowest", "average", "peak"))
+    yield from _falling(traffic, "traffic", rates)
 
 
 def _problems_of_memory(profile: WorkloadProfile) -> Iterator[str]:

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.recommend.demand import demand
+from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
@@ -76,6 +78,17 @@ def test_more_that_wait_for_an_adapter_are_more_load() -> None:
         facts = replace(replace(situation, config=PAGE).facts(), now_s=NOW_S + at_s)
         (slots,) = [a for a in adviser.advise(facts, thrash) if a.id == "max-loras"]
     assert slots.before["waiting_deferred"] == 5.1
+
+
+def test_replicas_that_were_added_do_not_hide_a_load_that_still_grows() -> None:
+    """Each of two replicas has fewer requests than the single one had, and two are too few."""
+    incident, asked = Incident(), demand(FULL.facts().values, deployment(PAGE, Stated()))
+    more = advised("kv_pressure")["replicas"]
+    for before, after, share in ((1, 2, 1.0), (2, 3, 0.6)):
+        change = replace(more.changes[0], before=before, after=after)
+        each = replace(asked, requests=share * asked.requests)
+        incident.take([replace(more, changes=(change,))], each, NOW_S)
+    assert incident.values["replicas"] == 3
 
 
 def test_a_restart_forgets_the_peak() -> None:

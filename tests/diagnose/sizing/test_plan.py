@@ -87,7 +87,7 @@ def test_the_guides_fleet_of_52_gpus() -> None:
     assert (curve.output["c_max"], curve.output["usable_requests_per_s"]) == (48, 12)
     assert curve.output["source"] == "measured"
     # Guide 8.3: ceil(120 / 12) = 10 instances x TP 4 x 1.3 = 52 GPUs; 13 whole instances.
-    assert (fleet_plan.instances, fleet_plan.gpus) == (13, 52)
+    assert (fleet_plan.step(11).output["instances"], fleet_plan.gpus) == (13, 52)
     assert fleet.steps[0].values == "ceil(120 / 12)"
     # Little: 48 / 2 s = 24 requests/s, twice what was measured.
     little = {step.title: step.result for step in curve.steps}
@@ -198,7 +198,7 @@ def test_safety_follows_predictability(predictability: str, instances: int) -> N
     fleet_plan = planned(
         profile_text(traffic=predictability, deployment="usable_requests_per_s = 12")
     )
-    assert fleet_plan.instances == instances
+    assert fleet_plan.step(11).output["instances"] == instances
     assert fleet_plan.step(11).notes[0].startswith(f"safety factor {fleet_plan.profile.safety:g}")
     assert fleet_plan.step(10).output["source"] == "predicted"
     assert "usable RPS of one replica: it is stated, not measured" in fleet_plan.step(11).to_measure
@@ -209,7 +209,7 @@ def test_prompts_whose_lengths_vary_take_the_margin_of_uncertain_traffic() -> No
         traffic='predictability = "predictable"', deployment="usable_requests_per_s = 12"
     )
     varied = planned(text.replace("input_p50_tokens = 900", "input_p50_tokens = 180"))
-    assert (planned(text).instances, varied.instances) == (12, 15)
+    assert [each.step(11).output["instances"] for each in (planned(text), varied)] == [12, 15]
     assert "prompt lengths vary" in varied.step(11).notes[0]
 
 
@@ -217,7 +217,7 @@ def test_without_targets_nothing_is_guessed() -> None:
     fleet_plan = planned(profile_text(slo=""))
     assert fleet_plan.step(7).output["c_max"] is None
     assert fleet_plan.step(10).output["usable_requests_per_s"] is None
-    assert (fleet_plan.instances, fleet_plan.gpus) == (None, None)
+    assert (fleet_plan.step(11).output["instances"], fleet_plan.gpus) == (None, None)
     assert any("no TTFT or ITL target" in note for note in fleet_plan.step(1).notes)
     assert fleet_plan.step(12).decision == "no cost: the fleet size is unknown"
     assert "resize_above_ttft_p99_s" not in fleet_plan.step(13).output

@@ -72,7 +72,7 @@ def test_the_packaged_example_is_a_profile() -> None:
         ),
         pytest.param(
             changed("input_p95_tokens = 4000", "input_p95_tokens = 900"),
-            "lengths.input_p95_tokens is 900, below the lower percentile's 1000",
+            "lengths.input_p95_tokens is 900, below input_p50_tokens of 1000",
             id="percentiles fall",
         ),
         pytest.param(
