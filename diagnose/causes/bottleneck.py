@@ -334,7 +334,7 @@ HOST_CONTENTION = cause(
             ),
             term(
                 Signal(AT_THE_DOOR),
-                4.0,
+                None,
                 1.2,
                 "the API server has {value} more open connections than minutes ago, beside the "
                 "requests of the engine",

@@ -766,10 +766,10 @@ OTHERS: Mapping[str, Situation] = {
     ),
     **{
         f"prefill_interference:long prompts, {name}": replace(
-            STALLS.but(prefill_p50_s=p50_s, **moved).lasting(more_prefill=for_s),
-            quiet={**STALLS.quiet, "ttft_p50_s": usual_s},
+            STALLS.but(prefill_mean_s=mean_s, **moved).lasting(more_prefill=for_s),
+            quiet={**STALLS.quiet, "ttft_mean_s": usual_s},
         )
-        for name, p50_s, usual_s, moved, for_s in (
+        for name, mean_s, usual_s, moved, for_s in (
             ("as ever", 0.6, 0.6, {}, 0.0),
             ("hardly long", 0.3, 0.6, {}, 0.0),
             ("not usual", 0.6, 0.3, {}, 0.0),
@@ -779,8 +779,8 @@ OTHERS: Mapping[str, Situation] = {
         )
     },
     "prefill_interference:long prompts, target missed": replace(
-        STALLS.but(prefill_p50_s=0.6, itl_p99_s=0.12),
-        quiet={**STALLS.quiet, "ttft_p50_s": 0.6},
+        STALLS.but(prefill_mean_s=0.6, itl_p99_s=0.12),
+        quiet={**STALLS.quiet, "ttft_mean_s": 0.6},
         targets=ITL_ONLY,
     ),
     "prefill_interference:tail": replace(
