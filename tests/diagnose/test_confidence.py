@@ -159,7 +159,7 @@ def test_strength_is_a_share_that_grows_beyond_the_threshold(
 
 def case(log_odds: float, severity: Severity = Severity.CRITICAL) -> Cause | None:
     """A case with so much for it."""
-    return Case("x", "X.", "X.", ("9.3",), severity, log_odds=log_odds).close()
+    return Case("x", "X.", "X.", severity, log_odds=log_odds).close()
 
 
 def test_a_case_below_even_odds_is_not_concluded_and_a_doubtful_one_pages_nobody() -> None:
