@@ -229,7 +229,7 @@ def test_the_example_is_complete(example: list[dict[str, Any]], tmp_path: Path) 
     rules.write_text(yaml.dump(only(example, "PrometheusRule")["spec"], Dumper=yaml.CSafeDumper))
     promtool = [require("promtool"), "check", "rules", str(rules)]
     subprocess.run(promtool, check=True, capture_output=True)
-    assert ours(pods(example)["kneewatch"])["image"] == "registry.example/kneewatch:1.0.0"
+    assert ours(pods(example)["kneewatch"])["image"] == "registry.example/kneewatch:1.1.0"
 
 
 def test_the_services_names_are_accepted(example: list[dict[str, Any]]) -> None:

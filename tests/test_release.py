@@ -7,6 +7,7 @@ import io
 import shutil
 import subprocess
 import tarfile
+import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -84,9 +85,13 @@ def test_notes_are_those_of_the_version(release: ModuleType) -> None:
 
 
 def test_the_changelog_has_notes_for_this_version(release: ModuleType) -> None:
-    notes = release.release_notes((ROOT / "CHANGELOG.md").read_text(), "1.0.0")
-    assert notes.startswith("# kneewatch 1.0.0\n")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    notes = release.release_notes(changelog, version)
+    assert notes.startswith(f"# kneewatch {version}\n")
     assert "### Added" in notes
+    longest = max(section.count("\n") for section in changelog.split("\n## "))
+    assert longest <= 60, "notes are one screen: single changes are in git, facts in docs"
 
 
 def test_archives_of_the_same_files_are_alike(release: ModuleType) -> None:
