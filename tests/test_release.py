@@ -64,12 +64,13 @@ def test_checksums_are_signed_where_a_key_is_given(release: ModuleType, tmp_path
     (folder / "wheel").write_text("content")
     release.write_sums(folder, None)
     assert not (folder / "SHA256SUMS.sig").exists()
-    make_key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key]
+    make_key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
     subprocess.run(make_key, check=True)
     (folder / "SHA256SUMS").unlink()
     release.write_sums(folder, str(key))
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
-    check = ["ssh-keygen", "-Y", "check-novalidate", "-n", "file", "-s", folder / "SHA256SUMS.sig"]
+    signature = str(folder / "SHA256SUMS.sig")
+    check = ["ssh-keygen", "-Y", "check-novalidate", "-n", "file", "-s", signature]
     sums = (folder / "SHA256SUMS").read_bytes()
     assert subprocess.run(check, input=sums, capture_output=True, check=False).returncode == 0
     forged = subprocess.run(check, input=sums + b"x", capture_output=True, check=False)

@@ -481,6 +481,7 @@ def is_hidden(flag: str, value: str) -> bool:
 
 
 _WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
+_EFFECTS: Mapping[str, str] = _TABLES["effects"]
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
 
 
@@ -493,7 +494,7 @@ def effect_of(flag: str) -> str:
     for name in (flag, positive):
         if name in VLLM and VLLM[name].may_change:
             return VLLM[name].may_change
-    for what, rule in _TABLES["effects"].items():
+    for what, rule in _EFFECTS.items():
         if re.fullmatch(rule, positive):
             return what
     by_default = positive != flag and positive in VLLM

@@ -166,7 +166,8 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
     for flags, changed in (*_flags(answer), *_together(answer)):
         yield flags, replace(question, launch=changed)
-    tensors, fewest = {2 * parallel.tensor}, answer.fewest and answer.fewest.spread
+    tensors = {2 * parallel.tensor}
+    fewest = None if answer.fewest is None else answer.fewest.spread
     if fewest is not None and fewest.tensor > parallel.tensor and fewest.pipeline == 1:
         tensors.add(fewest.tensor)
     for tensor in sorted(tensors):

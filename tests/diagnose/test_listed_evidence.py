@@ -23,7 +23,7 @@ from kneewatch.rules.rule import Severity
 def test_a_value_far_short_of_its_threshold_is_on_neither_side(
     value: float, weight: float, *, below: bool, listed: bool
 ) -> None:
-    case = Case("kv_pressure", "", "", (), Severity.WARNING, log_odds=3.0)
+    case = Case("kv_pressure", "", "", Severity.WARNING, log_odds=3.0)
     case.weigh("waiting", value, 2.0, weight, "a sentence", below=below)
     side = case.evidence if weight > 0 else case.against
     assert [item.value for item in side] == ([value] if listed else [])

@@ -155,7 +155,10 @@ def unlike_measured(launch: Launch) -> str:
 
 def measured_ratios(launch: Launch) -> Mapping[str, tuple[float, float]]:
     """Range of measured over predicted speed for launches like this, by figure."""
-    return _MEASURED["unlike" if unlike_measured(launch) else "like"]
+    ratios: Mapping[str, tuple[float, float]] = _MEASURED[
+        "unlike" if unlike_measured(launch) else "like"
+    ]
+    return ratios
 
 
 def safe_targets(targets: Targets, launch: Launch) -> Targets:
