@@ -10,13 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
-from kneewatch.diagnose.account_signals import (
-    AT_THE_DOOR,
-    PREFILL_SPEED,
-    SPEED,
-    SPEED_ERROR,
-    WARM_UP_S,
-)
+from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
 from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
@@ -269,9 +263,6 @@ WAITS_BY_NATURE = (
 it takes longer than usual or than is promised. What comes after the first token has no such reason.
 """
 
-CALLS_PILE_UP = ((Signal(AT_THE_DOOR) > 0.0) & (SERVED > 0.0)).assume(unknown=False)
-"""Calls reach the API server and not the engine, which serves others meanwhile."""
-
 EAGER = Signal("eager_decode_ratio")
 BY_THE_ENGINE = (
     term(EAGER, 0.5, 0.6, "{value:%} of decode passes run without a CUDA graph", when=EAGER >= 0.5),
@@ -317,8 +308,7 @@ HOST_CONTENTION = cause(
         "its own (CPU manager policy static, cpuset), or move one of both to another node.",
     ),
     Form(
-        gate=CALLS_PILE_UP
-        | (OUTSIDE_S >= 1.0)
+        gate=(OUTSIDE_S >= 1.0)
         & (OUTSIDE_S >= 0.3 * E2E_S)
         & LONGER_THAN_STEPS
         & NOT_EVICTING
@@ -332,28 +322,13 @@ HOST_CONTENTION = cause(
                 "queue nor in prefill nor in decode",
                 signal="e2e_mean_s",
             ),
-            term(
-                Signal(AT_THE_DOOR),
-                None,
-                1.2,
-                "the API server has {value} more open connections than minutes ago, beside the "
-                "requests of the engine",
-                when=CALLS_PILE_UP,
-            ),
             *bound_terms("host")[:1],
         ),
         levels=(
             (Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
-            (Severity.WARNING, ~WAITS_BY_NATURE | CALLS_PILE_UP),
+            (Severity.WARNING, ~WAITS_BY_NATURE),
         ),
         severity=Severity.INFO,
-        instead=(
-            (
-                CALLS_PILE_UP,
-                "Calls pile up in the API server's process: {open_calls} more are open than "
-                "minutes ago, and the engine does not have them.",
-            ),
-        ),
         say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
         "before or after it.",
         words=(("outside_s", OUTSIDE_S),),

@@ -9,7 +9,6 @@ end.
 from __future__ import annotations
 
 from collections import deque
-from math import inf
 
 from kneewatch.diagnose.account_signals import (
     ALL_CANCELLED,
@@ -30,10 +29,6 @@ OPEN_MIN, LAG_S = 4.0, 30.0
 IDLE_S, KEPT_S, GROWTH_MIN = 10.0, 120.0, 2
 """Connections that grow in so many scrapes are calls if they stay for 10 s without a token, others
 after two minutes: the API server closes an idle connection after 5 s, or later if it is told so."""
-
-PILED_MIN, PILED_S = 16.0, 180.0
-"""So many more connections than at any time that long ago are calls that the engine never gets,
-while it serves others. Fewer may be clients that keep connections open."""
 
 SOON_S = 20.0
 """Calls that end within so many seconds of the last token were cancelled, not timed out."""
@@ -128,18 +123,9 @@ class OpenCalls:
         if files is not None:
             idle_s = t_s - self.begun[0]
             beyond = files - in_flight - max(levels) if levels else 0.0
-            self.values[AT_THE_DOOR] = (
-                self._piled(t_s) if token else self._at_the_door(beyond, idle_s)
-            )
+            self.values[AT_THE_DOOR] = self._at_the_door(beyond, idle_s)
         is_open = None if files is None or not levels else files - min(levels)
         self.values[CANCELLED] = 0.0 if token else self._cancelled(now, in_flight, is_open)
-
-    def _piled(self, t_s: float) -> float:
-        """Connections beyond any earlier level, while the engine serves others; 0 if few."""
-        newest = [level for at_s, level in self._levels if at_s >= t_s - LAG_S]
-        earlier = [level for at_s, level in self._levels if at_s <= t_s - PILED_S]
-        piled = min(newest) - max(earlier, default=inf)
-        return piled if piled >= PILED_MIN else 0.0
 
     def _at_the_door(self, beyond: float, idle_s: float) -> float:
         """Connections beyond their level; 0 unless they are many, and grow or stay."""
