@@ -219,15 +219,12 @@ SCRAPES_OVER_S = 300.0
 
 def scrapes(scope: QueryScope) -> str:
     """A query for the number of recent scrapes of each engine. An engine that was not present for
-    all of SCRAPES_OVER_S is left out, and one whose process began within it: scrapes fail between
-    two processes."""
+    all of SCRAPES_OVER_S is left out."""
     span = duration(SCRAPES_OVER_S)
-    age_s = f"time() - {scope.series('process_start_time_seconds')}"
     return scope.either(
         lambda dialect: (
             f"count_over_time({dialect.series(PRESENCE)}[{span}]) "
-            f"and ({dialect.series(PRESENCE)} offset {span}) "
-            f"unless on ({scope.of_process}) ({age_s} < {SCRAPES_OVER_S:g})"
+            f"and ({dialect.series(PRESENCE)} offset {span})"
         )
     )
 

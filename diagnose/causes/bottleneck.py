@@ -10,8 +10,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
-from kneewatch.diagnose.account_signals import PREFILL_SPEED, SPEED, SPEED_ERROR, WARM_UP_S
+from kneewatch.diagnose.account_signals import (
+    PREFILL_SPEED,
+    SPEED,
+    SPEED_ERROR,
+    WARM_UP_S,
+)
 from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_IS_MISSED,
@@ -26,6 +32,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_IS_MISSED,
     TTFT_P99_S,
     TTFT_TARGET_S,
+    UNMOVED,
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -40,7 +47,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -212,6 +219,15 @@ SLOWED_TOKENS = (
 IS_SLOW = SPEED_RATIO <= SLOW_FROM
 """Steps take longer than in quiet times, although they do no more work."""
 
+BATCH_GROWTH = BATCH / BaselineValue("running_avg")
+LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
+SLOW_AT_EQUAL_WORK = (
+    IS_SLOW | ((ITL_DRIFT >= UNMOVED) & (Signal("itl_p50_drift_ratio") >= UNMOVED) & EQUAL_WORK)
+).assume(unknown=False)
+"""By the account, or because the batch is no larger and answers are no longer, which is known
+earlier."""
+
 IS_PRESSED, IS_STOLEN = PRESSURE >= PRESSED_FROM, STEAL >= STOLEN_FROM
 
 WARMED_UP = Tested(
@@ -220,14 +236,14 @@ WARMED_UP = Tested(
 )
 """Loading weights takes CPU, and what is slow at first has left the window."""
 
-_IS_SLOW = IS_SLOW.python()
+_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:
     """A note if steps are slow at equal work and nothing is known about the host; otherwise
     empty."""
     seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
-    if seen or not _IS_SLOW(facts):
+    if seen or not _SLOW_AT_EQUAL_WORK(facts):
         return []
     return [
         "host_contention: steps are slow at equal work; whether the host lacks CPU cannot be "
@@ -274,7 +290,7 @@ BY_THE_ENGINE = (
 HOST_CONTENTION = cause(
     "host_contention",
     Form(
-        gate=IS_SLOW
+        gate=SLOW_AT_EQUAL_WORK
         & (IS_PRESSED | IS_STOLEN)
         & WARMED_UP
         & ~is_bound("memory")
@@ -294,15 +310,14 @@ HOST_CONTENTION = cause(
                 "the hypervisor withholds {value:%} of the CPU time",
                 when=IS_STOLEN,
             ),
-            term(SPEED_RATIO, SLOW_FROM, 0.8, "speed x{value:.2f} at equal work", below=True),
-            term(ITL_DRIFT, None, 0.0, SLOWED_TOKENS),
+            term(ITL_DRIFT, UNMOVED, 0.8, SLOWED_TOKENS),
             *BY_THE_ENGINE[1:],
             *bound_terms("host")[:1],
         ),
-        levels=((Severity.WARNING, SPEED_RATIO <= 1 / 1.5),),
+        levels=((Severity.WARNING, ITL_DRIFT >= 1.5),),
         severity=Severity.INFO,
         say="Steps take {slower:.1f}x as long at equal work: the host lacks CPU.",
-        words=(("slower", SLOWER_BY),),
+        words=(("slower", ITL_DRIFT),),
         summary="Steps slow down at equal work: the host lacks CPU",
         lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
         "its own (CPU manager policy static, cpuset), or move one of both to another node.",
@@ -337,7 +352,7 @@ HOST_CONTENTION = cause(
         "templates, images and videos, and detokenizing run there. Add API servers "
         f"({API_SERVERS}) and cores, or prepare the media elsewhere.",
     ),
-    unusual=IS_SLOW | ~WAITS_BY_NATURE,
+    unusual=SLOW_AT_EQUAL_WORK | ~WAITS_BY_NATURE,
 )
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------

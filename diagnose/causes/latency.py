@@ -97,7 +97,7 @@ PREFILLS_ARE_SLOW = (
 """Prompts of nearly the same length are computed far slower than in quiet times."""
 
 SAME_PROMPTS = (
-    (Signal(COMPUTED) <= UNMOVED) & (Signal(DEMAND) <= UNMOVED) & (BaselineValue("itl_p99_s") < 0.5)
+    (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
 ).assume(unknown=False)
 """As many prompts of nearly the same length as in quiet times, when none paused a stream.
 
@@ -126,9 +126,10 @@ PROMPTS_WERE_COMPUTED = (
 Otherwise something else delays decoding.
 """
 
+USUAL_TTFT_S = BaselineValue("ttft_p50_s")
 LONG_AS_EVER = (
-    (FirstOf((Signal("prefill_mean_s"), USUAL_TTFT_MEAN_S)) >= LONG_S)
-    & (USUAL_TTFT_MEAN_S >= LONG_S).assume(unknown=True)
+    (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
+    & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
     & ~Check(
         "more_prefill",
         ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
@@ -137,8 +138,8 @@ LONG_AS_EVER = (
     )
     & ~ITL_IS_MISSED.assume(unknown=False)
 ).assume(unknown=False)
-"""Prompts take half a second or longer on average, now and in quiet times, they are not more or
-longer than then, and no target says that their pauses harm: they are usual here, and no news."""
+"""Most prompts take half a second or longer, now and in quiet times, they are not more or longer
+than then, and no target says that their pauses harm: they are usual here, and no news."""
 
 LATE_FROM = Number(5.0)
 LATE_BEHIND_PREFILLS = (

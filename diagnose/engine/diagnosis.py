@@ -19,7 +19,7 @@ from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
 from kneewatch.diagnose.verdict import NO_STAGE, SYMPTOMS
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration, span, stated_duration
-from kneewatch.rules.rule import FAMILIES, WARNING, Severity, State
+from kneewatch.rules.rule import WARNING, Severity, State
 
 SLOW_DRIFT = 3.0
 
@@ -99,10 +99,6 @@ GROWS_BY, GROWN_SCRAPES = 2.0, 2
 OUTLASTS_S = 60.0
 """A cause that is no longer concluded still stays this long while its effect is concluded."""
 
-APART_MAX_S, OVERDUE = 100.0, 1.3
-"""A cause that comes back, from one beginning to the next within this time, stays until the next
-one is overdue by this ratio."""
-
 
 class Aftermath:
     """The time in which a backlog drains that a cause has left, which has ended.
@@ -179,8 +175,6 @@ class CauseTracker(Generic[AnyCause]):
         self._scale, self._records = scale, records
         self._tracked: dict[str, AnyCause] = {}
         self._reported = set[str]()
-        self._begun: dict[str, tuple[float, float]] = {}
-        """When a cause last began, and how long after the time before."""
 
     def __bool__(self) -> bool:
         """Whether any cause was concluded and has not ended."""
@@ -195,7 +189,6 @@ class CauseTracker(Generic[AnyCause]):
         """Drop all causes after a restart: they belong to the old process."""
         self._tracked.clear()
         self._reported.clear()
-        self._begun.clear()
 
     def update(
         self,
@@ -214,9 +207,6 @@ class CauseTracker(Generic[AnyCause]):
         """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
-            clear_s = self._records[cause.id].clear_s.value * self._scale
-            if tracked is None or now_s - (tracked.seen_s or 0.0) >= clear_s:
-                self._begun[cause.id] = now_s, now_s - self._begun.get(cause.id, (-inf,))[0]
             since_s = now_s if tracked is None or tracked.since_s is None else tracked.since_s
             self._tracked[cause.id] = replace(cause, since_s=since_s, seen_s=now_s)
             onset_s = self._records[cause.id].onset_s.value * min(1.0, self._scale)
@@ -245,17 +235,7 @@ class CauseTracker(Generic[AnyCause]):
         effect_stays = record.outlasts and not current.isdisjoint(EXPLAINS[cause_id])
         if effect_stays or cause_id in lasting:
             clear_s = OUTLASTS_S
-        if self._comes_back(self._tracked[cause_id], now_s):
-            return False
         return cause_id in over or now_s - seen_s >= clear_s * self._scale
-
-    def _comes_back(self, cause: Cause, now_s: float) -> bool:
-        """Whether it has ended and begun again lately, and makes latency or load unusual. A state
-        of the server, which moves all families, is told while it lasts."""
-        begun_s, apart_s = self._begun[cause.id]
-        is_due = apart_s <= APART_MAX_S and now_s <= begun_s + OVERDUE * apart_s
-        moves = self._records[cause.id].moves if cause.severity >= WARNING else ()
-        return is_due and 0 < len(moves) < len(FAMILIES)
 
 
 def canary_words(canary: CanaryState | None) -> list[str]:

@@ -204,7 +204,10 @@ OTHERS: Mapping[str, Situation] = {
         host_cpu_pressure_ratio=None, host_cpu_steal_ratio=0.07
     ),
     "host_contention:a little": CONCLUSIVE["host_contention"].but(
-        engine_speed_ratio=0.7, host_cpu_steal_ratio=0.06
+        itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
+    ),
+    "host_contention:slow, a larger batch": CONCLUSIVE["host_contention"].but(
+        itl_p50_drift_ratio=1.0, engine_speed_ratio=0.6
     ),
     "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
     "kv_held:deferred": HELD.but(kv_usage_avg_ratio=0.6, waiting_deferred_avg=1.5),
@@ -627,7 +630,6 @@ OTHERS: Mapping[str, Situation] = {
         e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.3,
         completed_per_s=1.0, gpu_engine_active_ratio=0.4,
     ),
-    "host_contention:api, calls pile up": CALM.but(open_calls=24.0, completed_per_s=2.0),
     "host_contention:api, short requests": CALM.but(
         e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
         completed_per_s=0.1,
@@ -766,10 +768,10 @@ OTHERS: Mapping[str, Situation] = {
     ),
     **{
         f"prefill_interference:long prompts, {name}": replace(
-            STALLS.but(prefill_mean_s=mean_s, **moved).lasting(more_prefill=for_s),
-            quiet={**STALLS.quiet, "ttft_mean_s": usual_s},
+            STALLS.but(prefill_p50_s=p50_s, **moved).lasting(more_prefill=for_s),
+            quiet={**STALLS.quiet, "ttft_p50_s": usual_s},
         )
-        for name, mean_s, usual_s, moved, for_s in (
+        for name, p50_s, usual_s, moved, for_s in (
             ("as ever", 0.6, 0.6, {}, 0.0),
             ("hardly long", 0.3, 0.6, {}, 0.0),
             ("not usual", 0.6, 0.3, {}, 0.0),
@@ -779,8 +781,8 @@ OTHERS: Mapping[str, Situation] = {
         )
     },
     "prefill_interference:long prompts, target missed": replace(
-        STALLS.but(prefill_mean_s=0.6, itl_p99_s=0.12),
-        quiet={**STALLS.quiet, "ttft_mean_s": 0.6},
+        STALLS.but(prefill_p50_s=0.6, itl_p99_s=0.12),
+        quiet={**STALLS.quiet, "ttft_p50_s": 0.6},
         targets=ITL_ONLY,
     ),
     "prefill_interference:tail": replace(

@@ -243,7 +243,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
         **SAME_WORK,
     ),
     "host_contention": CALM.but(
-        itl_mean_drift_ratio=1.8, engine_speed_ratio=0.55, host_cpu_pressure_ratio=0.4
+        itl_mean_drift_ratio=1.8, itl_p50_drift_ratio=1.7, host_cpu_pressure_ratio=0.4
     ),
     "slow_steps": CALM.but(
         engine_speed_ratio=0.3,

@@ -136,7 +136,7 @@ def test_what_tells_a_changed_prompt_from_an_evicted_tail_is_said() -> None:
         piece.text for piece in changed.evidence
     ]
     evicted = cause(FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0), "prefix_churn")
-    assert evicted.evidence[-1].text.startswith("1200 prompt tokens/s are looked up, 400 in quiet")
+    assert evicted.evidence[-1].text.startswith("1,200 prompt tokens/s are looked up, 400 in quiet")
 
 
 def counted(hits: Iterable[Sequence[float]]) -> list[tuple[float, float, float]]:

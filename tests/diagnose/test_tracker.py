@@ -77,19 +77,6 @@ def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: st
     assert not any(shown[30:])
 
 
-@pytest.mark.parametrize(("cause_id", "stays"), [("slow_steps", True), ("engine_stalled", False)])
-def test_latency_that_comes_back_is_told_until_it_is_overdue(cause_id: str, stays: bool) -> None:
-    cause = CONCLUSIVE[cause_id].causes()[cause_id]
-    tracker = CauseTracker[Cause](scale=1.0)
-    shown: dict[int, bool] = {}
-    for at_s in range(0, 600, 5):
-        there = at_s < 300 and at_s % 90 < 35
-        shown[at_s] = bool(tracker.update(NOW_S + at_s, [cause] if there else []))
-    # The last time begins at 270 s, and the next one is overdue 1.3 times 90 s later.
-    assert all(shown[at_s] is stays for at_s in range(155, 385, 5) if at_s % 90 >= 60)
-    assert not any(shown[at_s] for at_s in range(390, 600, 5))
-
-
 def test_a_cause_that_is_surely_over_is_not_reported_for_its_clear_time() -> None:
     stalls = CONCLUSIVE["prefill_interference"]
     tracker = CauseTracker[Cause](scale=1.0)

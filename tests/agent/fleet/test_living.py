@@ -25,7 +25,6 @@ from tests.living_faults import (
     Scene,
     Site,
     all_down,
-    all_loop,
     one_takes_all,
     overload,
 )
@@ -155,13 +154,6 @@ def test_queries_do_not_grow_with_the_pods(server: Prometheus) -> None:
             asked.append(now.load.queries)
             assert {verdict.t_s for verdict in now.verdicts.values()} == {now.t_s}
     assert asked[0] == asked[1]
-
-
-def test_a_pool_that_crashes_again_and_again_is_not_scraped_less_often(server: Prometheus) -> None:
-    fleet = living(15)
-    fleet.pool("Deployment", "chat", 2)
-    all_loop(Site(fleet, "loop"))
-    assert seen(fleet, server, FROM_S + 5.5 * MIN_S).scrape_interval_s == pytest.approx(15, rel=0.1)
 
 
 def test_a_replica_that_stops_answering_is_a_note_for_a_minute(server: Prometheus) -> None:

@@ -57,7 +57,7 @@ def test_a_lost_metrics_system_is_reported_by_the_first_and_after_a_while_by_all
     notifier = cast("Notifier", Mock(offer=offered.append, active_targets=lambda: ()))
     watch.notify_through(notifier, lambda: None)
     now_s = time.time() + silent_s
-    monkeypatch.setattr("kneewatch.agent.fleet.watch.time.time", lambda: now_s)
+    monkeypatch.setattr("kneewatch.agent.fleet.watch.OWN_CLOCK", lambda: now_s)
     watch.cycle()
     assert [state.diagnoses[0].causes[0].id for state in offered] == [SYSTEM_DOWN] * told
 
