@@ -15,6 +15,7 @@ from kneewatch.diagnose.account_signals import (
     LEARNED_FROM,
     PROMPTS,
     SPEED,
+    STOP_DUE,
     STOPPED,
     STREAM,
 )
@@ -157,6 +158,9 @@ def _ruled_out(facts: Facts) -> str:
 
 STOPS_RECUR = (Signal(STOPPED) > 0.0).assume(unknown=False)
 _STOPS_RECUR = STOPS_RECUR.python()
+STOP_LATE_S = 15.0
+"""Once the next stop is overdue by so much, they may have ended: a note until that is sure."""
+
 CRAWLS_FROM_S = 0.5
 CRAWLS = (
     ~ITL_TARGET_S.known
@@ -270,6 +274,8 @@ UNEXPLAINED_LATENCY = cause(
             ),
             term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
+        levels=((Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
+        severity=Severity.INFO,
         say="The engine stops again and again, each {stops_every_s:s} for "
         "{stopped_ratio:%} of that time, and no cause is found.",
         summary="The engine stops again and again, and no cause is found",

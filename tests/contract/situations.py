@@ -248,6 +248,12 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:stops": CALM.but(
         stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=60.0
     ),
+    "unexplained_latency:stops that are a little overdue": CALM.but(
+        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-10.0
+    ),
+    "unexplained_latency:stops that are overdue": CALM.but(
+        stops_every_s=145.0, stopped_ratio=0.17, stop_due_s=-20.0
+    ),
     "unexplained_latency:pauses": UNEXPLAINED.but(
         ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4, itl_p99_drift_ratio=2.0
     ),
