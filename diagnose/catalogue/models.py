@@ -315,8 +315,8 @@ def _named_in(words: tuple[str, ...]) -> list[str]:
     for key in _entries():
         named = _words(key)[0]
         count, is_head = len(named), words[: len(named)] == named
-        told = count > 1 or _size_of(named)[1]
-        if count < len(words) and (is_head or words[-count:] == named) and told:
+        is_distinct = count > 1 or _size_of(named)[1]
+        if count < len(words) and (is_head or words[-count:] == named) and is_distinct:
             rest = words[count:] if is_head else words[:-count]
             same = not any(re.fullmatch(different, word) for word in rest)
             best.setdefault(count, []).extend([key] * same)

@@ -304,10 +304,10 @@ def _advice(
     recommendation: Recommendation, pool: str, tier: str | None, now_s: float | None = None
 ) -> FleetAdvice:
     """A recommendation for a pool. If it was made at `now_s`, its figures are those of now."""
-    made = in_document(recommendation)
-    if made.as_of_s == now_s:
-        made = replace(made, as_of_s=None)
-    return FleetAdvice(**asdict(made), pool=pool, tier=tier or None)
+    document = in_document(recommendation)
+    if document.as_of_s == now_s:
+        document = replace(document, as_of_s=None)
+    return FleetAdvice(**asdict(document), pool=pool, tier=tier or None)
 
 
 def _routing(tier: Tier, profile: Profile, past: Past) -> FleetAdvice | None:

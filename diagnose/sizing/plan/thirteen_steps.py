@@ -299,10 +299,10 @@ def _usd_per_year(fleets: Sequence[Sized | None]) -> float | None:
 
 def _dearer(alone: Sequence[Sized], tiers: Sequence[Sized]) -> str | None:
     """Why tiers do not pay; None if they do, or if a fleet is not known."""
-    one, apart = _usd_per_year(alone), _usd_per_year(tiers)
-    if one is None or apart is None or one > apart:
+    alone_usd, tiers_usd = _usd_per_year(alone), _usd_per_year(tiers)
+    if alone_usd is None or tiers_usd is None or alone_usd > tiers_usd:
         return None
-    return f"tiers would cost {figure(apart)} USD a year, one fleet costs {figure(one)}"
+    return f"tiers would cost {figure(tiers_usd)} USD a year, one fleet costs {figure(alone_usd)}"
 
 
 def _escalated(profile: WorkloadProfile, sized: Sequence[Sized]) -> Iterator[str]:

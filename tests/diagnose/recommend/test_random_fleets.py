@@ -53,6 +53,7 @@ from tests.diagnose.recommend.test_random_verdicts import (
     changed,
     gpus_now,
     gpus_of,
+    print_kinds,
     reading,
 )
 from tests.diagnose.recommend.test_texts import (
@@ -313,18 +314,14 @@ def test_random_fleets(seed: int) -> None:
 
 def main(count: int = 100, seed: int = 0) -> None:
     """Print what is wrong, each kind once, and how often causes and advice were seen."""
-    kinds, seen_ids, shown = Counter[str](), Counter[str](), dict[str, str]()
+    seen_ids, wrong = Counter[str](), list[tuple[int, str]]()
     for at in range(seed, seed + count):
         for seen in watched(at):
             fleet = seen.verdict
             seen_ids.update(["verdicts", *(cause.id for cause in fleet.causes)])
             seen_ids.update(each.id for each in fleet.advice)
-            for each in mistakes(seen):
-                kind = re.sub(r"pool-\d+\S*|[\d.,]+", "#", each)
-                kinds[kind] += 1
-                shown.setdefault(kind, f"{at}: {each}")
-    for kind, times in kinds.most_common():
-        print(times, shown[kind])
+            wrong += [(at, each) for each in mistakes(seen)]
+    print_kinds(wrong, r"pool-\d+\S*|[\d.,]+")
     print(seen_ids)
 
 

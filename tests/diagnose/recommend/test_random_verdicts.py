@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -219,10 +219,21 @@ def test_random_verdicts(seed: int) -> None:
     ] == []
 
 
+def print_kinds(mistakes_by_seed: Iterable[tuple[int, str]], varying: str) -> None:
+    """Print how often each kind of mistake was made, with the first. `varying` matches what differs
+    within a kind."""
+    kinds, shown = Counter[str](), dict[str, str]()
+    for seed, each in mistakes_by_seed:
+        kind = re.sub(varying, "#", each)
+        kinds[kind] += 1
+        shown.setdefault(kind, f"{seed}: {each}")
+    for kind, times in kinds.most_common():
+        print(times, shown[kind])
+
+
 def main(count: int = 100, seed: int = 0) -> None:
     """Print what is wrong, each kind once, and how often causes and advice were seen."""
-    kinds, seen = Counter[str](), Counter[str]()
-    shown = dict[str, str]()
+    seen, wrong = Counter[str](), list[tuple[int, str]]()
     for at in range(seed, seed + count):
         for verdict, targets, sources in verdicts(at):
             seen.update(
@@ -232,12 +243,8 @@ def main(count: int = 100, seed: int = 0) -> None:
                     *(each.id for each in verdict.recommendations),
                 ]
             )
-            for each in mistakes([verdict], targets, sources):
-                kind = re.sub(r"[\d.,]+", "#", str(each))
-                kinds[kind] += 1
-                shown.setdefault(kind, f"{at}: {each}")
-    for kind, times in kinds.most_common():
-        print(times, shown[kind])
+            wrong += [(at, str(each)) for each in mistakes([verdict], targets, sources)]
+    print_kinds(wrong, r"[\d.,]+")
     print(seen)
 
 
