@@ -459,16 +459,25 @@ class Adviser:
         if facts.streaks_s.get("stalled", 0.0) >= STALL_NOTED_S:
             # No token comes out: more replicas or seats would be for a load that is not served.
             cause_ids = tuple([cause for cause in cause_ids if not BY_ID[cause].capacity])
+        was_short = self._queue.seen_s < facts.window_s
+        if cause_ids or (facts.values.get("waiting") or 0.0) >= 1:
+            self._queue.add(facts.now_s, facts.values, facts.window_s)
+        else:
+            self._queue.forget()
         if not cause_ids:
-            if self._causes:
-                self._forget()
+            self._causes, self._recommendations = (), ()
+            self._incidents.clear()
             return ()
-        self._queue.add(facts.now_s, facts.values, facts.window_s)
+        now_long = was_short and self._queue.seen_s >= facts.window_s
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
             self._incidents.clear()
-        elif cause_ids == self._causes and facts.now_s - self._computed_s < facts.window_s:
+        elif (
+            cause_ids == self._causes
+            and facts.now_s - self._computed_s < facts.window_s
+            and not now_long
+        ):
             return self._recommendations
         self._causes, self._computed_s = cause_ids, facts.now_s
         recommendations = recommend(

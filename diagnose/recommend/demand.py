@@ -58,13 +58,18 @@ class QueueTrend(Struct, frozen=True):
 
 
 class QueueHistory:
-    """Requests in flight on one engine since an incident began."""
+    """Requests in flight on one engine since an incident began, or since requests wait."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, bool]] = deque()
 
+    @property
+    def seen_s(self) -> float:
+        """The time from the first scrape to the last."""
+        return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
+
     def forget(self) -> None:
-        """Start anew with the next incident."""
+        """Start anew with the next incident or queue."""
         self._seen.clear()
 
     def add(self, now_s: float, values: Mapping[str, float | None], window_s: float) -> None:
@@ -81,7 +86,7 @@ class QueueHistory:
         no more than the served rate, because a burst looks the same.
         """
         served_per_s = _served_per_s(values)
-        if self._seen[-1][0] - self._seen[0][0] < window_s:
+        if self.seen_s < window_s:
             slope = values.get("waiting_slope_per_s") or 0.0
             return QueueTrend(min(slope, served_per_s))
         return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))

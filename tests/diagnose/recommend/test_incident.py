@@ -267,3 +267,23 @@ def test_replicas_follow_the_rates_while_a_backlog_drains() -> None:
     wait = next(iter(advised_now))
     assert wait.id == "backlog-drains"
     assert "requests wait: drained in about" in wait.summary
+
+
+def test_a_queue_before_the_cause_shows_who_waits_for_answers() -> None:
+    """As many are in flight at each scrape, so each sends its next request after an answer; the
+    advice counts all of them, in the first scrape of the cause or as soon as a window was seen."""
+    facts = replace(FULL, config=OVERRIDE).facts()
+    pressure, seen_s = [cause("kv_pressure")], facts.window_s
+
+    def first_blocks(adviser: Adviser, at_s: float) -> Any:
+        advised = adviser.advise(replace(facts, now_s=NOW_S + at_s), pressure)
+        return sizes(advised)["kv-blocks"]
+
+    fresh, watched = Adviser(), Adviser()
+    unknown = first_blocks(fresh, 0.0)
+    for step in range(11):
+        watched.advise(replace(facts, now_s=NOW_S + step / 10 * seen_s), [])
+    assert first_blocks(watched, 1.1 * seen_s) > unknown
+    for step in range(1, 10):
+        assert first_blocks(fresh, step / 10 * seen_s) == unknown
+    assert first_blocks(fresh, seen_s) > unknown
