@@ -275,9 +275,9 @@ def test_a_queue_before_the_cause_shows_who_waits_for_answers() -> None:
     facts = replace(FULL, config=OVERRIDE).facts()
     pressure, seen_s = [cause("kv_pressure")], facts.window_s
 
-    def first_blocks(adviser: Adviser, at_s: float) -> Any:
+    def first_blocks(adviser: Adviser, at_s: float) -> int:
         advised = adviser.advise(replace(facts, now_s=NOW_S + at_s), pressure)
-        return sizes(advised)["kv-blocks"]
+        return int(sizes(advised)["kv-blocks"])
 
     fresh, watched = Adviser(), Adviser()
     unknown = first_blocks(fresh, 0.0)
