@@ -1,6 +1,6 @@
 """Intervals of stages, causes and health states, updated scrape by scrape. Pure.
 
-Used by the daemon's history, and by a report that replays a metrics system's samples.
+Used by the daemon's log and history, and by a report that replays a metrics system's samples.
 
 - Start: the diagnosis's `since_s`, but not before the previous interval ended or the page became
   readable again, and not after the scrape.
@@ -22,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,6 +48,8 @@ ENDED, RESTARTED, UNWATCHED = "ended", "restarted", "unwatched"
 
 Name = tuple[str, str]
 """Kind and id of a condition."""
+
+What = Literal["began", "worsened", "paused", "continued", "ended"]
 
 
 class Interval(Struct):
@@ -77,11 +80,11 @@ class Interval(Struct):
         return self.last_s if self.end_s is None else self.end_s
 
 
-class Change(Struct, frozen=True):
-    """An interval began; or it got worse, paused, continued or ended, as the interval says."""
+class Change(NamedTuple):
+    """What happened to an interval at a scrape."""
 
     interval: Interval
-    began: bool = False
+    what: What
 
 
 def away_s(times: Iterable[float]) -> float:
@@ -200,11 +203,12 @@ class IntervalBook:
             start_s = self._start_s(t_s, condition)
             interval = replace(condition, start_s=start_s, last_s=t_s)
             self._open[condition.kind, condition.id] = interval
-            return [*changes, Change(interval, began=True)]
+            return [*changes, Change(interval, "began")]
         interval.last_s = t_s
-        if interval.paused or condition.severity > interval.severity:
+        worse = condition.severity > interval.severity
+        if interval.paused or worse:
             interval.paused, interval.severity = False, max(interval.severity, condition.severity)
-            changes.append(Change(interval))
+            changes.append(Change(interval, "worsened" if worse else "continued"))
         return changes
 
     def _start_s(self, t_s: float, condition: Interval) -> float:
@@ -223,7 +227,7 @@ class IntervalBook:
         for interval in intervals:
             if interval.kind == "cause":
                 interval.paused = True
-                changes.append(Change(interval))
+                changes.append(Change(interval, "paused"))
             else:
                 changes.append(self._end(interval, interval.last_s, UNWATCHED))
         return changes
@@ -233,7 +237,7 @@ class IntervalBook:
         # If the clock was set back, the interval would otherwise end before it began.
         interval.end_s, interval.ended = max(end_s, interval.start_s), reason
         self._ended_s[_slot(interval)] = interval.end_s
-        return Change(interval)
+        return Change(interval, "ended")
 
 
 def _slot(condition: Interval) -> str:

@@ -30,11 +30,13 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.account_signals import SILENT
+from kneewatch.diagnose.change import ENDED, TARGET_DOWN, IntervalBook, conditions_of
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Cause, SourceState, Verdict
+from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class ChangeLog:
     """Logs the changes of one target, at a limited rate: when it goes up or down, and changes of
     its engines' stages and causes.
 
-    A cause is logged when it begins, when its severity exceeds all earlier ones, and when it ends.
+    A cause is logged when it begins, when its severity exceeds all earlier ones, and when it ends;
+    one that nobody could see for a while, only if it does not continue.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,9 +66,9 @@ class ChangeLog:
         self._up: bool | None = None
         self._interval_s = 0.0
         self._failed = 0
-        self._last: dict[Key, tuple[int | None, dict[str, Severity]]] = {}
-        """For each engine its last stage, and for each of its causes the worst severity logged so
-        far."""
+        self._books: dict[Key, IntervalBook] = {}
+        self._stages: dict[Key, int] = {}
+        """Each engine's intervals, and the stage that was logged last."""
         self._since_s = 0.0
         self._written = self._suppressed = 0
 
@@ -99,28 +102,24 @@ class ChangeLog:
             self._begin(diagnoses[0].t_s)
         self._forget(diagnoses)
         for diagnosis in diagnoses:
-            if not diagnosis.was_read:
-                continue  # the failed scrape was logged already
-            key = diagnosis.model, diagnosis.engine
-            was_stage, logged = self._last.get(key, (0, {}))
-            number = was_stage if diagnosis.stage.number is None else diagnosis.stage.number
-            if number != was_stage:
-                self._stage(diagnosis, was_stage)
-            worst: dict[str, Severity] = {}
-            for cause in diagnosis.causes:
-                before = logged.get(cause.id)
-                worst[cause.id] = max(cause.severity, before or cause.severity)
-                if before is None or cause.severity > before:
-                    self._cause("cause began" if before is None else "cause worsened", key, cause)
-            self._last[key] = number, worst
-            for cause_id in sorted(logged.keys() - worst.keys()):
-                self._write(
-                    Severity.INFO,
-                    "cause resolved target=%s model=%s engine=%s cause=%s",
-                    self._name,
-                    *key,
-                    cause_id,
-                )
+            key, causes = (diagnosis.model, diagnosis.engine), {c.id: c for c in diagnosis.causes}
+            changes = self._books.setdefault(key, IntervalBook()).take(
+                diagnosis.t_s,
+                conditions_of(diagnosis),
+                read=diagnosis.was_read,
+                restarted=False,
+            )
+            for interval, what in changes:
+                if interval.kind == "stage" and what == "began":
+                    self._stage(key, diagnosis.stage)
+                if interval.kind != "cause" or interval.id == TARGET_DOWN:
+                    continue  # health follows from the rest; the failed scrape was logged already
+                if what in ("began", "worsened"):
+                    self._cause(what, key, causes[interval.id])
+                elif what == "ended":
+                    how = "resolved" if interval.ended == ENDED else interval.ended
+                    words = f"cause {how} target=%s model=%s engine=%s cause=%s"
+                    self._write(Severity.INFO, words, self._name, *key, interval.id)
 
     def _begin(self, t_s: float) -> None:
         """Start a cycle at `t_s`. If a new period begins, log how many lines were suppressed in the
@@ -151,7 +150,8 @@ class ChangeLog:
     def _cause(self, what: str, key: Key, cause: Cause) -> None:
         self._write(
             cause.severity,
-            f"{what} target=%s model=%s engine=%s cause=%s severity=%s confidence=%s summary=%s",
+            f"cause {what} target=%s model=%s engine=%s cause=%s severity=%s confidence=%s"
+            " summary=%s",
             self._name,
             *key,
             cause.id,
@@ -162,21 +162,22 @@ class ChangeLog:
 
     def _forget(self, diagnoses: Sequence[Verdict]) -> None:
         """When more engines are recorded than a target may have, drop those without a diagnosis."""
-        if len(self._last) > ENGINES_MAX:
+        if len(self._books) > ENGINES_MAX:
             present = {(diagnosis.model, diagnosis.engine) for diagnosis in diagnoses}
-            self._last = {key: last for key, last in self._last.items() if key in present}
+            self._books = {key: book for key, book in self._books.items() if key in present}
+            self._stages = {key: last for key, last in self._stages.items() if key in present}
 
-    def _stage(self, diagnosis: Verdict, before: int | None) -> None:
-        stage = diagnosis.stage
-        if stage.severity is not None:
+    def _stage(self, key: Key, stage: Stage) -> None:
+        before = self._stages.get(key, 0)
+        self._stages[key] = stage.level
+        if stage.level != before and stage.severity is not None:
             self._write(
                 stage.severity,
                 "stage changed target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
                 self._name,
-                diagnosis.model,
-                diagnosis.engine,
+                *key,
                 before,
-                stage.number,
+                stage.level,
                 stage.name,
                 stage.severity.word,
             )

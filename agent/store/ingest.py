@@ -252,9 +252,8 @@ class CycleWriter:
         )
 
     def _write_changes(self, engine: CachedEngine, changes: Iterable[Change]) -> None:
-        for change in changes:
-            interval = change.interval
-            if change.began:
+        for interval, what in changes:
+            if what == "began":
                 self._execute(
                     "INSERT INTO intervals (engine_id, kind, name, severity, start_s)"
                     " VALUES (?, ?, ?, ?, ?)",

@@ -84,6 +84,20 @@ def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> No
     assert "target_down" not in said.text, "that it is down is told as such"
 
 
+def test_a_cause_that_an_unreadable_page_hides_goes_on_without_a_line(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    changes = ChangeLog("t")
+    unread = replace(SICK, health="unknown", stage=UNKNOWN_STAGE, causes=(), values={})
+    for t_s, diagnosis in ((0.0, SICK), (5.0, unread), (10.0, unread), (15.0, SICK)):
+        changes.diagnosed([replace(diagnosis, t_s=1000.0 + t_s)])
+    begun = [line for line in said.messages if line.startswith("cause")]
+    assert len(begun) == len(SICK.causes)
+    assert len(said.messages) == len(begun) + 1, "its stage is logged once, too"
+    changes.diagnosed([replace(SICK, t_s=2000.0, causes=())])
+    assert f"cause unwatched target=t model=llama engine=0 cause={SICK.causes[0].id}" in said.text
+
+
 def flood(number: int, t_s: float) -> list[Verdict]:
     """A cycle of engines that nobody saw before, each with a cause."""
     return [
@@ -112,7 +126,7 @@ def test_no_more_engines_are_remembered_than_a_target_may_have() -> None:
     changes = ChangeLog("t")
     for number in range(5):
         changes.diagnosed(flood(number, 1000.0 + 5.0 * number))
-    remembered = changes._last  # pyright: ignore[reportPrivateUsage]
+    remembered = changes._books  # pyright: ignore[reportPrivateUsage]
     assert len(remembered) <= 2 * ENGINES_MAX
 
 

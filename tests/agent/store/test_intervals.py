@@ -76,8 +76,8 @@ class Kept(Struct, dict=True):
     def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
             known = any(interval is change.interval for interval in self.rows)
-            assert change.began != known
-            self.rows += [change.interval] if change.began else []
+            assert (change.what == "began") != known
+            self.rows += [] if known else [change.interval]
 
     def of(self, kind: str) -> list[tuple[str, float, float | None, str]]:
         return [
