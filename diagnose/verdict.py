@@ -24,8 +24,10 @@ from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
 from kneewatch.rules.wire import (
     Figure,
+    Internal,
     UnixTime,
     read,
+    to_ms,
     written,
     written_as,
 )
@@ -77,7 +79,7 @@ class LogFact(Struct, frozen=True):
     line: str
 
 
-class KnownFact(Struct, frozen=True):
+class KnownFact(Struct, frozen=True, omit_defaults=True):
     """A fact about the server.
 
     - `name`: the setting's key, or the name of a flag or label with underscores.
@@ -90,7 +92,9 @@ class KnownFact(Struct, frozen=True):
     name: str
     value: Value | None
     source: str
-    age_s: Figure | None = 0.0
+    age_s: Figure | None = written(0.0)
+    read_s: Internal[float] = 0.0
+    """When it was read there; in a verdict its age says so."""
 
 
 class UnknownFact(Struct, frozen=True):
@@ -104,17 +108,32 @@ class UnknownFact(Struct, frozen=True):
     supply: str
 
 
-class Server(Struct, frozen=True):
-    """The facts about a server at the time of a verdict.
+class Server(Struct, frozen=True, omit_defaults=True):
+    """The facts about a server; at the time of a verdict, with their ages.
 
     - `facts`: each fact once, from the source that takes precedence.
     - `notes`: conflicts between sources with both values, and what could not be read.
     - `unknown`: facts that the recommendations lack.
     """
 
-    facts: Sequence[KnownFact] = ()
-    notes: Sequence[str] = ()
-    unknown: Sequence[UnknownFact] = ()
+    facts: Sequence[KnownFact] = written(())
+    notes: Sequence[str] = written(())
+    unknown: Sequence[UnknownFact] = written(())
+    launch: Internal[Mapping[str, Value | None] | None] = None
+    """Until it is in a verdict: the facts that only another launch changes, by name."""
+
+    def value(self, name: str) -> Value | None:
+        """A fact's value; None if unknown."""
+        return next((fact.value for fact in self.facts if fact.name == name), None)
+
+    def at(self, t_s: float) -> Server:
+        """The facts as a verdict at `t_s` contains them."""
+        t_s = to_ms(t_s)
+        facts = [
+            replace(fact, age_s=to_ms(max(t_s - fact.read_s, 0.0)), read_s=0.0)
+            for fact in self.facts
+        ]
+        return Server(facts, self.notes, self.unknown)
 
 
 class SourceState(Struct, frozen=True):

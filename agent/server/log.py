@@ -27,12 +27,11 @@ from kneewatch.diagnose.deployment.server_facts import (
     MAX_MODEL_LEN,
     VERSION,
     WEIGHTS_GIB,
-    ServerFacts,
     SourceReading,
     merge,
 )
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.verdict import LogFailure, Value
+from kneewatch.diagnose.verdict import LogFailure, Server, Value
 
 NAMES: Mapping[str, str] = {
     "version": VERSION,
@@ -136,7 +135,7 @@ def read_log(path: str) -> StartupLog:
     return follower.log
 
 
-def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[ServerFacts, Stated]:
+def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[Server, Stated]:
     """The facts from the settings and a log, for a server whose page was not read. Settings take
     precedence."""
     reading = reading_of(log, now_s)

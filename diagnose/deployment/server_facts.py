@@ -23,7 +23,6 @@ from kneewatch.diagnose.deployment.vllm_flags import (
 from kneewatch.diagnose.sizing.launch_notes import hardware_notes
 from kneewatch.diagnose.sizing.memory.launch import parse_version
 from kneewatch.diagnose.verdict import KnownFact, Server, UnknownFact, Value
-from kneewatch.rules.wire import to_ms
 
 SETTING, PAGE, SERVER, PROCESS, POD, LOG, GPUS, CONFIG_FILE = SOURCES = (
     "setting",
@@ -87,15 +86,6 @@ SUPPLY = {
 """How the user can supply each fact that the recommendations need."""
 
 
-class Fact(Struct, frozen=True):
-    """One fact, its source, and when it was read there (Unix time in seconds)."""
-
-    name: str
-    value: Value
-    source: str
-    read_s: float
-
-
 class SourceReading(Struct, frozen=True):
     """What one source reports about a server at `read_s`.
 
@@ -111,33 +101,6 @@ class SourceReading(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class ServerFacts(Struct, frozen=True):
-    """The known facts about a server. `unknown` has the missing facts and how to supply each."""
-
-    facts: tuple[Fact, ...] = ()
-    notes: tuple[str, ...] = ()
-    unknown: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def launch(self) -> Mapping[str, Value]:
-        """The facts that only another launch changes, by name."""
-        return {fact.name: fact.value for fact in self.facts if fact.name in LAUNCH_FACTS}
-
-    def value(self, name: str) -> Value | None:
-        """A fact's value; None if unknown."""
-        return next((fact.value for fact in self.facts if fact.name == name), None)
-
-    def at(self, t_s: float) -> Server:
-        """The facts as a verdict at `t_s` contains them."""
-        t_s = to_ms(t_s)
-        facts = [
-            KnownFact(fact.name, fact.value, fact.source, to_ms(max(t_s - fact.read_s, 0.0)))
-            for fact in self.facts
-        ]
-        unknown = [UnknownFact(name, supply) for name, supply in self.unknown]
-        return Server(facts, self.notes, unknown)
-
-
 def merge(
     stated: Stated,
     readings: Iterable[SourceReading],
@@ -146,7 +109,7 @@ def merge(
     model_names: Collection[str],
     settings_s: float,
     page_s: float,
-) -> tuple[ServerFacts, Stated]:
+) -> tuple[Server, Stated]:
     """The facts of all sources, and `stated` completed with them for the recommendations.
 
     `config` (the labels of cache_config_info) and `model_names` (the served models) are from the
@@ -198,7 +161,8 @@ def merge(
         notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
-    return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
+    launch = {fact.name: fact.value for fact in facts if fact.name in LAUNCH_FACTS}
+    return Server(facts, tuple(dict.fromkeys(notes)), _unknown(completed), launch), completed
 
 
 def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
@@ -215,7 +179,7 @@ def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
     return SourceReading(GPUS, read_s, values)
 
 
-def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
+def _uncounted(stated: Stated, counted: KnownFact | None) -> list[str]:
     """A note if the server uses another number of GPUs than its command line requests; else
     empty."""
     requested = stated.server_gpus
@@ -229,14 +193,14 @@ def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
 
 def _other_start(
     reading: SourceReading,
-    page: Mapping[str, Fact],
+    page: Mapping[str, KnownFact],
     config: Mapping[str, str],
     readings: Sequence[SourceReading],
 ) -> str:
     """The evidence that a log is from another process than the running one; empty if there is
     none."""
     answered = {
-        name: Fact(name, other.values[name], SERVER, other.read_s)
+        name: KnownFact(name, other.values[name], SERVER, read_s=other.read_s)
         for other in readings
         if other.source == SERVER
         for name in (VERSION, MAX_MODEL_LEN)
@@ -256,7 +220,7 @@ def _other_start(
     return ""
 
 
-def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
+def _stated_facts(stated: Stated, read_s: float) -> Iterable[KnownFact]:
     values: dict[str, Value | None] = {
         MODEL: stated.model.id if stated.model else None,
         GPU: stated.gpu.id if stated.gpu else None,
@@ -269,21 +233,25 @@ def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
     if stated.tensor_parallel is not None:
         values[TENSOR_PARALLEL] = stated.tensor_parallel
     return [
-        Fact(name, value, SETTING, read_s) for name, value in values.items() if value is not None
+        KnownFact(name, value, SETTING, read_s=read_s)
+        for name, value in values.items()
+        if value is not None
     ]
 
 
 def _page_facts(
     config: Mapping[str, str], model_names: Collection[str], read_s: float
-) -> Iterable[Fact]:
+) -> Iterable[KnownFact]:
     texts = {name: config.get(label, "") for name, label in LABELS.items()}
     values = {name: text for name, text in texts.items() if text not in ("", "None", "null")}
     if model_names:
         values["served_model_name"] = " ".join(sorted(model_names))
-    return [Fact(name, typed(text), PAGE, read_s) for name, text in values.items()]
+    return [KnownFact(name, typed(text), PAGE, read_s=read_s) for name, text in values.items()]
 
 
-def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -> Iterable[Fact]:
+def _facts_of(
+    readings: Sequence[SourceReading], model_names: Collection[str]
+) -> Iterable[KnownFact]:
     for reading in readings:
         values = dict(reading.values)
         if reading.command_line is not None:
@@ -293,7 +261,7 @@ def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -
         if served is not None:
             values[MODEL] = served.id
         for name, value in values.items():
-            yield Fact(name, value, reading.source, reading.read_s)
+            yield KnownFact(name, value, reading.source, read_s=reading.read_s)
 
 
 def launch_values(launch: CommandLine) -> dict[str, Value]:
@@ -342,7 +310,7 @@ def _catalogued(path: Value | None, model_names: Collection[str]) -> Model | Non
     return known_model(path) if isinstance(path, str) and len(model_names) <= 1 else None
 
 
-def _page_problem(fact: Fact, config: Mapping[str, str]) -> str:
+def _page_problem(fact: KnownFact, config: Mapping[str, str]) -> str:
     """Why a fact contradicts the page; empty if it does not."""
     if fact.name != VERSION:
         return ""
@@ -352,7 +320,7 @@ def _page_problem(fact: Fact, config: Mapping[str, str]) -> str:
     return f"the page has labels of {version_text(oldest)} or later"
 
 
-def _same(first: Value, second: Value) -> bool:
+def _same(first: Value | None, second: Value | None) -> bool:
     if first == second:
         return True
     texts = {str(first), str(second)}
@@ -368,7 +336,7 @@ def _without(launch: CommandLine, name: str) -> CommandLine:
 
 def _completed(
     stated: Stated,
-    chosen: Mapping[str, Fact],
+    chosen: Mapping[str, KnownFact],
     launch: CommandLine | None,
     readings: Sequence[SourceReading],
 ) -> Stated:
@@ -395,35 +363,35 @@ def _completed(
     )
 
 
-def _start_s(chosen: Mapping[str, Fact]) -> float | None:
+def _start_s(chosen: Mapping[str, KnownFact]) -> float | None:
     """Seconds of the logged parts of the last start; None if its load is not logged."""
     load_s, graph_s = _number(chosen.get("load_s")), _number(chosen.get("graph_s"))
     return None if load_s is None else load_s + (graph_s or 0.0)
 
 
-def _model_of(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | None:
+def _model_of(fact: KnownFact | None, readings: Sequence[SourceReading]) -> Model | None:
     if fact is None:
         return None
     read = [reading.model for reading in readings if reading.source == fact.source]
     return read[0] if read and read[0] is not None else _catalogued(fact.value, ())
 
 
-def _count(value: Value) -> int | None:
+def _count(value: Value | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(fact: Fact | None) -> float | None:
+def _number(fact: KnownFact | None) -> float | None:
     value = None if fact is None else fact.value
     numeric = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) if numeric and isinstance(value, int | float) else None
 
 
-def _bytes(fact: Fact | None) -> float | None:
+def _bytes(fact: KnownFact | None) -> float | None:
     gib = _number(fact)
     return None if gib is None else gib * GIB
 
 
-def version_of(value: Value) -> Version | None:
+def version_of(value: Value | None) -> Version | None:
     """The version in a fact's value; None if the value is not a version."""
     try:
         return parse_version(str(value))
@@ -441,15 +409,15 @@ def version_text(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def _unknown(stated: Stated) -> tuple[tuple[str, str], ...]:
+def _unknown(stated: Stated) -> tuple[UnknownFact, ...]:
     others = {
         VERSION: stated.version,
         "launch": stated.command_line,
         "replicas": stated.replicas,
     }
     unknown = [*stated.lacking, *(name for name, value in others.items() if value is None)]
-    return tuple((name, SUPPLY[name]) for name in unknown)
+    return tuple(UnknownFact(name, SUPPLY[name]) for name in unknown)
 
 
-def _shown(value: Value) -> str:
+def _shown(value: Value | None) -> str:
     return str(value)[:TEXT_MAX_CHARS]

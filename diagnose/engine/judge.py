@@ -45,7 +45,6 @@ from kneewatch.diagnose.engine.diagnosis import (
 from kneewatch.diagnose.engine.learning import Learned
 from kneewatch.diagnose.engine.restarts import (
     RESTARTS_KEPT,
-    ServerFacts,
     broke_off,
     compared,
     launch_of,
@@ -75,6 +74,7 @@ from kneewatch.diagnose.verdict import (
     Cause,
     Counterfactual,
     LogFailure,
+    Server,
     Verdict,
     worst_of,
 )
@@ -163,8 +163,8 @@ class Judge:
         self._newest_read: Verdict | None = None
         self._started_s: float | None = None
         self._drains = False
-        self._serves: tuple[ServerFacts | None, Mapping[str, str]] = (None, {})
-        self._served_before: tuple[ServerFacts | None, Mapping[str, str]] = self._serves
+        self._serves: tuple[Server | None, Mapping[str, str]] = (None, {})
+        self._served_before: tuple[Server | None, Mapping[str, str]] = self._serves
         """Facts and labels while the newest process, and the one before, generated tokens."""
         self._blind = 0
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
@@ -172,7 +172,7 @@ class Judge:
         """What was learned before a restart of the daemon; taken up at the next step."""
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
-        self._server: ServerFacts | None = None
+        self._server: Server | None = None
         self._kind = VLLM
         self._server_gpus = profile.stated.server_gpus
 
@@ -181,7 +181,7 @@ class Judge:
         unknown."""
         self._weekly_peak_requests = peak_requests
 
-    def set_server(self, facts: ServerFacts, stated: StatedServer) -> None:
+    def set_server(self, facts: Server, stated: StatedServer) -> None:
         """Set the facts about the server; used from the next page on."""
         self._server = facts
         self._stated = stated

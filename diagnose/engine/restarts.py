@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.latency_split import Changed
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.verdict import Cause, Evidence, Server, Value, Verdict
+from kneewatch.diagnose.verdict import Cause, Evidence, Server, Verdict
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.rule import ITL, TTFT, WARNING
 
@@ -21,23 +20,6 @@ LAST_PAGE = (
     ("kv_usage_ratio", "KV {}"),
 )
 """Signals of a process's last page that are kept after the process was replaced."""
-
-
-class ServerFacts(Protocol):
-    """The known facts about a server."""
-
-    @property
-    def launch(self) -> Mapping[str, object]:
-        """Those that only another launch changes, by name."""
-        ...
-
-    def value(self, name: str) -> Value | None:
-        """A fact's value; None if unknown."""
-        ...
-
-    def at(self, t_s: float) -> Server:
-        """The facts as a verdict at `t_s` contains them."""
-        ...
 
 
 def replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> ReplacedProcess:
@@ -62,9 +44,9 @@ def replaced(t_s: float, started_s: float | None, newest: Verdict | None) -> Rep
     )
 
 
-def launch_of(server: ServerFacts | None, labels: Mapping[str, str]) -> Mapping[str, object]:
+def launch_of(server: Server | None, labels: Mapping[str, str]) -> Mapping[str, object]:
     """Version, flags and the page's labels of a process, as far as they are known."""
-    return {**labels, **(server.launch if server is not None else {})}
+    return {**labels, **((server and server.launch) or {})}
 
 
 def compared(cause: Cause, what: Changed) -> Cause:

@@ -18,11 +18,10 @@ from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, Se
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
-from kneewatch.diagnose.engine.restarts import ServerFacts
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.ranking import ENGINE_DIED
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Values
-from kneewatch.diagnose.verdict import LogFailure, Verdict
+from kneewatch.diagnose.verdict import LogFailure, Server, Verdict
 from kneewatch.rules.formatting import duration
 
 SLOW_PAGE_S = 2.0
@@ -77,7 +76,7 @@ class TargetMonitor:
         self._longest_start_s = 0.0
         self._has_too_many, self._has_warned = False, False
         self._compare: Compare | None = None
-        self._server: tuple[ServerFacts, StatedServer] | None = None
+        self._server: tuple[Server, StatedServer] | None = None
         self._host: Mapping[str, float] = {}
         self._usual: Mapping[str, float] = {}
         self._log_failure: LogFailure | None = None
@@ -89,7 +88,7 @@ class TargetMonitor:
         """The engines on the newest page and engines that left the page recently."""
         return self._engines.values()
 
-    def set_server(self, facts: ServerFacts, stated: StatedServer) -> None:
+    def set_server(self, facts: Server, stated: StatedServer) -> None:
         """Set the facts about the server and, in `stated`, the input of the recommendations.
 
         Both are used from the next page on.
@@ -99,7 +98,7 @@ class TargetMonitor:
             engine.judge.set_server(facts, stated)
 
     @property
-    def server(self) -> ServerFacts | None:
+    def server(self) -> Server | None:
         """The facts about the server; None until they have been read."""
         return None if self._server is None else self._server[0]
 

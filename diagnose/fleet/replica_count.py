@@ -20,7 +20,6 @@ from kneewatch.diagnose.deployment.server_facts import (
     POD,
     TENSOR_PARALLEL,
     VERSION,
-    ServerFacts,
     SourceReading,
     merge,
     printable,
@@ -44,7 +43,7 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio, ratio_text
-from kneewatch.diagnose.verdict import Value
+from kneewatch.diagnose.verdict import Server, Value
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.rule import Severity
@@ -101,7 +100,7 @@ def server_of(tier: Tier, stated: Stated) -> Deployment:
     return deployment(tier.engines[0].config, tier_facts(tier, stated, t_s=0.0)[1])
 
 
-def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, Stated]:
+def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[Server, Stated]:
     """Facts about a tier's servers from its series at `t_s`, and the settings with these facts.
 
     The model comes from the label `model_name`, the version from the replicas' images, and the GPU

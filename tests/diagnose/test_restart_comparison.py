@@ -12,10 +12,9 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import NOTHING
-from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.latency_split import launch_changes
-from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.diagnose.verdict import Server, Verdict, decode, encode
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import BEGUN_S
 from tests.incidents.pages import SERVING, Load, pages
@@ -25,9 +24,9 @@ LAST_OF_THE_OLD = 19
 """Scrapes from the first failed one to the last page that the old process left."""
 
 
-def version(number: str) -> ServerFacts:
+def version(number: str) -> Server:
     """Facts with this version."""
-    return ServerFacts((Fact("vllm_version", number, "the server", 0.0),))
+    return Server(launch={"vllm_version": number})
 
 
 def told(name: str) -> Verdict:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOT_REPORTED, NOTHING, Stated, deployment
-from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts, SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine, parse_command
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.verdict import Value
+from kneewatch.diagnose.verdict import KnownFact, Server, Value
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CONFIG = {
@@ -30,7 +30,7 @@ def merged(
     *readings: SourceReading,
     config: Mapping[str, str] = CONFIG,
     models: tuple[str, ...] = ("chat",),
-) -> tuple[ServerFacts, Stated]:
+) -> tuple[Server, Stated]:
     return merge(stated, readings, config=config, model_names=models, settings_s=1.0, page_s=9.0)
 
 
@@ -52,11 +52,11 @@ def test_a_server_and_its_process_complete_what_is_not_set() -> None:
     assert (stated.version, stated.degree, stated.seats) == ((0, 32, 0), 1, 64)
     assert stated.reported.max_model_len == 8192
     by_name = {fact.name: fact for fact in facts.facts}
-    assert by_name["vllm_version"] == Fact("vllm_version", "0.32.0", "server", 5.0)
-    assert by_name["tensor_parallel"] == Fact("tensor_parallel", 1, "process", 6.0)
-    assert by_name["num_gpu_blocks"] == Fact("num_gpu_blocks", 1000, "page", 9.0)
+    assert by_name["vllm_version"] == KnownFact("vllm_version", "0.32.0", "server", read_s=5.0)
+    assert by_name["tensor_parallel"] == KnownFact("tensor_parallel", 1, "process", read_s=6.0)
+    assert by_name["num_gpu_blocks"] == KnownFact("num_gpu_blocks", 1000, "page", read_s=9.0)
     assert facts.notes == ()
-    assert [name for name, _ in facts.unknown] == ["gpu", "replicas"]
+    assert [row.name for row in facts.unknown] == ["gpu", "replicas"]
 
 
 def test_a_setting_wins_and_the_conflict_is_a_note() -> None:
@@ -159,14 +159,14 @@ def test_a_line_that_may_have_more_flags_has_no_default_degree() -> None:
 def test_what_is_unknown_says_how_to_supply_it() -> None:
     facts, stated = merged(Stated(gpu=gpu("h100-sxm")))
     assert stated == Stated(gpu=gpu("h100-sxm"))
-    assert dict(facts.unknown).keys() == {
+    assert {row.name: row.supply for row in facts.unknown}.keys() == {
         "model",
         "tensor_parallel",
         "vllm_version",
         "launch",
         "replicas",
     }
-    assert "--model" in dict(facts.unknown)["model"]
+    assert "--model" in {row.name: row.supply for row in facts.unknown}["model"]
 
 
 def test_notes_of_sources_are_kept_once() -> None:

@@ -15,10 +15,11 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
-from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.values import GpuReading
+from kneewatch.diagnose.verdict import Server
 from tests.agent.server.test_facts_in_use import PAGES, TYPE
 from tests.collector.fake_nvml import DRIVER_NOT_LOADED, FakeDriver, FakeGpu, driver_module
 from tests.collector.nvml_nodes import A100
@@ -89,7 +90,7 @@ def test_a_driver_that_fails_is_a_note() -> None:
     assert "driver is not loaded" in reading.notes[0]
 
 
-def merged(stated: Stated, *readings: SourceReading) -> tuple[ServerFacts, Stated]:
+def merged(stated: Stated, *readings: SourceReading) -> tuple[Server, Stated]:
     return merge(stated, readings, config={}, model_names=(), settings_s=1.0, page_s=9.0)
 
 
@@ -99,7 +100,7 @@ def test_the_gpu_completes_what_is_not_set() -> None:
     assert completed.gpu is not None
     assert (completed.gpu.id, completed.degree) == ("h100-sxm", 1)
     assert facts.value("tensor_parallel") == 1
-    assert {name for name, _ in facts.unknown}.isdisjoint({"gpu", "tensor_parallel"})
+    assert {row.name for row in facts.unknown}.isdisjoint({"gpu", "tensor_parallel"})
 
 
 @pytest.mark.parametrize(("flags", "notes"), [("-tp 2", 0), ("-tp 4", 1), ("-dp 2", 0)])
