@@ -109,7 +109,7 @@ class UnknownFact(Struct, frozen=True):
 
 
 class Server(Struct, frozen=True, omit_defaults=True):
-    """The facts about a server; at the time of a verdict, with their ages.
+    """The facts about a server at the time of a verdict.
 
     - `facts`: each fact once, from the source that takes precedence.
     - `notes`: conflicts between sources with both values, and what could not be read.
@@ -120,7 +120,7 @@ class Server(Struct, frozen=True, omit_defaults=True):
     notes: Sequence[str] = written(())
     unknown: Sequence[UnknownFact] = written(())
     launch: Internal[Mapping[str, Value | None] | None] = None
-    """Until it is in a verdict: the facts that only another launch changes, by name."""
+    """Before it is in a verdict: the facts that only another launch changes, by name."""
 
     def value(self, name: str) -> Value | None:
         """A fact's value; None if unknown."""

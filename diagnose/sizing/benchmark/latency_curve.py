@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -217,6 +217,14 @@ GPU_SHORTFALL_LIMIT = 0.20
 """How far GPU utilization (0..1) may be below the benchmark's at equal RPS (guide 9.1 step 13)."""
 
 
+class LittlesGap(NamedTuple):
+    """The ratio of concurrency / latency to the measured requests/s, in a word, and its meaning."""
+
+    ratio: float
+    verdict: Literal["mismatch", "impossible", "consistent"]
+    meaning: str
+
+
 def littles_gap(
     sheet: Sheet,
     *,
@@ -224,8 +232,8 @@ def littles_gap(
     requests_per_s: float,
     latency_s: float,
     is_target: bool = False,
-) -> tuple[float, str, str]:
-    """The ratio of concurrency / latency to the measured requests/s, in a word, and its meaning.
+) -> LittlesGap:
+    """How far a benchmark is from Little's law.
 
     `latency_s` is the mean time from a request's arrival to its end. By Little's law, the gap of a
     sound run is 1.
@@ -249,38 +257,46 @@ def littles_gap(
         result="{} requests/s",
         source="guide 8.3",
     )
-    gap = sheet.line(
+    ratio = sheet.line(
         "Little's gap",
         "{ceiling} / {measured}",
         (ceiling, requests_per_s),
-        result=lambda gap: f"{figure(gap)} ({_verdict(gap, is_target=is_target)[0]})",
+        result=lambda ratio: f"{figure(ratio)} ({_gap(ratio, is_target=is_target).verdict})",
         source="guide 8.3",
     )
-    return gap, *_verdict(gap, is_target=is_target)
+    return _gap(ratio, is_target=is_target)
 
 
-def _verdict(gap: float, *, is_target: bool) -> tuple[str, str]:
-    if gap > GAP_LIMIT and not is_target:
-        return "mismatch", (
+def _gap(ratio: float, *, is_target: bool) -> LittlesGap:
+    if ratio > GAP_LIMIT and not is_target:
+        return LittlesGap(
+            ratio,
+            "mismatch",
             "the stated concurrency was not reached (too few requests, a slow client, too few "
             "arrivals), or the latencies leave out part of each request; fix the benchmark before "
-            "sizing"
+            "sizing",
         )
-    if gap > GAP_LIMIT:
-        return "mismatch", (
+    if ratio > GAP_LIMIT:
+        return LittlesGap(
+            ratio,
+            "mismatch",
             "the test inputs may differ from production's; with long outputs the gap is decode "
-            "time: compare with the mean latency before you reject the benchmark"
+            "time: compare with the mean latency before you reject the benchmark",
         )
-    if gap < IMPOSSIBLE_GAP and not is_target:
-        return "impossible", (
-            "more requests were served than were in flight: the numbers contradict each other"
+    if ratio < IMPOSSIBLE_GAP and not is_target:
+        return LittlesGap(
+            ratio,
+            "impossible",
+            "more requests were served than were in flight: the numbers contradict each other",
         )
-    if gap > THIN_GAP and not is_target:
-        return "consistent", (
-            f"only {percent(1 / gap)} of the stated concurrency was in flight on average: run "
-            "longer at each step"
+    if ratio > THIN_GAP and not is_target:
+        return LittlesGap(
+            ratio,
+            "consistent",
+            f"only {percent(1 / ratio)} of the stated concurrency was in flight on average: run "
+            "longer at each step",
         )
-    return "consistent", "the benchmark is consistent"
+    return LittlesGap(ratio, "consistent", "the benchmark is consistent")
 
 
 # --- Flaws that make a curve unfit, or less fit, to size from (guide 8.2, 8.3) --------------------
@@ -403,18 +419,19 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
         if not latency_s:
             unchecked.append(f"{point.concurrency:g}")
             continue
-        gap, verdict, meaning = littles_gap(
+        gap = littles_gap(
             Sheet(),
             concurrency=point.concurrency,
             requests_per_s=point.requests_per_s,
             latency_s=latency_s,
         )
-        if verdict != "consistent":
+        expected_per_s = gap.ratio * point.requests_per_s
+        if gap.verdict != "consistent":
             yield RedFlag(
                 "littles_law",
                 f"at {point.concurrency:g} in flight {figure(point.requests_per_s)} requests/s "
-                f"were measured, and Little's law gives {figure(gap * point.requests_per_s)}: "
-                f"{meaning}",
+                f"were measured, and Little's law gives {figure(expected_per_s)}: "
+                f"{gap.meaning}",
             )
     if unchecked:
         yield RedFlag(

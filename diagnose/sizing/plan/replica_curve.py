@@ -397,14 +397,14 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     if latency_s is None:
         part.notes.append("Little's law was not checked: the benchmark reports no mean latency")
     else:
-        *_, meaning = littles_gap(
+        gap = littles_gap(
             part.sheet,
             concurrency=best.concurrency,
             requests_per_s=best.requests_per_s,
             latency_s=latency_s,
             is_target=best.latency_mean_s is None,
         )
-        part.notes.append(f"Little's law: {meaning}")
+        part.notes.append(f"Little's law: {gap.meaning}")
     return Curve(best, "measured", part)
 
 
