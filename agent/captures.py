@@ -1,23 +1,15 @@
-"""Captures: recorded, and read in order of time by a second process. I/O edge.
-
-This module does not import the diagnosis, which takes a tenth of a second: the second process reads
-the first pages meanwhile.
-"""
+"""Captures: recorded, and read in order of time. I/O edge."""
 
 from __future__ import annotations
 
 import heapq
-import os
 import signal
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from struct import pack
-from traceback import format_exc
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -30,13 +22,10 @@ from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.collector.page import Layout, Page
+from kneewatch.collector.page import Page
 from kneewatch.rules.formatting import duration, span
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
     from kneewatch.agent.server.host import HostReader
     from kneewatch.collector.http.fetch import Fetcher
 
@@ -51,7 +40,6 @@ Prometheus considers a series stale after the same time."""
 
 
 Numbered = tuple[int, Entry]
-BATCH_ENTRIES = 16
 
 
 def capture_name(path: str | Path) -> str:
@@ -72,8 +60,7 @@ def capture_names(paths: Sequence[str]) -> list[str]:
 
 
 class Captures:
-    """Several captures, merged in order of time. `on_message` is called with messages about
-    unreadable parts.
+    """Several captures, merged in order of time. Unreadable parts are reported on stderr.
 
     `unusable` is the number of captures without a readable entry. If no capture has one, iterating
     raises CaptureError.
@@ -86,11 +73,7 @@ class Captures:
         self, paths: Sequence[str], *, from_s: float | None = None, to_s: float | None = None
     ) -> None:
         self._readers = [CaptureReader(path, from_s=from_s, to_s=to_s) for path in paths]
-        self.on_message: Callable[[str], None] = say
         self.unusable = 0
-
-    def __len__(self) -> int:
-        return len(self._readers)
 
     def __iter__(self) -> Iterator[Numbered]:
         """Yields all entries, each with the index of its capture."""
@@ -102,25 +85,10 @@ class Captures:
         yield from merged
         for reader in self._readers:
             if reader.damaged:
-                self.on_message(
+                say(
                     f"{reader.path}: {reader.damaged} damaged entries skipped; "
                     f"the first: {reader.first_damage}"
                 )
-
-    def batches(self) -> Iterator[list[Numbered]]:
-        """Yields all entries in batches. Processing many in a row is faster, because code and data
-        stay in the CPU caches."""
-        batch: list[Numbered] = []
-        try:
-            for numbered in self:
-                batch.append(numbered)
-                if len(batch) == BATCH_ENTRIES:
-                    yield batch
-                    batch = []
-        except CaptureError:
-            yield batch  # the entries before the error come first
-            raise
-        yield batch
 
     def _numbered(self, index: int, reader: CaptureReader) -> Iterator[Numbered]:
         try:
@@ -130,7 +98,7 @@ class Captures:
             self.unusable += 1
             if self.unusable == len(self._readers):
                 raise
-            self.on_message(str(error))
+            say(str(error))
 
 
 class PageReader:
@@ -181,197 +149,6 @@ def _stale_error(page: Page, t_s: float) -> CollectError | None:
                 hint="Check the proxy or exporter in between, and the clocks.",
             )
     return None
-
-
-# --- Read ahead by a second process ---------------------------------------------------------------
-
-
-PageRead: TypeAlias = tuple[int, float, Page | CollectError]
-"""A capture's index, the time of the scrape in unix seconds, and the page or the error."""
-
-
-_PackedPage: TypeAlias = tuple[Layout | None, bytes]
-"""A page, packed to be sent to another process: its layout, None if that equals the layout of the
-previous page of the same source, and its values."""
-
-
-class _Packed(NamedTuple):
-    """A scrape, packed to be sent to another process. `at` is the index of its capture."""
-
-    at: int
-    t_s: float
-    page: _PackedPage
-    gpus: _PackedPage | None
-    timestamps_s: Mapping[int, float]
-    host: Mapping[str, float]
-
-
-class _Failed(NamedTuple):
-    """A failed scrape, packed to be sent to another process. `at` is the index of its capture."""
-
-    at: int
-    t_s: float
-    message: str
-    kind: str
-    hint: str
-
-
-class PrefetchedPages:
-    """The pages of captures in order of time, in batches. Use it in a `with` statement: a second
-    process starts there and reads ahead.
-
-    On a machine with a single core, this process reads the pages instead. Messages and errors of
-    `Captures` appear in this process. `unusable` is the number of captures without a readable
-    entry.
-    """
-
-    def __init__(self, captures: Captures, limits: Limits) -> None:
-        self._captures, self._limits = captures, limits
-        self._source: Connection | None = None
-        self._process: BaseProcess | None = None
-        self.unusable = 0
-
-    def __enter__(self) -> Self:
-        """Start the second process."""
-        if os.cpu_count() == 1:
-            return self
-        # Lazy: slow to import.
-        from multiprocessing import get_context
-
-        context = get_context("fork")
-        self._source, sink = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_serve, args=(self._source, sink, self._captures, self._limits), daemon=True
-        )
-        self._process.start()
-        sink.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the second process."""
-        if self._source is not None:
-            self._source.close()
-        if self._process is not None:
-            self._process.terminate()
-            self._process.join()
-
-    def __iter__(self) -> Iterator[list[PageRead]]:
-        if self._source is None or self._process is None:
-            yield from read_batches(self._captures, self._limits)
-            self.unusable = self._captures.unusable
-            return
-        try:
-            yield from self._received(self._source)
-        except EOFError:
-            self._process.join()
-            message = f"the process that reads the captures exited ({self._process.exitcode})"
-            raise CaptureError(message) from None
-
-    def _received(self, source: Connection) -> Iterator[list[PageRead]]:
-        """Yields the batches that the reading process sends.
-
-        Raises:
-            EOFError: the reading process exited unexpectedly.
-        """
-        layouts: _Layouts = {}
-        while True:
-            try:
-                message: tuple[str, Any] = source.recv()
-            except OSError as exc:  # it exited within a message
-                raise EOFError from exc
-            kind, payload = message
-            if kind == "pages":
-                yield [_unpacked(packed, layouts) for packed in payload]
-            elif kind == "say":
-                say(payload)
-            elif kind == "refused":
-                raise CaptureError(payload)
-            elif kind == "broken":
-                raise RuntimeError(payload)
-            else:
-                self.unusable = payload
-                return
-
-
-def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]:
-    """Yields all pages in batches, read in this process."""
-    readers = [PageReader(limits) for _ in range(len(captures))]
-    for batch in captures.batches():
-        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in batch]
-
-
-def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
-    """Send all pages. Runs in the reading process; stops when the receiver closes the pipe or
-    exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    source.close()
-    # Lazy: slow to import.
-    from threading import Thread
-
-    Thread(target=_exit_with_parent, daemon=True).start()
-    captures.on_message = lambda message: sink.send(("say", message))
-    last: _Layouts = {}
-    try:
-        for batch in read_batches(captures, limits):
-            sink.send(("pages", [_packed(read, last) for read in batch]))
-        sink.send(("end", captures.unusable))
-    except BrokenPipeError:
-        return
-    except CaptureError as error:
-        sink.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 - the parent process prints the traceback
-        sink.send(("broken", format_exc()))
-
-
-def _exit_with_parent() -> None:
-    """Exit when the parent process has exited, even while a read waits, as that of a FIFO may."""
-    # Lazy: slow to import.
-    from multiprocessing import parent_process
-
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-Source: TypeAlias = tuple[int, str]
-"""A capture's index, and "gpus" for the page of its GPUs, else ""."""
-
-
-_Layouts: TypeAlias = dict[Source, Layout]
-"""The newest layout of each source; both processes keep them alike."""
-
-
-def _packed_page(source: Source, page: Page, last: _Layouts) -> _PackedPage:
-    layout = page.layout if last.get(source) is not page.layout else None
-    last[source] = page.layout
-    return layout, pack(f"{len(page.values)}d", *page.values)
-
-
-def _unpacked_page(source: Source, packed: _PackedPage, layouts: _Layouts) -> Page:
-    layout, values = packed
-    if layout is not None:
-        layouts[source] = layout
-    return Page(layouts[source], array("d", values).tolist())
-
-
-def _packed(read: PageRead, last: _Layouts) -> _Packed | _Failed:
-    """A page or error, packed to be sent."""
-    at, t_s, page = read
-    if isinstance(page, CollectError):
-        return _Failed(at, t_s, str(page), page.kind, page.hint)
-    gpus = None if page.gpus is None else _packed_page((at, "gpus"), page.gpus, last)
-    sent = _packed_page((at, ""), page, last)
-    return _Packed(at, t_s, sent, gpus, page.timestamps_s, page.host)
-
-
-def _unpacked(packed: _Packed | _Failed, layouts: _Layouts) -> PageRead:
-    at, t_s = packed.at, packed.t_s
-    if isinstance(packed, _Failed):
-        return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
-    page = _unpacked_page((at, ""), packed.page, layouts)
-    gpus = None if packed.gpus is None else _unpacked_page((at, "gpus"), packed.gpus, layouts)
-    return at, t_s, Page(page.layout, page.values, packed.timestamps_s, packed.host, gpus)
 
 
 # --- The command record ---------------------------------------------------------------------------

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import click
 
-from kneewatch.agent.captures import Captures, PrefetchedPages, capture_names
+from kneewatch.agent.captures import Captures, capture_names
 from kneewatch.agent.console import NO_DATA, OK
+from kneewatch.agent.printing import print_timeline, style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import timestamp
+from kneewatch.agent.stated_deployment import stated
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import span, wrapped
-
-if TYPE_CHECKING:
-    from kneewatch.diagnose.diagnosis_config import Profile
-    from kneewatch.diagnose.verdict import Verdict
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
@@ -41,27 +42,20 @@ def replay(
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
     recorded = Captures(captures, from_s=from_s, to_s=to_s)
-    with PrefetchedPages(recorded, settings.limits()) as pages:
-        # Lazy: imported while the second process reads.
-        from kneewatch.agent.printing import print_timeline
-        from kneewatch.agent.stated_deployment import stated
-
-        diagnoses = _replayed(pages, captures, settings.profile(stated=stated(settings)), settings)
-        status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
-    return NO_DATA if status == OK and pages.unusable else status
+    profile = settings.profile(stated=stated(settings))
+    diagnoses = _replayed(recorded, captures, profile, settings)
+    status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
+    return NO_DATA if status == OK and recorded.unusable else status
 
 
 def _replayed(
-    pages: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
+    recorded: Captures, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Verdict]]:
     """Yields the diagnoses of each scrape. Raises SettingsError for a wrong threshold before the
     first scrape."""
-    from kneewatch.agent.stream import TargetStream
-    from kneewatch.diagnose.engine.judge import Catalogue
-
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    return (streams[at].judge(t_s, page) for batch in pages for at, t_s, page in batch)
+    return (streams[at].replay(entry) for at, entry in recorded)
 
 
 def demo(settings: Settings, *, form: str) -> int:
@@ -70,16 +64,13 @@ def demo(settings: Settings, *, form: str) -> int:
     window_s = settings["window_s"]
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S
-    with PrefetchedPages(Captures([recording]), settings.limits()) as pages:
-        # Lazy: imported while the second process reads.
-        from kneewatch.agent.printing import print_timeline, style
-
-        diagnoses = _replayed(pages, [recording], settings.profile(window_s=window_s), settings)
-        if form == "text":
-            introduction = (
-                "Recording of a real vLLM 0.32.0 server on CPU with 160 KV cache blocks: healthy, "
-                "nearly full, preempting, queueing, drained. Scraped every 2 s, window "
-                f"{span(window_s)}."
-            )
-            click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
-        return print_timeline(diagnoses, form, settings.docs_url, named=False)
+    profile = settings.profile(window_s=window_s)
+    diagnoses = _replayed(Captures([recording]), [recording], profile, settings)
+    if form == "text":
+        introduction = (
+            "Recording of a real vLLM 0.32.0 server on CPU with 160 KV cache blocks: healthy, "
+            "nearly full, preempting, queueing, drained. Scraped every 2 s, window "
+            f"{span(window_s)}."
+        )
+        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
+    return print_timeline(diagnoses, form, settings.docs_url, named=False)

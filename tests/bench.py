@@ -203,7 +203,7 @@ def replay(what: str, captures: list[Path], pages: int, bodies: list[str]) -> No
         f"{peer_s / ours_s:.1f}x",
     )
     show(
-        "the same, CPU of both processes a page",
+        "the same, CPU a page",
         f"{1e3 * used_s:.2f} ms",
         f"{parses} {1e3 * peer_s:.2f} ms",
         f"{peer_s / used_s:.1f}x",

@@ -1,15 +1,19 @@
-"""Recordings read some entries at a time: none is lost, those before an error come first."""
+"""Recordings read in order of time: none is lost, those before an error come first."""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kneewatch.agent import captures
-from kneewatch.agent.captures import BATCH_ENTRIES, Captures
+from kneewatch.agent.captures import Captures
 from kneewatch.agent.console import COLLECT_AFTER, infrequent_gc
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
@@ -19,6 +23,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.recordings import CAPTURES
 from tests.reports.documents import document
+from tests.waiting import PATIENCE_S
 
 
 def written(path: Path, count: int, *, start_s: float = 0.0) -> str:
@@ -29,17 +34,13 @@ def written(path: Path, count: int, *, start_s: float = 0.0) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    "count", [1, BATCH_ENTRIES - 1, BATCH_ENTRIES, BATCH_ENTRIES + 1, 2 * BATCH_ENTRIES, 100]
-)
-def test_batches_hold_every_entry_in_order(tmp_path: Path, count: int) -> None:
+def test_entries_of_several_captures_come_in_order_of_time(tmp_path: Path) -> None:
     paths = [
-        written(tmp_path / "a.jsonl.gz", count),
-        written(tmp_path / "b.jsonl.gz", count, start_s=0.5),
+        written(tmp_path / "a.jsonl.gz", 20),
+        written(tmp_path / "b.jsonl.gz", 20, start_s=0.5),
     ]
-    batches = list(Captures(paths).batches())
-    assert [numbered for batch in batches for numbered in batch] == list(Captures(paths))
-    assert [len(batch) for batch in batches[:-1]] == [BATCH_ENTRIES] * (2 * count // BATCH_ENTRIES)
+    numbered = [(at, entry.t_s) for at, entry in Captures(paths)]
+    assert numbered == [(number % 2, number / 2) for number in range(40)]
 
 
 def test_what_was_read_before_an_error_is_told_before_it(
@@ -52,13 +53,28 @@ def test_what_was_read_before_an_error_is_told_before_it(
             yield from super().__iter__()
             raise CaptureError("the disk failed")
 
-    path = written(tmp_path / "a.jsonl.gz", BATCH_ENTRIES + 3)
+    path = written(tmp_path / "a.jsonl.gz", 3)
     monkeypatch.setattr(captures, "CaptureReader", Breaking)
-    batches = Captures([path]).batches()
-    assert len(next(batches)) == BATCH_ENTRIES
-    assert [entry.t_s for _, entry in next(batches)] == [BATCH_ENTRIES + n for n in range(3)]
+    entries = iter(Captures([path]))
+    assert [next(entries)[1].t_s for _ in range(3)] == [0.0, 1.0, 2.0]
     with pytest.raises(CaptureError, match="the disk failed"):
-        next(batches)
+        next(entries)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_replay_that_waits_for_its_capture_can_be_ended(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)
+    argv = [sys.executable, "-m", "kneewatch.agent.cli", "replay", str(fifo), "--format", "json"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
+        writer = os.open(fifo, os.O_WRONLY)  # waits until it is read
+        os.kill(process.pid, by)
+        _, said = process.communicate(timeout=PATIENCE_S)
+        os.close(writer)
+    assert b"Traceback" not in said
+    assert process.returncode != 0
 
 
 def test_what_is_made_of_a_page_has_no_cycles() -> None:
