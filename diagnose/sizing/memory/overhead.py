@@ -22,9 +22,14 @@ from kneewatch.diagnose.catalogue.layers import (
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.deployment.vllm_flags import Version
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN, V1, Launch
 from kneewatch.diagnose.sizing.memory.weights import weights_per_gpu
 
+_AMPERE, _HOPPER, _BLACKWELL = 8, 9, 10
+# FlashInfer's decode steps with drafted tokens are captured whole on Hopper and capability 12: not
+# yet with 0.20 to 0.22 (three logged estimates), with 0.26 they are.
+_XQA_DRAFTS: Version = (0, 24, 0)
 _LOGIT_BYTES = 4
 _ELEMENT_BYTES = 2
 _MIB = 2**20
@@ -326,8 +331,11 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     nccl = parallel.tensor > gpu.nvlink_gpus or (mixture and parallel.experts)
     each += figures["graph_mib_per_layer_nccl"] * nccl
     layers = model.depth / parallel.pipeline
-    expected = figures["first_graph_gib"] * GIB + _graphs(launch) * layers * each * _MIB
-    if gpu.architecture == "blackwell" and _flashinfer(model):
+    flashinfer = _flashinfer(launch, gpu)
+    whole_steps = not flashinfer or launch.draft is None or _graphs_drafts(launch, gpu)
+    graphs = _graphs(launch, whole_steps=whole_steps)
+    expected = figures["first_graph_gib"] * GIB + graphs * layers * each * _MIB
+    if flashinfer and whole_steps:
         expected += figures["flashinfer_workspace_mib"] * _MIB
     above_gib, ranks = figures["graphs_above_gib"], launch.decode_context_parallel
     if ranks > 1:
@@ -335,18 +343,39 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     return expected, expected + above_gib * GIB
 
 
-def _flashinfer(model: Model) -> bool:
-    """Whether vLLM's attention kernels on Blackwell are FlashInfer's: heads of one size."""
+def _flashinfer(launch: Launch, gpu: Gpu) -> bool:
+    """Whether vLLM's attention kernels are FlashInfer's: for heads of one size, on data-centre
+    Blackwell or with a KV cache that FlashAttention does not read.
+
+    Source: `_get_backend_priorities` of vllm/platforms/cuda.py (0.32).
+    """
+    kept, family = launch.kv_cache_dtype, _family(gpu)
+    unread = family != _HOPPER or kept == "fp8_e5m2"
+    if family != _BLACKWELL and not (unread and kv_format(kept).is_quantized):
+        return False
     heads = {
         (part.kind.key_dim, part.kind.value_dim)
-        for part in model.layers
+        for part in launch.model.layers
         if isinstance(part.kind, FullAttention | SlidingAttention)
     }
     return len(heads) == 1
 
 
-def _graphs(launch: Launch) -> int:
-    """How many CUDA graphs vLLM captures: of whole decode steps, and of mixed steps in pieces.
+def _graphs_drafts(launch: Launch, gpu: Gpu) -> bool:
+    """Whether FlashInfer's decode steps with drafted tokens are captured as a whole.
+
+    Source: `get_cudagraph_support` of vllm/v1/attention/backends/flashinfer.py (0.32).
+    """
+    family = _family(gpu)
+    return family == _BLACKWELL or (family > _AMPERE and launch.version >= _XQA_DRAFTS)
+
+
+def _family(gpu: Gpu) -> int:
+    return int(float(gpu.compute_capability or 0))
+
+
+def _graphs(launch: Launch, *, whole_steps: bool) -> int:
+    """How many CUDA graphs vLLM captures: of mixed steps in pieces, and of whole decode steps.
 
     Mixed steps up to twice the tokens of a decode step with all seats taken, of 1, 2, 4, every 8 to
     256 and every 16 to 512 tokens. Whole decode steps up to that many tokens.
@@ -357,4 +386,5 @@ def _graphs(launch: Launch) -> int:
     seated = launch.seqs * (1 + drafted)
     sizes = launch.cudagraph_capture_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     mixed = [size for size in sizes if launch.cudagraph_capture_sizes or size <= 2 * seated]
-    return len(mixed) + sum(size <= seated for size in mixed)
+    whole = [size for size in mixed if size <= seated] if whole_steps else []
+    return len(mixed) + len(whole)
