@@ -29,9 +29,6 @@ from tests.throughput import SYSTEMS, configuration
 GIVEN, PUBLIC = RECORDED = "throughput_2026.jsonl", "throughput_2026_public.jsonl"
 AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
 """How far measured over predicted may be from 1, by figure."""
-NOTHING_FITTED = ("mi300x", "rtx-5090")
-"""GPUs of which no output figure was fitted: only their bands are held."""
-
 AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, TPOT 24%, TTFT 4.4x"
 """Its errors as they were measured once, on points of which most are not among these."""
 

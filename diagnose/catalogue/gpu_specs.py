@@ -103,6 +103,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return self.segment != "data-centre" and self.memory_bytes > 1.01 * listed.memory_bytes
 
     @property
+    def accumulates_at_half_rate(self) -> bool:
+        """Whether 32-bit sums halve the rate of its products, as INT8's, four times it, shows."""
+        return (self.int8_op_per_s or 0.0) > 3 * self.bf16_flop_per_s
+
+    @property
     def memory_is_estimated(self) -> bool:
         """Whether `memory_bytes` is an estimate instead of a figure from a log."""
         return self.memory_source.startswith("estimated")

@@ -27,7 +27,7 @@ from kneewatch.diagnose.recommend.prediction import (
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.diagnose.sizing.speed.roofline_inputs import on_gpu
 from kneewatch.rules.formatting import duration, percent
 
 FEW_TIMES = 2.0
@@ -347,7 +347,7 @@ def host_cache(context: LeverContext) -> Recommendation | None:
         return None
     tokens, gpu = held_tokens or 0.0, launch.gpu
     reload_s = server.layout.request_bytes(floor(tokens)) / gpu.host_bytes_per_s
-    again_s = tokens * costs.body_flop_per_token / (costs.flop_per_s * DEFAULT.mfu_ratio)
+    again_s = tokens * costs.body_flop_per_token / (costs.flop_per_s * on_gpu(gpu).mfu_ratio)
     if reload_s >= again_s:
         return None
     # As much again as all ranks hold.
@@ -450,13 +450,14 @@ def _prefill_numbers(
 def _freed(context: LeverContext, left: float) -> dict[str, float]:
     """The share of GPU time spent on recomputing prompts, and its price; empty if unknown.
 
-    FLOP of the recomputed tokens divided by FLOP/s at the default MFU (guide 3.2, 8.4).
+    FLOP of the recomputed tokens divided by FLOP/s at the GPU's usual MFU (guide 3.2, 8.4).
     """
-    hourly, costs = context.server.usd_per_hour, computed_costs(context.server.sized_launch)
+    hourly, launch = context.server.usd_per_hour, context.server.sized_launch
+    costs = computed_costs(launch)
     again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
-    if costs is None or again_per_s <= 0:
+    if launch is None or costs is None or again_per_s <= 0:
         return {}
-    reached_per_s = costs.flop_per_s * DEFAULT.mfu_ratio
+    reached_per_s = costs.flop_per_s * on_gpu(launch.gpu).mfu_ratio
     share = again_per_s * costs.body_flop_per_token / reached_per_s
     if not 0 < share <= 1:
         return {}

@@ -20,7 +20,7 @@ from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, adv
 from kneewatch.diagnose.recommend.prediction import computed_costs
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.diagnose.sizing.speed.roofline_inputs import on_gpu
 from kneewatch.rules.formatting import percent
 
 
@@ -52,15 +52,15 @@ def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
 
     Shape: (tokens + 1,). Computed with the roofline at the measured batch; empty if unknown.
     """
-    costs, demand = computed_costs(context.server.sized_launch), context.demand
-    batch = context.get("running_avg")
-    if costs is None or not demand.input_tokens or batch < 1:
+    launch, demand = context.server.sized_launch, context.demand
+    costs, batch = computed_costs(launch), context.get("running_avg")
+    if launch is None or costs is None or not demand.input_tokens or batch < 1:
         return ()
     context_tokens = demand.input_tokens + (demand.output_tokens or 0.0) / 2
     times_s = [
         step_model(
             costs,
-            DEFAULT,
+            on_gpu(launch.gpu),
             context_tokens=context_tokens,
             prompt_context_tokens=context_tokens,
             tokens_per_sequence=1.0 + draft_tokens,

@@ -21,10 +21,10 @@ from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
-    DEFAULT,
     Costs,
     Efficiency,
     costs,
+    on_gpu,
     with_shares,
 )
 
@@ -59,24 +59,6 @@ def computed_memory(launch: Launch | None) -> Memory | None:
         return None
 
 
-def roofline(
-    context: LeverContext,
-    launch: Launch,
-    *,
-    requests: float,
-    most: float = inf,
-    saved_ratio: float,
-    shares: Efficiency = DEFAULT,
-) -> Performance:
-    """The predicted performance of a launch at the context's request lengths.
-
-    Raises:
-        SizingError: GPU or lengths are unknown.
-    """
-    load = load_of(context, launch, requests=requests, most=most, saved_ratio=saved_ratio)
-    return performance_of(costs_of(launch), load, shares)
-
-
 def load_of(
     context: LeverContext, launch: Launch, *, requests: float, most: float, saved_ratio: float
 ) -> Load:
@@ -108,26 +90,26 @@ def measured_efficiency(context: LeverContext, launch: Launch, load: Load) -> Ef
         context.memo[MEASURED] = _measured_shares(context, launch, load)
     shares = context.memo[MEASURED]
     return with_shares(
-        DEFAULT, mfu_ratio=shares.get("mfu_ratio"), mbu_ratio=shares.get("mbu_ratio")
+        on_gpu(launch.gpu), mfu_ratio=shares.get("mfu_ratio"), mbu_ratio=shares.get("mbu_ratio")
     )
 
 
 def _measured_shares(context: LeverContext, launch: Launch, load: Load) -> dict[str, float]:
     if launch.parallel.pipeline > 1 or context.get("running_min") < 1:
         return {}
-    costs = costs_of(launch)
-    usual = performance_of(costs, load, DEFAULT)
-    prompts = _prompt_time_ratio(usual)
-    if prompts <= _FEW_PROMPTS_RATIO and usual.decode_step.binding == "memory":
+    costs, usual = costs_of(launch), on_gpu(launch.gpu)
+    predicted = performance_of(costs, load, usual)
+    prompts = _prompt_time_ratio(predicted)
+    if prompts <= _FEW_PROMPTS_RATIO and predicted.decode_step.binding == "memory":
         share = _share(
             context.get("memory_bytes_per_s"),
-            lambda ratio: _bytes_per_s(costs, load, with_shares(DEFAULT, mbu_ratio=ratio)),
+            lambda ratio: _bytes_per_s(costs, load, with_shares(usual, mbu_ratio=ratio)),
         )
         return {} if share is None else {"mbu_ratio": share}
     if prompts >= _MOSTLY_PROMPTS_RATIO:
         share = _share(
             context.get("flop_per_s"),
-            lambda ratio: _flop_per_s(costs, load, with_shares(DEFAULT, mfu_ratio=ratio)),
+            lambda ratio: _flop_per_s(costs, load, with_shares(usual, mfu_ratio=ratio)),
         )
         return {} if share is None else {"mfu_ratio": share}
     return {}
@@ -380,15 +362,15 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
             "decode_factor": own.decode_factor,
             "prefill_factor": own.prefill_factor,
         }
-        sizes = _sizes(context, change)
-        return roofline(
+        launch = change.launch or server.sized_launch
+        after = load_of(
             context,
-            change.launch or server.sized_launch,
+            launch,
             requests=max(demand.requests * change.share_ratio, 1.0),
-            most=max(1.0, sizes.get("max_concurrency", inf)),
+            most=max(1.0, _sizes(context, change).get("max_concurrency", inf)),
             saved_ratio=demand.saved_ratio if change.saved_ratio is None else change.saved_ratio,
-            shares=own,
         )
+        return performance_of(costs_of(launch), after, own)
     except SizingError:
         return None
 

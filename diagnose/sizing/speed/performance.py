@@ -16,6 +16,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
     Costs,
     Efficiency,
+    busiest_reads,
     touched_ratio,
 )
 from kneewatch.diagnose.speculation import tokens_per_pass
@@ -105,6 +106,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
     weights_s: float
     experts_s: float
     """Seconds to read all routed experts once."""
+    expert_spread: float
     touch_s: float
     """Seconds of fixed costs of all routed experts' kernels."""
     token_ratio: float
@@ -161,10 +163,11 @@ class StepModel(Struct, frozen=True, kw_only=True):
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
         touched = touched_ratio(self.token_ratio, tokens)
+        read = touched * busiest_reads(self.expert_spread, touched)
         rows_s = tokens * self.token_rows_s
         launch_s = self.layers_s + sequences * self.sequence_s + touched * self.touch_s
         return (
-            (self.weights_s, self.experts_s * touched + rows_s, sequences * self.sequence_read_s),
+            (self.weights_s, self.experts_s * read + rows_s, sequences * self.sequence_read_s),
             (
                 sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
                 tokens * self.token_experts_s + rows_s,
@@ -216,6 +219,7 @@ def step_model(
     return StepModel(
         weights_s=costs.weights_bytes / read_per_s,
         experts_s=costs.experts_bytes / (read_per_s * kernel_ratio),
+        expert_spread=costs.expert_spread,
         touch_s=costs.experts * efficiency.expert_s,
         token_ratio=costs.touched_ratio,
         sequence_read_s=kv_bytes / read_per_s,

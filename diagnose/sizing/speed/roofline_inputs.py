@@ -123,9 +123,13 @@ def with_shares(
 DEFAULT: Final = Efficiency()
 
 _H100_FLOP_PER_S = 989e12
-# Products reach more of a lower peak: about 0.55 on A100, RTX 4090, RTX 5090 and GB10, and a tenth
-# less than H100's on MI300X. Routed experts do not: on A100 they reach what they do on H100.
+# Products reach more of a lower peak: about 0.55 on A100 and GB10, and a tenth less than H100's on
+# MI300X. Routed experts do not: on A100 they reach what they do on H100.
 _REACH_POWER, _MOST_REACH = 0.43, 0.55
+# GeForce adds in 32 bit at half of its tensor cores' rate, so that all products come nearer to it.
+_HALVED_REACH = 0.9
+# vLLM on MI300X reads at 3.7 of 5.3 TB/s (three dense models at 32 requests).
+_AMD_MBU_RATIO = 0.7
 
 
 @lru_cache(maxsize=256)
@@ -134,8 +138,17 @@ def on_gpu(gpu: Gpu | None, base: Efficiency = DEFAULT) -> Efficiency:
     high that is."""
     if gpu is None:
         return base
+    if gpu.vendor == "amd":
+        base = replace(base, mbu_ratio=min(base.mbu_ratio, _AMD_MBU_RATIO))
     reach = base.mfu_ratio * (_H100_FLOP_PER_S / gpu.bf16_flop_per_s) ** _REACH_POWER
-    return replace(base, mfu_ratio=round(min(reach, max(_MOST_REACH, base.mfu_ratio)), 3))
+    reach = round(min(reach, max(_MOST_REACH, base.mfu_ratio)), 3)
+    if not gpu.accumulates_at_half_rate:
+        return replace(base, mfu_ratio=reach)
+    shares = reach, base.expert_mfu_ratio, base.attention_mfu_ratio
+    matrices, experts, attention = (min(2 * share, _HALVED_REACH) for share in shares)
+    return replace(
+        base, mfu_ratio=matrices, expert_mfu_ratio=experts, attention_mfu_ratio=attention
+    )
 
 
 _MEASURED: Final = packaged_tables("diagnose.sizing.speed", "measured.toml")
@@ -235,6 +248,16 @@ def busiest_ratio(experts: int, gpus: int) -> float:
     return 1 + sqrt(2 * log(gpus) * gpus / experts) if experts else 1.0
 
 
+def busiest_reads(spread: float, touched: float) -> float:
+    """The experts that a step uses on the busiest GPU, divided by the mean.
+
+    Few of the experts that a GPU has are used by few tokens, so their number varies; all tokens of
+    a full batch use all. The largest of n lies sqrt(2 ln n) deviations above the mean, as in
+    `busiest_ratio`.
+    """
+    return 1 + sqrt(spread * (1 - touched) / touched) if spread else 1.0
+
+
 class Costs(Struct, frozen=True, kw_only=True):
     """What one copy of a model on `gpus` GPUs costs, per GPU of one tensor-parallel group.
 
@@ -251,6 +274,9 @@ class Costs(Struct, frozen=True, kw_only=True):
     each."""
     expert_layers: int
     """Number of layers with routed experts."""
+    expert_spread: float
+    """How unevenly whole experts lie on the GPUs (`busiest_reads`); 0 where each GPU has a part of
+    all."""
     touched_ratio: float
     """Share of the experts that one token uses; of expert parallelism one of each engine."""
     kv_bytes_per_token: float
@@ -341,8 +367,10 @@ def costs(launch: Launch) -> Costs:
     engines = parallel.data if parallel.experts else 1
     ranks = tensor_parallel * engines
     routed = parameters.experts / tensor_parallel
-    if parallel.experts:
-        routed *= busiest_ratio(experts.count, ranks)
+    computed, spread = routed, 0.0
+    if parallel.experts and experts.count:
+        computed *= busiest_ratio(experts.count, ranks)
+        spread = 2 * log(ranks) * ranks / experts.count
     exchanged = experts.layers * experts.per_token * model.hidden_size * (1 - 1 / ranks)
     exchanged_bytes = 2 * ACTIVATION_BYTES * exchanged / tensor_parallel if engines > 1 else 0.0
     dense = attention + parameters.mlp / tensor_parallel + parameters.small
@@ -356,14 +384,15 @@ def costs(launch: Launch) -> Costs:
         experts_bytes=routed / engines * stored.expert_bits / 8,
         experts=experts.count * experts.layers // engines,
         expert_layers=experts.layers if experts.count else 0,
+        expert_spread=spread,
         touched_ratio=touched_ratio(token_ratio, engines),
         kv_bytes_per_token=kinds.kv_bytes_per_token / launch.decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
         windows=kinds.windows,
         state_bytes=kinds.state_bytes,
-        body_flop_per_token=2 * (dense + routed * token_ratio) + kinds.state_flop,
-        experts_flop_per_token=2 * routed * token_ratio,
+        body_flop_per_token=2 * (dense + computed * token_ratio) + kinds.state_flop,
+        experts_flop_per_token=2 * computed * token_ratio,
         head_flop_per_token=2 * head / tensor_parallel,
         flop_per_s=narrow_flop_per_s or gpu.bf16_flop_per_s,
         attention_flop_per_s=gpu.bf16_flop_per_s,

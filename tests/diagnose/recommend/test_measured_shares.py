@@ -8,11 +8,12 @@ from operator import attrgetter
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.recommend.prediction import calibrated, costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, with_shares
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, on_gpu, with_shares
 from tests import throughput
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
@@ -220,3 +221,19 @@ def _same_server(first: throughput.Point, other: throughput.Point) -> bool:
         and max(first.input_tokens, other.input_tokens) < 1000
         and 1.1 * lower <= higher <= 3 * lower
     )
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-80gb", "rtx-4090", "mi300x"])
+def test_a_server_as_fast_as_its_gpu_usually_is_needs_no_factor(name: str) -> None:
+    launch = replace(SERVER, gpu=gpu(name))
+    load = Load(
+        input_tokens=6000,
+        output_tokens=60,
+        concurrency=16,
+        max_num_batched_tokens=launch.batched_tokens,
+    )
+    speed = performance(costs_of(launch), load, on_gpu(launch.gpu))
+    page = PROMPTS.but(preemption_per_s=0.0, itl_mean_s=speed.itl_s, prefill_mean_s=speed.prefill_s)
+    advice = advised("decode_bound", situation=page, stated=replace(LLAMA, gpu=gpu(name)))
+
+    assert "decode takes 1.00x the roofline's time, prefill 1.00x" in advice["replicas"].summary
