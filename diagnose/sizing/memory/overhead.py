@@ -28,8 +28,8 @@ from kneewatch.diagnose.sizing.memory.weights import weights_per_gpu
 
 _AMPERE, _HOPPER, _BLACKWELL = 8, 9, 10
 # FlashInfer's decode steps with drafted tokens are captured whole on Hopper and capability 12: not
-# yet with 0.20 to 0.22 (three logged estimates), with 0.26 they are.
-_XQA_DRAFTS: Version = (0, 24, 0)
+# yet with 0.20 to 0.22 (three logged estimates) and a build of July 2026, with 0.26.1 they are.
+_XQA_DRAFTS: Version = (0, 26, 0)
 _LOGIT_BYTES = 4
 _ELEMENT_BYTES = 2
 _MIB = 2**20
