@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
-from math import floor, inf, sqrt
+from math import exp, floor, inf, pi, sqrt
 from statistics import median
 
 from msgspec import Struct
@@ -40,9 +40,14 @@ TREND_WINDOWS, TREND_S = 4.0, 120.0
 """The growth of the queue is that of so many windows, at least of so many seconds."""
 
 PARTS = 4
-STEADY_SHARE, STEADY_SERVED = 0.25, 32.0
-"""In a closed loop, requests in flight vary by less than this share of the standard deviation that
-independent arrivals would have while so many requests are served."""
+
+CHANCE = 0.01
+"""Independent arrivals keep as few more or fewer in flight at most so often: below, the loop is
+closed."""
+
+BETWEEN_SCRAPES = 1.165
+"""Standard deviations from scrape to scrape by which a random walk is wider than its scrapes show:
+twice 0.5826, the known correction of a boundary that is looked at from time to time."""
 
 
 class QueueTrend(Struct, frozen=True):
@@ -108,20 +113,21 @@ class QueueHistory:
         now_s, requests, _ = self._seen[-1]
         low = high = requests
         callers = None
-        for t_s, in_flight, waits in reversed(self._seen):
-            low, high, served = (
-                min(low, in_flight),
-                max(high, in_flight),
-                served_per_s * (now_s - t_s),
-            )
+        for scrapes, (t_s, in_flight, waits) in enumerate(reversed(self._seen)):
+            low, high = min(low, in_flight), max(high, in_flight)
             if not waits:
                 break
-            if now_s - t_s < window_s or served < STEADY_SERVED:
-                continue
-            if high - low > STEADY_SHARE * sqrt(2 * served):
-                break
-            callers = high
+            seen_s = now_s - t_s
+            if seen_s >= window_s and _chance(high - low, served_per_s * seen_s, scrapes) < CHANCE:
+                callers = high
         return callers
+
+
+def _chance(span: float, served: float, steps: int) -> float:
+    """How often independent arrivals keep the requests in flight within a span at each of so many
+    scrapes while so many are served: a random walk between two walls."""
+    wide = span + 1 + BETWEEN_SCRAPES * sqrt(served / steps)
+    return exp(-served * (pi / wide) ** 2 / 2)
 
 
 class Demand(Struct, frozen=True, kw_only=True):

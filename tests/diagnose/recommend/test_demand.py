@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import sqrt
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment.deployment import Deployment
-from kneewatch.diagnose.recommend.demand import Demand, ahead, demand
+from kneewatch.diagnose.recommend.demand import Demand, QueueHistory, ahead, demand
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
 
@@ -154,3 +155,31 @@ def test_what_was_served_before_preemption_is_what_can_be_served() -> None:
     longer = demand({**values, "answers_moved_ratio": 2.0}, SERVER)
     assert longer.proven_per_s == pytest.approx(0.5)
     assert demand({**values, "preemption_per_s": 0.0}, SERVER).proven_per_s == 0.1
+
+
+def callers_of(in_flight: list[float], *, served_per_s: float, interval_s: float = 5.0) -> object:
+    """The callers after so many scrapes of a server with 20 seats, at a window of a minute."""
+    history, values = QueueHistory(), dict[str, float | None]()
+    for scrape, requests in enumerate(in_flight):
+        values = {"running": 20.0, "waiting": requests - 20.0, "completed_per_s": served_per_s}
+        history.add(scrape * interval_s, values, 60.0)
+    return history.trend(values, 60.0).callers
+
+
+def test_callers_are_counted_although_some_are_between_two_requests() -> None:
+    """40 clients as the gauges of a real vLLM show them: up to six are on their way."""
+    seen = [40.0, 35.0, 40.0, 37.0, 36.0, 34.0, 36.0, 38.0, 35.0, 36.0, 39.0, 36.0, 34.0, 36.0]
+    assert callers_of(seen, served_per_s=4.0) == 40.0
+    assert callers_of(seen, served_per_s=0.05) is None  # six of three served
+
+
+@pytest.mark.parametrize("served_per_s", [0.5, 2.0, 8.0])
+def test_independent_arrivals_are_rarely_taken_for_callers(served_per_s: float) -> None:
+    rng, told = Random(7), 0
+    for _ in range(200):
+        seen = [300.0]
+        for _ in range(24):
+            each = served_per_s * 5.0
+            seen.append(seen[-1] + rng.gauss(0.0, sqrt(2 * each)) // 1)
+        told += callers_of(seen, served_per_s=served_per_s) is not None
+    assert told <= 0.02 * 200
