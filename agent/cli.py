@@ -306,8 +306,8 @@ def notify(
 @setting_options(
     "window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus", "docs_url"
 )
-@options("evaluation_s", "scrape_s", "prefix", "selector", "labels", "triage_url", "grafana_url")
-@options("gpu_joins", "lean", "gpu_selector", "flavor")
+@options("evaluation_s", "scrape_s", "engines", "prefix", "selector", "labels", "triage_url")
+@options("grafana_url", "gpu_joins", "lean", "gpu_selector", "flavor")
 def export_command(
     kind: str,
     folder: Path,
@@ -318,7 +318,8 @@ def export_command(
     """Write recording and alerting rules, their promtool tests, Grafana dashboards,
     dcgm-exporter's configuration, or the schemas of JSON documents to FOLDER.
 
-    The rules record the signals that the dashboards draw. Each alert is one expression.
+    The rules record the signals that the dashboards draw. Each alert is one expression. Rules and
+    dashboards of a fleet with several engines name each: --engine vllm --engine sglang.
     """
     from kneewatch.agent import export
 

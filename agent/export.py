@@ -14,11 +14,12 @@ from msgspec.structs import asdict
 from kneewatch.agent.console import OK
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.collector.engines.engine_kind import VLLM, kind_of
+from kneewatch.collector.engines.engine_kind import VLLM, engine_kinds, kind_of
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
-from kneewatch.collector.names.vllm_metrics import PREFIXES
+from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.signals.expr import NAME
+from kneewatch.dashboards.grafana.engine_boards import boards_of
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
@@ -93,7 +94,7 @@ def _dashboards() -> dict[str, str]:
 KINDS: Mapping[str, Files] = {
     "prometheus-rules": rule_files,
     "prometheus-tests": lambda plan, flavor: {**rule_files(plan, flavor), **promtool_files(plan)},
-    "grafana": lambda _plan, _flavor: _dashboards(),
+    "grafana": lambda plan, _flavor: boards_of(plan, _dashboards()),
     "dcgm": lambda _plan, _flavor: dcgm_files(),
     "json-schemas": lambda _plan, _flavor: schema_files(),
 }
@@ -109,6 +110,7 @@ def plan_of(
     *,
     evaluation_s: float,
     scrape_s: float,
+    engines: tuple[str, ...],
     prefix: str,
     selector: str,
     labels: tuple[str, ...],
@@ -138,12 +140,7 @@ def plan_of(
     profile.rules()
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
         raise SettingsError(f"--prefix: {prefix!r} is not a metric name prefix such as vllm:")
-    if (kind := kind_of(prefix)) is not VLLM:
-        raise SettingsError(
-            f"--prefix: rules and dashboards are written for vLLM's metrics. {kind.title} is "
-            "judged by `kneewatch run`; leave --prefix out: the group kneewatch-own alerts on its "
-            "verdicts, whatever the engine"
-        )
+    first, *others = _prefixes(engines, prefix)
     for label in labels:
         if not LABEL.fullmatch(label) or label in RESERVED_LABELS:
             raise SettingsError(f"--label: {label!r} is not a label name such as zone")
@@ -153,7 +150,8 @@ def plan_of(
         scrape_s=scrape_s,
         objective_ratio=settings["slo.objective_ratio"],
         labels=(*LABELS, *(label for label in labels if label not in LABELS)),
-        prefix=prefix,
+        prefix=first,
+        other_prefixes=tuple(others),
         selector=checked_selector(selector, "--selector"),
         triage_url=triage_url,
         grafana_url=grafana_url,
@@ -161,6 +159,25 @@ def plan_of(
         gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
         lean=lean,
     )
+
+
+def _prefixes(engines: tuple[str, ...], prefix: str) -> list[str]:
+    """The prefix of each engine's metric names, vLLM's first.
+
+    Raises:
+        SettingsError: an engine has no rules, or the prefix is another engine's.
+    """
+    kinds = [kind for kind in engine_kinds() if kind.prefixes]
+    by_engine = {VLLM.title.lower(): VLLM_PREFIX}
+    by_engine |= {kind.title.lower(): kind.prefixes[0] for kind in kinds}
+    stated = kind_of(prefix).title.lower()
+    for name in engines:
+        if name not in by_engine:
+            raise SettingsError(f"--engine: {name!r} is none of {', '.join(by_engine)}")
+    if engines and stated not in engines and prefix != VLLM_PREFIX:
+        raise SettingsError(f"--prefix: {prefix!r} is of {stated}: add --engine {stated}")
+    by_engine[stated] = prefix
+    return [by_engine[name] for name in by_engine if name in (engines or (stated,))]
 
 
 def export(kind: str, folder: Path, plan: Plan, flavor: str) -> int:

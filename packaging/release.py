@@ -30,10 +30,12 @@ KUBERNETES = ("packaging/kubernetes", "dashboards/generated/grafana")
 """The Kustomize files and what they refer to."""
 
 BASE = "packaging/kubernetes/"
+OTHER_ENGINES = ("sglang", "tensorrt-llm", "llama.cpp")
 CHART = {
     "packaging/helm": "",
     "dashboards/generated/grafana": "grafana",
     **{f"{BASE}{part}": part for part in ("fleet", "service-monitor", "pod-monitor", "rules")},
+    **{f"{BASE}rules-{engine}": f"rules-{engine}" for engine in OTHER_ENGINES},
 }
 """The Helm chart: folders of the repository, and where the chart has them. Its template reads the
 objects of the Kustomize base."""

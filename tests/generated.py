@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -15,16 +15,26 @@ from kneewatch.agent.cli import cli
 from kneewatch.agent.export import dcgm_files
 from kneewatch.agent.notify.receivers import KEYS, KINDS
 from kneewatch.agent.settings.table import SETTINGS
+from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
-from kneewatch.dashboards.prometheus.rule_files import ALERTS, AlertText, Flavor, rule_files
-from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.dashboards.prometheus.rule_files import (
+    ALERTS,
+    AlertText,
+    Flavor,
+    alert_group,
+    engine_group,
+    own_group,
+    rule_files,
+)
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.diagnose.deployment.vllm_flags import VLLM
 from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 from kneewatch.reports.json_schemas import schema_files
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
@@ -231,9 +241,23 @@ def schemas_page() -> str:
 
 def alerts_page() -> str:
     """docs/reference/alerts.md, with when each exported alert fires."""
-    rows = ((alert_name(each), severities(each), each.when) for each in ALERTS)
+    plans = [Plan(prefix=kind.prefixes[0], targets=Targets(2.0, 0.1))
+             for kind in engine_kinds() if kind.prefixes]  # fmt: skip
+    rows = (
+        (alert_name(each), severities(each), each.when, ", ".join(engines_with(each, plans)))
+        for each in ALERTS
+    )
     page = (ROOT / "docs/reference/alerts.md").read_text()
-    return filled(page, table(("alert", "`severity`", "fires when"), rows))
+    return filled(page, table(("alert", "`severity`", "fires when", "other engines"), rows))
+
+
+def engines_with(row: AlertText, plans: Iterable[Plan]) -> Iterator[str]:
+    """Yields the engines other than vLLM that have this alert."""
+    for plan in plans:
+        rules = (*alert_group(plan).rules, *own_group(plan).rules, *engine_group(plan).rules)
+        alerts = [rule for rule in rules if isinstance(rule, Alert) and rule.name == row.name]
+        if any(dict(row.labels).items() <= alert.labels.items() for alert in alerts):
+            yield plan.engine.title
 
 
 def plan_page() -> str:
@@ -281,7 +305,8 @@ CHECKED_IN = "dashboards/generated"
 
 
 KUBERNETES = "packaging/kubernetes/rules"
-"""Where the PrometheusRule object is: `kubectl apply -k` needs it without a build."""
+"""Where the PrometheusRule object is: `kubectl apply -k` needs it without a build. Those of engines
+other than vLLM are beside it."""
 
 
 def kustomization() -> str:
@@ -300,7 +325,15 @@ def kustomization() -> str:
 def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
     texts = {name: page() for name, page in PAGES.items()}
+    others = {
+        f"{KUBERNETES}-{kind.title.lower()}": rule_files(
+            Plan(prefix=kind.prefixes[0]), Flavor.OPERATOR
+        )
+        for kind in engine_kinds()
+        if kind.prefixes
+    }
     folders = {
+        **others,
         KUBERNETES: rule_files(Plan(), Flavor.OPERATOR),
         f"{CHECKED_IN}/prometheus": rule_files(Plan()),
         f"{CHECKED_IN}/grafana": {**dashboards(), "kustomization.yaml": kustomization()},

@@ -68,6 +68,30 @@ def test_the_chart_has_the_objects_of_the_example(chart: Path, example: list[Obj
         assert obj == there[name], name
 
 
+def test_the_rules_are_those_of_the_engines(chart: Path) -> None:
+    def rules(engines: list[str]) -> Object:
+        return only(templated(chart, {"engines": engines}), "PrometheusRule")["spec"]
+
+    alone = rules(["vllm"])["groups"]
+    both = rules(["sglang", "vllm"])["groups"]
+    assert both[: len(alone)] == alone
+    names = [group["name"] for group in both]
+    assert names[len(alone) :] == ["kneewatch-sglang", "kneewatch-signals-sglang"]
+    other = rules(["tensorrt-llm", "sglang"])["groups"]
+    assert [group["name"] for group in other][:3] == [
+        "kneewatch-alerts", "kneewatch-own", "kneewatch-tensorrt-llm",
+    ]  # fmt: skip
+    assert "vllm:" not in json.dumps(other)
+    monitors = [
+        (obj["metadata"]["name"], obj["spec"]["podMetricsEndpoints"][0]["path"])
+        for obj in templated(chart, {"engines": ["sglang", "tensorrt-llm"]})
+        if obj["kind"] == "PodMonitor"
+    ]
+    assert monitors == [("sglang", "/metrics"), ("tensorrt-llm", "/prometheus/metrics")]
+    with pytest.raises(Exception, match="no rules for"):
+        templated(chart, {"engines": ["tgi"]})
+
+
 def test_values_reach_the_objects(chart: Path) -> None:
     values = {
         "prometheus": {"tokenSecret": "mimir"},

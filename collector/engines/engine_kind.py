@@ -85,6 +85,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
       metrics that only such engines have.
     - `bounds`: bucket bounds of a canonical histogram from which signals count in PromQL, where it
       lacks vLLM's.
+    - `of_page`: canonical metrics that a page has once for all its engines.
     - `engine_label`: the label that numbers the engines of a page. `ranks`: labels of processes
       that repeat the same values; the lowest is used. `own_labels`: labels to leave out.
     - `zeros`: canonical counters that the page shows only once they are not 0, if it has the
@@ -111,6 +112,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     sources: tuple[Source, ...] = ()
     quantities: dict[str, Quantity] = field(default_factory=dict[str, Quantity])
     bounds: dict[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+    of_page: frozenset[str] = frozenset()
     engine_label: str = ""
     ranks: tuple[str, ...] = ()
     own_labels: tuple[str, ...] = ()

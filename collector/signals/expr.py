@@ -111,6 +111,17 @@ class Dialect(Struct, frozen=True):
         own = self.program.bounds.get(metric, ())
         return [edge for edge in own if edge >= wanted[0]] or wanted
 
+    def within(self, metric: str, bound: float) -> float:
+        """A bucket bound to count up to: this one, or the engine's own next one below.
+
+        Raises:
+            NoSeriesError: all bounds of the engine are above it.
+        """
+        own = self.program.bounds.get(metric, (bound,))
+        if bound < own[0]:
+            raise NoSeriesError(metric)
+        return max(edge for edge in own if edge <= bound)
+
     def names_of(self, metric: str) -> list[str]:
         """The names of a gauge's series."""
         if self.program is VLLM:
@@ -120,11 +131,14 @@ class Dialect(Struct, frozen=True):
     def _own(self, metric: str, where: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
         """The names of an engine's own series that are a metric, with their matchers."""
         names: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
-        for source in self.program.all_sources:
+        sources = [each for each in self.program.all_sources if each.metric == metric]
+        # A label that one source is given, no other one has.
+        by_table = {label for source in sources for label in source.labels}
+        for source in sources:
             is_plain = not (source.over or source.less or source.without) and source.scale == 1
             given = {label: source.labels.get(label) for label in where}
-            agrees = all(own in (None, *where[label].split("|")) for label, own in given.items())
-            if source.metric == metric and is_plain and agrees:
+            agrees = all(given[label] in where[label].split("|") for label in by_table & {*where})
+            if is_plain and agrees:
                 values = names.setdefault((source.name, *source.where), {})
                 for label, value in source.where.items():
                     values.setdefault(label, {})[value] = None
@@ -624,7 +638,8 @@ class ShareAtMost(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        below = dialect.series(self.metric, "_bucket", extra=bound_matcher(self.bound))
+        bound = dialect.within(self.metric, self.bound)
+        below = dialect.series(self.metric, "_bucket", extra=bound_matcher(bound))
         count = dialect.series(self.metric, "_count")
         total = dialect.sum(f"rate({count}[{dialect.range}])")
         return f"{dialect.sum(f'rate({below}[{dialect.range}])')} / ({total} > 0)"

@@ -3,16 +3,19 @@ them. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from msgspec import Struct, field
 
+from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.signals.expr import Dialect
-from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, yaml_text
-from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.collector.signals.expr import Dialect, NoSeriesError
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, groups, yaml_text
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
 
@@ -105,7 +108,9 @@ class Server:
     def __init__(self, plan: Plan, scenario: str, *, name: str = "") -> None:
         self._plan, self._scenario = plan, scenario
         self._process = {"instance": name or scenario, "job": "vllm", "namespace": scenario}
-        self._engine = self._process | {"model_name": scenario, "engine": "0"}
+        self._kind = plan.engine
+        number = "engine" if self._kind is VLLM else self._kind.engine_label or "rank"
+        self._engine = self._process | {"model_name": scenario, number: "0"}
         self.steps = steps_of(plan)
         self.half = self.steps // 2
 
@@ -124,11 +129,12 @@ class Server:
             series = {
                 k: f"{values.partition('x')[0]}x{count} stale" for k, values in series.items()
             }
-        for kind, named in (("engine", self.named), ("page", self.page)):
+        others = "other_engine" if self._kind is not VLLM else ""
+        for kind, named in (("engine", self.named), ("page", self.page), (others, self.named)):
             for key, text in played.get(kind, {}).items():
                 name, _, labels = key.rstrip("}").partition("{")
                 series[named(name, *filter(None, [labels]))] = values_of(text, self._plan)
-        return series
+        return {name: values for name, values in series.items() if name}
 
     def level(self, value: float) -> str:
         """The values of a constant gauge."""
@@ -139,8 +145,19 @@ class Server:
         return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
 
     def named(self, metric: str, *labels: str) -> str:
+        """The series of the engine that is, or is a part of, a canonical one; empty without one."""
         spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
-        return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
+        if self._kind is VLLM:
+            return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
+        name, suffix = SUFFIXED.fullmatch(metric).groups()  # type: ignore[union-attr]
+        where = [label for label in labels if re.match(r"(?!le=)\w+=", label)]
+        extra = ", ".join((*pairs(self._engine), *(each for each in labels if each not in where)))
+        given = tuple((label, value[1:-1]) for label, _, value in (w.partition("=") for w in where))
+        for labelled in (given, ()):
+            with suppress(NoSeriesError):
+                own, *_ = spelled.each(name, suffix, labelled, extra)
+                return PATTERN.sub(lambda match: f'="{_first(match[1])}"', own)
+        return ""
 
     def page(self, metric: str, *labels: str) -> str:
         """A series that has no labels of an engine."""
@@ -177,6 +194,9 @@ class Server:
             self.named("request_success_total", 'finished_reason="stop"'): self.rate(served_per_s),
             self.up: self.level(1),
         }
+        if self._kind is not VLLM:
+            series[self.named("engine_steps_total")] = self.rate(tokens_per_s)
+            series[self.named("decode_passes_total")] = self.rate(bool(tokens_per_s) / itl_s)
         for name, bounds, value_s, per_s in (
             ("time_to_first_token_seconds", (0.1, 0.25, 1.0), 0.2, served_per_s),
             ("inter_token_latency_seconds", (0.01, 0.025, 0.05, 0.075, 0.5), itl_s, tokens_per_s),
@@ -200,6 +220,15 @@ class Server:
         series[self.named(f"{name}_count")] = self.rate(per_s)
         series[self.named(f"{name}_sum")] = self.rate(value_s * per_s)
         return series
+
+
+SUFFIXED = re.compile(r"(\w+?)(_total|_bucket|_count|_sum|)")
+PATTERN = re.compile(r'=~"([^"]*)"')
+
+
+def _first(pattern: str) -> str:
+    """A value that a pattern of an engine's table matches."""
+    return re.sub(r"\(([^|)]*)\|[^)]*\)", r"\1", pattern).partition("|")[0]
 
 
 def pairs(labels: Mapping[str, str]) -> Iterator[str]:
@@ -232,33 +261,39 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 
     All scenarios are in a single test, because promtool takes as long for one server as for twelve.
     """
-    all_scenarios = scenarios()
+    document: dict[str, Any] = {
+        "rule_files": [f"../{RULES_FILE}"],
+        "evaluation_interval": duration(plan.interval_s),
+        "tests": [_test(each) for each in plan.by_engine],
+    }
+    body = yaml_text(document)
+    return {TESTS_FILE: HEAD.format(TESTS_FILE) + body}
+
+
+def _test(plan: Plan) -> dict[str, Any]:
+    """The scenarios whose alerts the engine has."""
+    rules = [rule for group in groups(plan) for rule in group.rules]
+    alerts = {rule.name for rule in rules if isinstance(rule, Alert)}
+    all_scenarios = [scenario for scenario in scenarios() if scenario.fires.keys() <= alerts]
     series = {k: values for played in all_scenarios for k, values in played.series(plan).items()}
-    test = {
+    return {
         "name": "; ".join(played.name for played in all_scenarios),
         "interval": duration(plan.scrape_s),
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [_expected(plan, scenario) for scenario in all_scenarios],
     }
-    document: dict[str, Any] = {
-        "rule_files": [f"../{RULES_FILE}"],
-        "evaluation_interval": duration(plan.interval_s),
-        "tests": [test],
-    }
-    body = yaml_text(document)
-    return {TESTS_FILE: HEAD.format(TESTS_FILE) + body}
 
 
 def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     """The expectation for promtool: exactly these alerts fire for the scenario's servers and
     GPUs."""
     firing = 'alertname=~"Kneewatch.+", alertstate="firing", severity=~"warning|critical"'
-    alerts = " or ".join(
+    fired = " or ".join(
         f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'
         for label in ("namespace", "Hostname")
     )
     return {
-        "expr": f"count by (alertname, severity) ({alerts})",
+        "expr": f"count by (alertname, severity) ({fired})",
         "eval_time": duration(LASTS_S - plan.scrape_s),
         "exp_samples": [
             {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}

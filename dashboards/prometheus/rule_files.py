@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -12,18 +13,21 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.signals.expr import bound_matcher
+from kneewatch.collector.signals.expr import NoSeriesError, bound_matcher
 from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.vllm import within_ttft
+from kneewatch.dashboards.prometheus.engine_rules import READ, engine_expr, first_possible
 from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
+from kneewatch.diagnose.engine.wording import spelled
 from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN
 from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, number, recorded
 from kneewatch.rules.rule import BY_WORD, Severity
 
-RANGE = r"([^()]*\[\w+\](?: offset \w+)?)"
+RANGE = r'((?:[^()"]|"(?:[^"\\]|\\.)*")*\[\w+\](?: offset \w+)?)'
 SPELLED = (
     (
         re.compile(rf"\brate\({RANGE}\)"),
@@ -44,6 +48,11 @@ def metricsql(expr: str) -> str:
 
 RECORDED = re.compile(rf"\b{PREFIX}([\w:]+)")
 """Matches the name of a recorded series in an expression; the group is the signal's key."""
+
+TIERED = (
+    'label_replace(label_replace({0}, "tier", "$1 {1}", "tier", "(.+)"), "tier", "{1}", "tier", "")'
+)
+"""Each engine that is not vLLM is a tier of its own, named as in a fleet's verdicts."""
 
 SHOWN_S = 60.0
 """Seconds between two recordings. No alert reads the recorded series."""
@@ -84,20 +93,44 @@ def _drawn_by(panel: Mapping[str, Any]) -> Iterator[str]:
         yield from RECORDED.findall(query.get("expr", ""))
 
 
+def recorded_signals(plan: Plan) -> dict[str, str]:
+    """The expression of each signal that the dashboards draw and the engine has, by key."""
+    signals = {signal.key: signal.expr for signal in plan.signals()}
+    exprs: dict[str, str] = {}
+    for key in drawn():
+        with suppress(NoSeriesError):
+            if expr := signals[key].promql(plan.dialect):
+                exprs[key] = expr
+    return exprs
+
+
 def signal_group(plan: Plan) -> Group:
     """A recording rule for each signal that the dashboards draw."""
-    exprs = {signal.key: signal.expr.promql(plan.dialect) for signal in plan.signals()}
-    rules = tuple(Record(recorded(key), expr) for key in drawn() if (expr := exprs[key]))
-    return Group("kneewatch-signals", rules, max(SHOWN_S, plan.interval_s))
+    title, exprs = plan.engine.title, recorded_signals(plan)
+    if plan.engine is VLLM:
+        rules = tuple(Record(recorded(key), expr) for key, expr in exprs.items())
+    else:
+        rules = tuple(
+            Record(recorded(key), TIERED.format(expr, title), {"program": title})
+            for key, expr in exprs.items()
+        )
+    return Group(f"kneewatch-signals{_named(plan)}", rules, max(SHOWN_S, plan.interval_s))
+
+
+def _named(plan: Plan) -> str:
+    return "" if plan.engine is VLLM else f"-{plan.engine.title.lower()}"
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
     """All groups of rules."""
-    alerts = (alert_group(plan), own_group(plan))
-    if plan.lean:
-        return alerts
-    sums = (hourly_group(plan),) if plan.serves(SUM_STEP_S) else ()
-    return (*alerts, signal_group(plan), *sums)
+    every = [alert_group(plan), own_group(plan)]
+    for of_engine in plan.by_engine:
+        is_vllm = of_engine.engine is VLLM
+        every += [] if is_vllm else [engine_group(of_engine)]
+        every += [] if plan.lean else [signal_group(of_engine)]
+        if is_vllm and not plan.lean and plan.serves(SUM_STEP_S):
+            every.append(hourly_group(plan))
+    return tuple(every)
 
 
 def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]:
@@ -151,7 +184,8 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
 
 def _rule(rule: Record | Alert) -> dict[str, Any]:
     if isinstance(rule, Record):
-        return {"record": rule.name, "expr": rule.expr}
+        record: dict[str, Any] = {"record": rule.name, "expr": rule.expr}
+        return record | ({"labels": dict(rule.labels)} if rule.labels else {})
     rule_fields: dict[str, Any] = {"alert": rule.name, "expr": rule.expr}
     if rule.for_s:
         rule_fields["for"] = span(rule.for_s)
@@ -191,7 +225,6 @@ class AlertText(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TABLES = packaged_tables("dashboards.prometheus", "alerts.toml")
-_PARTS: Mapping[str, str] = _TABLES["parts"]
 ALERTS = read_as(_TABLES["alert"], list[AlertText])
 
 NAME = re.compile(r"<(\w+)>")
@@ -201,26 +234,38 @@ SHORTEST_BURN_S = 300.0
 
 
 def alert_group(plan: Plan) -> Group:
-    """All alerts about servers, GPUs and routers."""
-    return _packaged_group(plan, "alerts")
+    """The alerts about GPUs, and about vLLM's servers and routers if the plan is vLLM's."""
+    alerts = tuple(_packaged(plan, "alerts"))
+    if plan.engine is not VLLM:
+        alerts = tuple(alert for alert in alerts if not READ.search(alert.expr))
+    return Group("kneewatch-alerts", alerts)
 
 
 def own_group(plan: Plan) -> Group:
     """Alerts on the causes and stages that kneewatch concludes, and on kneewatch itself."""
-    return _packaged_group(plan, "own")
+    return Group("kneewatch-own", tuple(_packaged(plan, "own")))
 
 
-def _packaged_group(plan: Plan, name: str) -> Group:
-    durations, texts = _durations(plan), _texts(plan)
-    return Group(
-        f"kneewatch-{name}",
-        tuple(
-            _alert(plan, row, severity, durations, texts | own)
-            for row in ALERTS
-            if row.group == name
-            for severity, own in _variants(plan, row)
-        ),
-    )
+def engine_group(plan: Plan) -> Group:
+    """The alerts about the servers of an engine that is not vLLM, after the series that they
+    read."""
+    kind, records, alerts = plan.engine, dict[str, Record](), list[Alert]()
+    for alert in _packaged(plan, "alerts"):
+        expr = engine_expr(plan, alert.expr, records) if READ.search(alert.expr) else None
+        if expr is not None:
+            texts = {name: kind.said(text) for name, text in alert.annotations.items()}
+            texts["action"] = spelled(alert.annotations["action"], kind) or kind.switch_on
+            labels = {**alert.labels, "program": kind.title}
+            alerts.append(replace(alert, expr=expr, labels=labels, annotations=texts))
+    return Group(f"kneewatch{_named(plan)}", (*records.values(), *alerts))
+
+
+def _packaged(plan: Plan, group: str) -> Iterator[Alert]:
+    durations, texts, parts = _durations(plan), _texts(plan), _parts(plan)
+    for row in ALERTS:
+        if row.group == group:
+            for severity, own in _variants(plan, row):
+                yield _alert(plan, row, severity, durations, texts | own, parts)
 
 
 def _durations(plan: Plan) -> dict[str, float]:
@@ -247,8 +292,23 @@ def _texts(plan: Plan) -> dict[str, str]:
         "pool": plan.pool,
         "queued": number(QUEUED_MIN),
         "idle_kv": number(IDLE_KV),
-        "le": bound_matcher(le.bound) if (le := within_ttft(plan.targets.ttft_p99_s)) else "",
+        "le": bound_matcher(bound_s) if (bound_s := _ttft_bound_s(plan)) else "",
     }
+
+
+def _parts(plan: Plan) -> Mapping[str, str]:
+    """The parts of expressions and texts by name, as the engine needs them."""
+    parts: Mapping[str, str] = _TABLES["parts"]
+    others: Mapping[str, Sequence[str]] = {} if plan.engine is VLLM else _TABLES["other_parts"]
+    return {**parts, **{name: first_possible(each, plan.dialect) for name, each in others.items()}}
+
+
+def _ttft_bound_s(plan: Plan) -> float | None:
+    """The highest bucket bound within the TTFT target; None without one."""
+    with suppress(NoSeriesError):
+        if share := within_ttft(plan.targets.ttft_p99_s):
+            return plan.dialect.within(share.metric, share.bound)
+    return None
 
 
 def _of_routers(plan: Plan, question: str) -> str:
@@ -285,7 +345,7 @@ def _variants(plan: Plan, row: AlertText) -> Iterator[tuple[Severity, dict[str, 
             return
         own["target"] = number(target_s)
     if row.burn_rate:
-        if within_ttft(plan.targets.ttft_p99_s) is None or not plan.serves(SHORTEST_BURN_S):
+        if _ttft_bound_s(plan) is None or not plan.serves(SHORTEST_BURN_S):
             return
         own["least"] = number(max(0.001, 1 - row.burn_rate * (1 - plan.objective_ratio)))
     for word in row.severity:
@@ -311,6 +371,7 @@ def _alert(
     severity: Severity,
     durations: Mapping[str, float],
     texts: Mapping[str, str],
+    parts: Mapping[str, str],
 ) -> Alert:
     def filled(text: str) -> str:
         while (whole := NAME.sub(part, text)) != text:
@@ -318,7 +379,7 @@ def _alert(
         return NAME.sub(lambda match: texts[match[1]], METRIC.sub(selector, text))
 
     def part(match: re.Match[str]) -> str:
-        return _PARTS.get(match[1], match[0])
+        return parts.get(match[1], match[0])
 
     def selector(match: re.Match[str]) -> str:
         return _selector(plan, *match.groups(default=""))
@@ -341,7 +402,9 @@ def _alert(
 
 
 def _selector(plan: Plan, family: str, name: str, matchers: str) -> str:
-    """A metric with the plan's prefix and selector."""
+    """A metric with the plan's prefix and selector; canonical for engines that are not vLLM."""
+    if family == "vllm:" and plan.engine is not VLLM:
+        return f"vllm:{name}{{{matchers}}}" if matchers else f"vllm:{name}"
     if family == "vllm:":
         return plan.dialect.series(name, extra=matchers)
     of = plan.gpu_selector if family == "DCGM_FI_" else plan.selector

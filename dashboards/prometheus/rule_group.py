@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from kneewatch.collector.engines.engine_kind import EngineKind, kind_of
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -35,7 +37,8 @@ class Plan(Profile, frozen=True):
     """The profile for which rules are made, and the labels and names of their series.
 
     `interval_s` is the evaluation interval, `scrape_s` the scrape interval. `objective_ratio` is
-    the share of requests that must meet the targets. `prefix` is the prefix of vLLM's metric names.
+    the share of requests that must meet the targets. `prefix` is the prefix of the engine's metric
+    names; `other_prefixes` are those of further engines.
 
     `triage_url` is the start of a triage page's address; a target's `instance` is appended.
     `grafana_url` is the base address of Grafana's pages, `docs_url` that of the pages about causes
@@ -49,6 +52,7 @@ class Plan(Profile, frozen=True):
     objective_ratio: float = 0.99
     labels: tuple[str, ...] = LABELS
     prefix: str = VLLM_PREFIX
+    other_prefixes: tuple[str, ...] = ()
     selector: str = ""
     triage_url: str = ""
     grafana_url: str = ""
@@ -86,6 +90,16 @@ class Plan(Profile, frozen=True):
         return Dialect(self.range_s, self.labels, self.selector, {}, self.prefix)
 
     @property
+    def by_engine(self) -> tuple[Plan, ...]:
+        prefixes = (self.prefix, *self.other_prefixes)
+        return tuple(replace(self, prefix=prefix, other_prefixes=()) for prefix in prefixes)
+
+    @property
+    def engine(self) -> EngineKind:
+        """The kind of engine that `prefix` names."""
+        return kind_of(self.prefix)
+
+    @property
     def pool(self) -> str:
         """The labels that all replicas of a pool share, joined to a text for `by` and `on`."""
         return ", ".join(label for label in self.labels if label in POOL_LABELS)
@@ -96,6 +110,7 @@ class Record(Struct, frozen=True):
 
     name: str
     expr: str
+    labels: Mapping[str, str] = {}
 
 
 class Alert(Struct, frozen=True):

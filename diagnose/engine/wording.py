@@ -20,8 +20,10 @@ from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import as_sentence
 
 FLAG = re.compile(r"--[a-z][-a-z]+|\b[A-Z]+_[A-Z_]+\b")
-OWN_FLAGS = ("--slo-ttft", "--slo-itl", "--plan", "--fleet-label", "--prometheus", "--pid")
-"""Flags of kneewatch itself, and of py-spy."""
+OWN_FLAGS = (
+    "--slo-ttft", "--slo-itl", "--plan", "--fleet-label", "--prometheus", "--pid", "--previous"
+)  # fmt: skip
+"""Flags of kneewatch itself, of py-spy and of kubectl."""
 
 NO_LEVER = "{title} has no flag like vLLM's for this: see the cause's page for what binds."
 NOT_COMPUTED = (

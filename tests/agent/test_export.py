@@ -91,6 +91,36 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
     assert f"{itl}[5m])) > 0.05" in text
 
 
+def test_a_fleet_of_two_engines_has_a_group_for_each(main: Main, tmp_path: Path) -> None:
+    engines = ("--engine", "sglang", "--engine", "vllm")
+    main("export", "prometheus-rules", str(tmp_path / "both"), *engines)
+    main("export", "prometheus-rules", str(tmp_path / "vllm"))
+    both, alone = (
+        yaml.load((tmp_path / name / "kneewatch.rules.yml").read_text(), yaml.CSafeLoader)
+        for name in ("both", "vllm")
+    )
+    names = [group["name"] for group in both["groups"]]
+    count = len(alone["groups"])
+    assert both["groups"][:count] == alone["groups"]
+    assert names[count:] == ["kneewatch-sglang", "kneewatch-signals-sglang"]
+    main("export", "grafana", str(tmp_path / "boards"), *engines)
+    main("export", "grafana", str(tmp_path / "sglang"), "--engine", "sglang")
+    assert len([*(tmp_path / "boards").iterdir()]) > len([*(tmp_path / "sglang").iterdir()])
+
+
+def test_a_prefix_of_another_engine_chooses_it(main: Main, tmp_path: Path) -> None:
+    main("export", "prometheus-rules", str(tmp_path), "--prefix", "sglang_")
+    text = (tmp_path / "kneewatch.rules.yml").read_text()
+    assert "rate(sglang_num_retracted_requests_total[2m])" in text
+    assert "vllm:" not in text
+    ended = main(
+        "export", "prometheus-rules", str(tmp_path / "x"),
+        "--prefix", "sglang_", "--engine", "tensorrt-llm",
+    )  # fmt: skip
+    assert ended.status == 2
+    assert "add --engine sglang" in ended.err
+
+
 def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(
     main: Main, tmp_path: Path
 ) -> None:
@@ -166,7 +196,7 @@ def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> 
         ("--label", "le"),
         ("--prefix", "a b"),
         ("--prefix", "acme."),
-        ("--prefix", "sglang:"),
+        ("--engine", "dynamo"),
         ("--selector", "namespace=chat"),
         ("--gpu-selector", "x}"),
     ],

@@ -40,6 +40,8 @@ PLANS = {
         triage_url="https://triage.example/triage", gpu_selector='cluster="a"',
     ),
     "alerts only": Plan(lean=True),
+    "SGLang": Plan(prefix="sglang_"),
+    "all engines": Plan(other_prefixes=("llamacpp:", "sglang:", "trtllm_")),
 }  # fmt: skip
 READABLE = 300
 """The longest expression that an alert may have, in characters."""
@@ -86,7 +88,13 @@ def test_promtool_accepts_the_rules(tmp_path: Path, plan: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [PLANS["alerts only"], replace(PLANS["with targets"], lean=True)], ids=str
+    "plan",
+    [
+        PLANS["alerts only"],
+        replace(PLANS["with targets"], lean=True),
+        replace(PLANS["all engines"], lean=True),
+    ],
+    ids=str,
 )
 def test_the_exported_tests_pass(tmp_path: Path, plan: Plan) -> None:
     for file, text in {**rule_files(plan), **promtool_files(plan)}.items():
@@ -141,7 +149,7 @@ def test_vmalert_accepts_its_rules(tmp_path: Path, plan: str) -> None:
     own = re.compile(r"\b(rate|increase|changes)\(")
     assert not any(own.search(expr) for expr in exprs), "they begin before the window"
     rules.write_text(rules.read_text().replace("min_over_time(", "min_over_time((", 1))
-    assert "KneewatchCauseEngineStalled" in vmalert_says(rules)
+    assert re.search("KneewatchCauseEngineStalled|engine:sglang_", vmalert_says(rules))
 
 
 def vmalert_says(rules: Path) -> str:
@@ -235,7 +243,7 @@ def test_the_object_holds_the_same_rules_in_the_shape_of_its_kind(plan: str) -> 
         assert SPAN.fullmatch(group["interval"])
         for rule in group["rules"]:
             kind = {"alert", "for", "labels", "annotations"}
-            assert set(rule) <= {"expr"} | (kind if "alert" in rule else {"record"})
+            assert set(rule) <= {"expr"} | (kind if "alert" in rule else {"record", "labels"})
             assert isinstance(rule["expr"], str)
             assert SPAN.fullmatch(rule.get("for", ""))
             for key in ("labels", "annotations"):
