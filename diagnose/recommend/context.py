@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import ceil, floor, inf, isfinite
 
 from msgspec import Struct, field
@@ -15,7 +16,7 @@ from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
-from kneewatch.diagnose.recommend.step_times import reaches
+from kneewatch.diagnose.recommend.step_times import StepTimes, reaches
 from kneewatch.rules.formatting import about, percent, plural, singular, span
 
 VERIFY_S = 300.0
@@ -50,7 +51,7 @@ changed."""
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
-class LeverContext(Struct, frozen=True):
+class LeverContext(Struct, frozen=True, dict=True):
     """One cause on one engine: the cause's id, the signals, the server and the load.
 
     `curve` has the windows that this engine was measured in; None for an engine without history.
@@ -69,6 +70,11 @@ class LeverContext(Struct, frozen=True):
     curve: CurveLearner | None = None
     held: Mapping[str, Value] = field(default_factory=dict[str, Value])
     pinned: int | None = None
+
+    @cached_property
+    def own_steps(self) -> StepTimes | None:
+        """The step times that this engine measured itself; None if it measured too few."""
+        return None if self.curve is None else StepTimes.of(self.curve, self.facts.now_s)
 
     @property
     def seats(self) -> int | None:

@@ -15,7 +15,7 @@ from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.step_times import Prompts, StepTimes
+from kneewatch.diagnose.recommend.step_times import Prompts
 from kneewatch.diagnose.recommend.tails import Speed, tails
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
@@ -382,9 +382,9 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     different.
     """
     facts, demand = context.facts, context.demand
-    if context.curve is None or not demand.input_tokens or not demand.output_tokens:
+    if not demand.input_tokens or not demand.output_tokens:
         return None
-    steps = StepTimes.of(context.curve, facts.now_s)
+    steps = context.own_steps
     if steps is None or change.other_steps or change.saved_ratio is not None:
         return None
     context.memo[OWN_STEPS] = {

@@ -155,19 +155,20 @@ class StepTimes(Struct, frozen=True, dict=True):
     def _added_s(self, running: float) -> float:
         """Seconds that one computed prompt token adds to a step at this batch; 0 if unknown."""
         near = _band(running)
+        rows = [(_nearness(band - near), batch, token_s) for band, batch, token_s in self._prompts]
+        return _near_line(rows, running) if rows else 0.0
+
+    @cached_property
+    def _prompts(self) -> Sequence[tuple[int, float, float]]:
+        """Band, batch and seconds per computed prompt token of each window that shows them."""
         windows = zip(
             self._bands, self.batches, self.steps_s, self.prefills_s, self.computed, strict=True
         )
-        rows = [
-            (
-                _nearness(band - near),
-                batch,
-                (prefill_s - step_s) / computed if prefill_s > step_s else 0.0,
-            )
+        return [
+            (band, batch, (prefill_s - step_s) / computed if prefill_s > step_s else 0.0)
             for band, batch, step_s, prefill_s, computed in windows
             if prefill_s > 0 and computed > 0
         ]
-        return _near_line(rows, running) if rows else 0.0
 
     def outside_s(self, running: float, prompts: Prompts, per_s: float) -> float:
         """Seconds of TTFT before the engine computes the prompt; 0 if not measured.
@@ -192,7 +193,7 @@ class StepTimes(Struct, frozen=True, dict=True):
         ]
         return median(nearest) if nearest else 0.0
 
-    @property
+    @cached_property
     def error_ratio(self) -> float:
         """Median relative error when each window's decode step is predicted from all other
         windows."""
