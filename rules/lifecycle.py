@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 
 from msgspec import Struct
@@ -53,20 +53,6 @@ def _nearest_threshold(rule: Rule) -> float:
     return max(0.0, min(thresholds, default=math.inf))
 
 
-class Judged(Struct, frozen=True):
-    """The values by which rules are judged at one moment.
-
-    `missing` are the metrics that signals lack; `notes` say why signals have no value. `idle`: no
-    request is in flight, so a rule whose signal has no observation is ok.
-    """
-
-    now_s: float
-    values: Mapping[str, float | None]
-    missing: Mapping[str, tuple[str, ...]]
-    notes: Mapping[str, str]
-    idle: bool
-
-
 class RuleState:
     """One rule over time."""
 
@@ -94,10 +80,22 @@ class RuleState:
         self._outside, self._inside_s = None, None
         self._crossed_s.clear()
 
-    def judge(self, now: Judged) -> Finding:
-        """The finding at this moment."""
-        values, signal, rule = now.values, self._signal, self.rule
-        lacking, value = now.missing.get(signal), values.get(signal)
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> Finding:
+        """The finding at this moment.
+
+        `missing` are the metrics that signals lack; `notes` say why signals have no value. `idle`:
+        no request is in flight, so a rule whose signal has no observation is ok.
+        """
+        signal, rule = self._signal, self.rule
+        lacking, value = missing.get(signal), values.get(signal)
         if lacking is not None or (value is None and signal not in values):
             return self._unknown(lacking or (signal,), "")
         if value is not None and self._active is OK and not self._crossed_s:
@@ -108,17 +106,16 @@ class RuleState:
             if not guard.holds(values):
                 if guard.ends:
                     self.forget()
-                return self._settle(
-                    now.now_s, OK, OK, value, note=self._kept_quiet(guard, now, value)
-                )
+                note = self._kept_quiet(guard, values, value)
+                return self._settle(now_s, OK, OK, value, note=note)
         if value is None:
-            if not now.idle or signal in now.notes:
-                return self._unknown((), now.notes.get(signal, NO_OBSERVATION))
-            return self._settle(now.now_s, OK, OK, value)
+            if not idle or signal in notes:
+                return self._unknown((), notes.get(signal, NO_OBSERVATION))
+            return self._settle(now_s, OK, OK, value)
         level = rule.level(value)
         # The relaxed bounds apply only to an active state.
         relaxed = level if self._active is OK else rule.level(value, relax=rule.clear_ratio)
-        return self._settle(now.now_s, level, relaxed, value)
+        return self._settle(now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         # The missing metrics rarely change between scrapes: reuse the finding.
@@ -128,14 +125,16 @@ class RuleState:
             self._last_unknown = finding
         return finding
 
-    def _kept_quiet(self, guard: Guard, now: Judged, value: float | None) -> str:
+    def _kept_quiet(
+        self, guard: Guard, values: Mapping[str, float | None], value: float | None
+    ) -> str:
         """A note that the guard suppresses the rule.
 
         Empty if the value is below the rule's warning threshold anyway.
         """
         if value is None or self.rule.level(value) < WARNING:
             return ""
-        if now.values.get(guard.signal) is None:
+        if values.get(guard.signal) is None:
             return f"not judged: {guard.signal} is unknown"
         return f"not judged: {guard.words}"
 
@@ -225,31 +224,6 @@ class RuleState:
             was_severity,
             self._bounds,
         )
-
-
-class RuleBook:
-    """All rules of one engine over time."""
-
-    def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
-        self._states = {rule.id: RuleState(rule, scale=scale) for rule in rules}
-
-    def forget(self) -> None:
-        """Drop all states: the process was replaced, or the clock was set back."""
-        for state in self._states.values():
-            state.forget()
-
-    def judge(
-        self,
-        now_s: float,
-        values: Mapping[str, float | None],
-        missing: Mapping[str, tuple[str, ...]],
-        notes: Mapping[str, str],
-        *,
-        idle: bool,
-    ) -> dict[str, Finding]:
-        """Each rule's finding by id, in the rules' order; the arguments are those of `Judged`."""
-        now = Judged(now_s, values, missing, notes, idle)
-        return {rule: state.judge(now) for rule, state in self._states.items()}
 
 
 # --- The cascade ----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ from kneewatch.diagnose.verdict import (
 )
 from kneewatch.rules.cascade import lacking
 from kneewatch.rules.facts import NO_TARGETS
-from kneewatch.rules.lifecycle import Cascade, RuleBook
+from kneewatch.rules.lifecycle import Cascade, RuleState
 from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
 from kneewatch.rules.wire import to_ms
 
@@ -141,7 +141,7 @@ class Judge:
     ) -> None:
         self._target, self._key, self._profile = target, key, profile
         self._catalogue = catalogue
-        self._rules = RuleBook(catalogue.rules, scale=profile.scale)
+        self._rules = [RuleState(rule, scale=profile.scale) for rule in catalogue.rules]
         evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
         self._cascade = Cascade(
             scale=profile.scale,
@@ -346,7 +346,8 @@ class Judge:
         if values.restarted:
             self._served_before = self._serves
             self._restarts.append(replaced(t_s, self._started_s, self._newest_read))
-        self._rules.forget()
+        for rule in self._rules:
+            rule.forget()
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
@@ -420,7 +421,10 @@ class Judge:
         knee = learned.knee.update(t_s, signals)
         signals[CAPACITY_USED] = capacity_used(signals, knee)
         notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
-        findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
+        findings = {
+            state.rule.id: state.judge(t_s, signals, values.missing, notes, idle=idle)
+            for state in self._rules
+        }
         return replace(facts, streaks_s=streaks_s, findings=findings, knee=knee), missing
 
     def _causes(

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.lifecycle import Judged, RuleState
+from kneewatch.rules.lifecycle import RuleState
 from kneewatch.rules.rule import Bound, Finding, Rule, Severity
 
 ALL = (
@@ -41,7 +41,7 @@ class Judge:
         """The finding at a time."""
         guards = {guard.signal: guard.value for guard in self.rule.guards}
         seen = {**guards, **values, self.rule.signal: value}
-        return self._state.judge(Judged(START_S + t_s, seen, {}, {}, idle=False))
+        return self._state.judge(START_S + t_s, seen, {}, {}, idle=False)
 
     def forget(self) -> None:
         """Another process answers now."""

@@ -17,7 +17,7 @@ from kneewatch.rules.cascade import (
     PREEMPTIONS_MIN,
 )
 from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules, with_thresholds
-from kneewatch.rules.lifecycle import RuleBook
+from kneewatch.rules.lifecycle import RuleState
 from kneewatch.rules.rule import Bound, Rule, Severity
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 
@@ -58,10 +58,10 @@ def test_a_benchmark_is_compared_at_its_load(arrival_per_s: float, state: str) -
     (bench,) = slo_rules(ttft_p99_s=None, itl_p99_s=None, benchmark=stated)
     assert bench.id == "BENCH-TTFT"
     assert bench.bounds[0].threshold == pytest.approx(2.6)
-    book = RuleBook((bench,), scale=1.0)
+    judged = RuleState(bench, scale=1.0)
     values = {"ttft_p99_s": 2.7, "arrival_per_s": arrival_per_s}
-    findings = [book.judge(at_s, values, {}, {}, idle=False) for at_s in (0.0, 301.0)]
-    assert findings[-1]["BENCH-TTFT"].state == state
+    findings = [judged.judge(at_s, values, {}, {}, idle=False) for at_s in (0.0, 301.0)]
+    assert findings[-1].state == state
 
 
 def test_rules_and_cascade_agree_on_full_and_evicting() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.rules.lifecycle import RuleBook
+from kneewatch.rules.lifecycle import RuleState
 from kneewatch.rules.rule import Bound, Finding, Guard, Rule, Severity
 from kneewatch.rules.wire import rounded
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
@@ -21,15 +21,14 @@ def clearing(finding: Finding) -> tuple[float | None, float | None, Severity | N
 
 @BY_ID
 def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
-    book = RuleBook([rule], scale=1.0)
+    judged = RuleState(rule, scale=1.0)
     guards = {guard.signal: guard.value for guard in rule.guards}
     blank = {**guards, rule.signal: None}
 
     def state(
         values: Mapping[str, float | None], *, idle: bool = False, **given: dict[str, str]
     ) -> Finding:
-        (finding,) = book.judge(START_S, values, {}, given.get("notes", {}), idle=idle).values()
-        return finding
+        return judged.judge(START_S, values, {}, given.get("notes", {}), idle=idle)
 
     assert state({}).state == "unknown"
     assert state({}).missing == (rule.signal,)
@@ -37,7 +36,7 @@ def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
     assert state(blank).note
     assert state(blank, idle=True, notes={rule.signal: "why"}).note == "why"
     assert state(blank, idle=True).state == "ok", "without requests there is nothing to observe"
-    (finding,) = book.judge(START_S, blank, {rule.signal: ("metric",)}, {}, idle=True).values()
+    finding = judged.judge(START_S, blank, {rule.signal: ("metric",)}, {}, idle=True)
     assert (finding.state, finding.missing) == ("unknown", ("metric",))
     assert finding.severity == Severity.OK
 
@@ -220,14 +219,13 @@ def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:
 
 
 def test_a_new_process_begins_with_a_clean_sheet() -> None:
-    book = RuleBook([steps((Severity.WARNING, 10.0))], scale=1.0)
+    judged = RuleState(steps((Severity.WARNING, 10.0)), scale=1.0)
 
     def state(t_s: float, value: float) -> str:
-        (finding,) = book.judge(START_S + t_s, {"x": value}, {}, {}, idle=False).values()
-        return finding.state
+        return judged.judge(START_S + t_s, {"x": value}, {}, {}, idle=False).state
 
     assert [state(0.0, 15.0), state(10.0, 15.0)] == ["ok", "warning"]
-    book.forget()
+    judged.forget()
     assert [state(12.0, 1.0), state(14.0, 15.0), state(23.9, 15.0)] == ["ok"] * 3
     assert state(24.0, 15.0) == "warning"
 
