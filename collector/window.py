@@ -270,13 +270,13 @@ class Window:
         return values
 
     @cached_property
-    def _line(self) -> Line:
-        return Line.over([frame.t_s for frame in self.frames])
+    def _steps_s(self) -> list[float]:
+        return steps_s([frame.t_s for frame in self.frames])
 
     def slopes(self, columns: Sequence[int]) -> list[float]:
         """Each gauge column's change per second by least squares.
 
-        Columns with fewer than two values are left out.
+        Columns with fewer than two values, and those of one moment, are left out.
         """
         slopes: list[float] = []
         for at in columns:
@@ -286,40 +286,21 @@ class Window:
             if values.count(values[0]) == len(values):
                 slopes.append(0.0)
                 continue
-            line = self._line
+            away_s = self._steps_s
             if len(values) < self.scrapes:
-                line = Line.over([f.t_s for f in self.frames if f.gauges[at] == f.gauges[at]])
-            slope = line.slope(values)
-            if slope is not None:
-                slopes.append(slope)
+                away_s = steps_s([f.t_s for f in self.frames if f.gauges[at] == f.gauges[at]])
+            squares, mean = sum(map(mul, away_s, away_s)), sum(values) / len(values)
+            if squares > 0:
+                slopes.append(sum(map(mul, away_s, [value - mean for value in values])) / squares)
         return slopes
 
 
-class Line(Struct, frozen=True):
-    """The times of a least-squares fit, computed once for all series.
-
-    `steps_s`: each time minus the mean time, in seconds. `squares`: the sum of their squares.
-    """
-
-    steps_s: list[float]
-    squares: float
-
-    @classmethod
-    def over(cls, times_s: Sequence[float]) -> Line:
-        """The fit's times, rounded to milliseconds as in Prometheus."""
-        start_s = times_s[0]
-        since_s = [
-            round(1000 * (t_s - start_s)) / 1000 for t_s in times_s
-        ]  # faster than to 3 digits
-        mean_s = sum(since_s) / len(since_s)
-        steps_s = [t_s - mean_s for t_s in since_s]
-        return cls(steps_s, sum(map(mul, steps_s, steps_s)))
-
-    def slope(self, values: Sequence[float]) -> float | None:
-        """Change per second of the values at these times; None if all times are equal."""
-        mean = sum(values) / len(values)
-        covariance = sum(map(mul, self.steps_s, [value - mean for value in values]))
-        return covariance / self.squares if self.squares > 0 else None
+def steps_s(times_s: Sequence[float]) -> list[float]:
+    """Each time minus the mean time, rounded to milliseconds as in Prometheus."""
+    start_s = times_s[0]
+    since_s = [round(1000 * (t_s - start_s)) / 1000 for t_s in times_s]  # faster than to 3 digits
+    mean_s = sum(since_s) / len(since_s)
+    return [t_s - mean_s for t_s in since_s]
 
 
 def elapsed_s(from_s: float, to_s: float) -> float:
