@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from threading import Lock
 
 from msgspec import Struct, field
@@ -167,6 +167,10 @@ class QueryScope(Struct, frozen=True):
         return f"{name}{{{matchers}}}"
 
 
+of_scope = lru_cache(maxsize=8)
+"""Keeps the queries of a scope: each cycle sends the same ones."""
+
+
 def checked_selector(text: str, origin: str) -> str:
     """Check a selector. Returns its label matchers without braces.
 
@@ -187,11 +191,13 @@ def checked_selector(text: str, origin: str) -> str:
     return inner.rstrip(",").rstrip()
 
 
+@of_scope
 def presence(scope: QueryScope) -> str:
     """A query for all series of running requests."""
     return scope.either(lambda dialect: dialect.series(PRESENCE), scope.of_vllm(PRESENCE))
 
 
+@of_scope
 def vanished(scope: QueryScope) -> str:
     """A query for engines of any kind that have no series of running requests now but had one in
     the last hour. The value is the Unix time of their last sample, up to SEEN_STEP_S too early."""
@@ -204,7 +210,8 @@ def vanished(scope: QueryScope) -> str:
     return replace(scope, prefixes=all_prefixes()).either(vanished_series)
 
 
-def hourly_queries(scope: QueryScope) -> dict[str, str]:
+@of_scope
+def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries, by signal, for what an engine's page does not have: its usual requests (of an hour,
     because a minute may have too few) and how much prompts compute."""
     by_key = {key: scope.either(expr.promql) for key, expr in OWN.items()}
@@ -217,6 +224,7 @@ SCRAPES_OVER_S = 300.0
 """Seconds over which scrapes are counted."""
 
 
+@of_scope
 def scrapes(scope: QueryScope) -> str:
     """A query for the number of recent scrapes of each engine. An engine that was not present for
     all of SCRAPES_OVER_S is left out."""
@@ -229,7 +237,8 @@ def scrapes(scope: QueryScope) -> str:
     )
 
 
-def process_queries(scope: QueryScope) -> dict[str, str]:
+@of_scope
+def process_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries for the age of each process, and for running requests over the last hour."""
     hour = duration(HOUR_S)
     hourly = replace(scope, window_s=HOUR_S)
@@ -352,7 +361,8 @@ def images() -> str:
     )
 
 
-def gpu_queries(scope: QueryScope) -> dict[str, str]:
+@of_scope
+def gpu_queries(scope: QueryScope) -> Mapping[str, str]:
     """A query for each GPU signal, for the number of GPUs, and for the XIDs of each GPU.
 
     An XID counts for two windows, because the symptoms that it explains may end later than the XID.

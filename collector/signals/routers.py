@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 
 from msgspec import Struct, field
@@ -112,7 +112,8 @@ def asked(key: str, of: str = "", where: Where = ()) -> Expr:
     return expression(QUESTIONS[key].expr, {}, ((OF, of), *where) if of else where)
 
 
-def router_queries() -> dict[str, str]:
+@cache
+def router_queries() -> Mapping[str, str]:
     """A query for each question about routers; every query covers the metrics of all known
     routers."""
     return {
