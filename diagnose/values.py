@@ -93,7 +93,7 @@ class Values(Struct, frozen=True):
     - `prefix_counts`: for each scrape of the window, the counters of tokens looked up in the prefix
       cache, of tokens that hit, and of requests; empty unless the cache hits in part.
     - `answers`: answers by length in the window or, if it has few, in the longest window; filled
-      only if many of them end at their limit.
+      only if their lengths are stated and many of them end at their limit.
     - `request_counts`: None unless lengths are compared with a stated workload.
     - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
 

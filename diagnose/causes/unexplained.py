@@ -356,6 +356,8 @@ class Explained:
             if each.seen_s in (None, facts.now_s) and self._explains(each, facts):
                 self._last[each.id] = (facts.now_s, self._now)
         ours, load = UNEXPLAINED_LATENCY.id, "workload_drift"
+        if {ours, load}.isdisjoint(cause.id for cause in causes):
+            return list(causes)
         unexplained = self._is_left({ours}, facts) or _STOPS_RECUR(facts)
         noted = not self._is_left({ours, load}, facts)
         return [

@@ -123,6 +123,7 @@ class EngineReader:
     def __init__(self, profile: Profile, signals: tuple[Signal, ...]) -> None:
         self._profile = profile
         self._longest_s = LONG_WINDOWS * profile.window_s
+        self._compares_answers = bool(profile.stated.points.get(ANSWERS))
         self.history = History(keep_s=self._longest_s, metrics=METRICS_READ)
         self._signals = SignalSet(signals, self.history)
         self._recent_signals = SignalSet(RECENT_SIGNALS, self.history)
@@ -279,9 +280,10 @@ class EngineReader:
     def _answers(
         self, t_s: float, window: Window, signals: Mapping[str, float | None]
     ) -> Histogram | None:
-        """Answers by length, of the longest window if this one has few; None unless many ended at
-        their limit."""
-        if (signals.get("finished_length_ratio") or 0.0) < LENGTH_POINTS:
+        """Answers by length, of the longest window if this one has few; None unless their lengths
+        are stated and many ended at their limit."""
+        is_long = (signals.get("finished_length_ratio") or 0.0) >= LENGTH_POINTS
+        if not is_long or not self._compares_answers:
             return None
         answers = _answers(window)
         if answers is None or answers[inf] >= FEW:

@@ -133,34 +133,36 @@ class KvForecaster:
         `arrivals`: requests that arrived since the previous scrape; None if not counted.
         """
         mean_demand = demand_ratio(values)
-        climb = self._climb(now_s, values, arrivals, mean_demand)
+        follows = self._follow(now_s, values, arrivals, mean_demand)
         mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
         peak_demand = mean_demand * most / mean if mean_demand and mean and most else mean_demand
         if is_queued(values.get("waiting_by_capacity"), values.get("running") or 0.0):
             # The harm is not ahead, and requests may queue for something else than blocks.
             return _signals(mean_demand, peak_demand, None)
-        is_late = climb is None or climb.left_s() > HORIZON_S
-        if climb is None or is_late or mean_demand is None or mean_demand >= 1.0:
+        if not follows or mean_demand is None or mean_demand >= 1.0:
+            return _signals(mean_demand, peak_demand, mean_demand)
+        climb = min(self._climbs(now_s, mean_demand), key=_Climb.left_s, default=None)
+        if climb is None or climb.left_s() > HORIZON_S:
             return _signals(mean_demand, peak_demand, mean_demand)
         # A line from arrivals is behind demand by a request's duration, and may begin below it.
         now, ahead = climb.ahead_ratio(0.0), climb.ahead_ratio(self._ahead_s)
         return _signals(mean_demand, max(mean_demand, now), max(mean_demand, ahead), climb)
 
-    def _climb(
+    def _follow(
         self,
         now_s: float,
         values: Mapping[str, float | None],
         arrivals: float | None,
         mean_demand: float | None,
-    ) -> _Climb | None:
-        """The climb that fills the cache first; None if there is none."""
+    ) -> bool:
+        """Add a scrape to the trends. Returns whether they may show a climb."""
         usage, running = values.get("kv_usage_ratio"), values.get("running")
         if usage is None or not isfinite(usage) or running is None or mean_demand is None:
             self.forget()
-            return None
+            return False
         last_s, self._last_s = self._last_s, now_s
         if arrivals is None or last_s is None:
-            return None
+            return False
         since_s = now_s - last_s
         in_flight = running + (values.get("waiting_by_capacity") or 0.0)
         demand = usage * in_flight / running if running else usage
@@ -171,14 +173,13 @@ class KvForecaster:
         for trend in self._arrivals:
             trend.add(now_s, arrivals / since_s, since_s)
         self._no_arrival_s = 0.0 if arrivals else self._no_arrival_s + since_s
-        grow_alone = self._no_arrival_s >= self._window_s
-        if demand < DEMAND_MIN or (requests.arrivals < ARRIVALS_MIN and not grow_alone):
-            return None
-        if grow_alone:
-            climbs = self._grown(now_s)
-        else:
-            climbs = self._climbs(now_s, self._capacity(), mean_demand)
-        return min(climbs, key=_Climb.left_s, default=None)
+        may_grow = requests.arrivals >= ARRIVALS_MIN or self._grow_alone
+        return demand >= DEMAND_MIN and may_grow
+
+    @property
+    def _grow_alone(self) -> bool:
+        """Whether no request has arrived for a window: those in flight grow."""
+        return self._no_arrival_s >= self._window_s
 
     def _grown(self, now_s: float) -> Iterator[_Climb]:
         """Climbs since the last arrival. The same requests are growing, so no climb is due to
@@ -188,8 +189,11 @@ class KvForecaster:
             if line is not None and not line.is_step and line.lasts_s <= self._no_arrival_s:
                 yield _Climb(line, 1.0, now_s - trend.bins[-1].t_s, 0.0)
 
-    def _climbs(self, now_s: float, capacity: float, mean_demand: float) -> Iterator[_Climb]:
-        requests = self._requests
+    def _climbs(self, now_s: float, mean_demand: float) -> Iterator[_Climb]:
+        if self._grow_alone:
+            yield from self._grown(now_s)
+            return
+        requests, capacity = self._requests, self._capacity()
         sustained = requests.sustained(self._arrivals[0].bins)
         spread = CHANCE * requests.ratio * min(1.0, requests.lasts_s / self._window_s)
         most = mean_demand + sqrt(spread * mean_demand)
