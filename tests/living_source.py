@@ -25,7 +25,7 @@ from kneewatch.collector.prometheus.client import Clock, PrometheusSource
 from kneewatch.collector.prometheus.responses import Answer, RawSeries, Sample, Track
 from kneewatch.collector.prometheus.scraped_pages import Target, page_names, target_of
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.reader import METRICS_READ
+from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.fleet.inventory import Member, Past, Shape, Usual
 from tests import living_player
 from tests.living_fleet import LivingFleet, Series
@@ -34,7 +34,7 @@ from tests.living_player import Follow, Player, Told, unfollowed
 LOOKBACK_S = 300.0
 RUNNING = "vllm:num_requests_running"
 WANTED = frozenset({"kube_deployment_spec_replicas", "kube_statefulset_replicas"})
-READ = re.compile(page_names(METRICS_READ, ("vllm:",)))
+READ = re.compile(page_names(decides, ("vllm:",)))
 
 
 class Row:

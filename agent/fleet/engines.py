@@ -29,7 +29,7 @@ from kneewatch.collector.signals.expr import any_of, quoted
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
-from kneewatch.diagnose.engine.reader import METRICS_READ
+from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Group, Key, Member, Restarted
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
@@ -194,7 +194,7 @@ class FleetEngines:
         interval_s: float,
     ) -> Iterator[Sequence[Target]]:
         """Yields groups of targets whose samples were read."""
-        names = page_names(METRICS_READ, scope.prefixes)
+        names = page_names(decides, scope.prefixes)
         queries = [
             (targets, _query(scope, names, targets, span_s))
             for targets, span_s in self._groups(by_target, at_s, interval_s)

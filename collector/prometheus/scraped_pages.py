@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from weakref import WeakValueDictionary
 
@@ -42,28 +42,33 @@ def target_of(labels: Mapping[str, str]) -> Target:
     return tuple(labels.get(name, "") for name in TARGET_LABELS)
 
 
+IsRead = Callable[[str, str], bool]
+"""Whether a part of a metric is read, by canonical name and part."""
+
+
 @cache
-def page_names(metrics: frozenset[str], prefixes: tuple[str, ...]) -> str:
-    """A regular expression for the names of these metrics' series, under each of the prefixes, in
-    every version of vLLM; also for the start of the process and the result of the scrape."""
+def page_names(is_read: IsRead, prefixes: tuple[str, ...]) -> str:
+    """A regular expression for the names of the series that are read, under each of the prefixes,
+    in every version of vLLM; also for the start of the process and the result of the scrape."""
     own: list[str] = []
     shared = [UP, PROCESS_START]
     for name, sample in metric_table().samples.items():
-        if sample.metric.name in metrics and sample.part != "created":
+        if is_read(sample.metric.name, sample.part):
             (shared if name.startswith(OF_THE_PAGE) else own).append(re.escape(name))
     begins: dict[EngineKind, list[str]] = {}
     for prefix in prefixes:
         begins.setdefault(kind_of(prefix), []).append(re.escape(prefix))
-    by_kind = {kind: own if kind is VLLM else _own_names(kind, metrics) for kind in begins}
+    by_kind = {kind: own if kind is VLLM else _own_names(kind, is_read) for kind in begins}
     names = [f"({'|'.join(begins[kind])})({'|'.join(by_kind[kind])})" for kind in begins]
     marks = [kind.beside + sign for kind in engine_kinds() if kind.beside for sign in kind.signs]
     return "|".join([*names, *shared, *marks])
 
 
-def _own_names(kind: EngineKind, metrics: frozenset[str]) -> list[str]:
-    """The sample names, without prefix, of the sources of these metrics."""
-    sources = [source for source in kind.all_sources if source.metric in metrics]
-    names = {name for source in sources for name, _ in sample_names(source, kind)}
+def _own_names(kind: EngineKind, is_read: IsRead) -> list[str]:
+    """The sample names, without prefix, of the sources that are read."""
+    sources = [source for source in kind.all_sources if is_read(source.metric, "value")]
+    named = [(name, s, part) for s in sources for name, part in sample_names(s, kind)]
+    names = {name for name, source, part in named if is_read(source.metric, part)}
     return sorted(map(re.escape, {*names, *(source.over for source in sources)} - {""}))
 
 

@@ -28,6 +28,7 @@ class Signal(Struct, frozen=True):
     needs: str = ""
     optional: bool = False
     core: bool = False
+    shown: bool = False
 
     def lacks(self, has: Has) -> tuple[str, ...]:
         """Its metrics that a page lacks; empty if only engines other than vLLM have them."""

@@ -96,6 +96,16 @@ METRICS_READ = metrics_of(VLLM_SIGNALS) | METRICS_COUNTED | {LORA_INFO, ENGINE_S
 """Metrics that signals are computed from; a quarter of a page's counters belong to other
 metrics."""
 
+BUCKETS_SHOWN = metrics_of(signal for signal in VLLM_SIGNALS if signal.shown)
+"""Histograms whose buckets are only shown."""
+
+
+def decides(metric: str, part: str) -> bool:
+    """Whether a rule, cause or advice may depend on this part of a metric."""
+    unread = part == "created" or (part == "bucket" and metric in BUCKETS_SHOWN)
+    return metric in METRICS_READ and not unread
+
+
 SCRAPES_IN_WINDOW = 2.2
 """The window is at least this many scrape intervals long, so it always contains two scrapes."""
 

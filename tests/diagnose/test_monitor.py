@@ -7,14 +7,18 @@ import re
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
+from kneewatch.diagnose.engine.reader import BUCKETS_SHOWN
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
 from kneewatch.diagnose.values import NO_GPUS
 from kneewatch.rules.rule import LONG_WINDOWS, Severity
@@ -588,3 +592,17 @@ def test_a_scrape_that_is_not_newer_is_no_news() -> None:
     assert target.take(FIRST)
     assert target.stream.take(target.now_s, NEXT, "") == []
     assert target.take(NEXT)
+
+
+@pytest.mark.parametrize("name", ["kv_pressure_cascade", "queue_overload", "prefix_lost"])
+def test_buckets_that_are_only_shown_decide_nothing(name: str) -> None:
+    shown = {signal.key: None for signal in VLLM_SIGNALS if signal.shown}
+    buckets = re.compile(rf"(?m)^vllm:(?:{'|'.join(BUCKETS_SHOWN)})_bucket.*\n")
+    whole, less = (TargetStream(name, Profile(), Limits()) for _ in range(2))
+    seen = 0
+    for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
+        body, removed = buckets.subn("", entry.body or "")
+        seen += removed
+        (verdict,), (other,) = whole.replay(entry), less.replay(replace(entry, body=body))
+        assert other == replace(verdict, values={**verdict.values, **shown})
+    assert seen
