@@ -20,7 +20,7 @@ from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot
 from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
-from kneewatch.collector.signals.signal import Reading, SignalSet
+from kneewatch.collector.signals.signal import SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_state import (
@@ -92,7 +92,7 @@ class GpuHealth:
         )
 
     def _values(self, board: str, signals: SignalSet, window: Window) -> Mapping[str, float | None]:
-        values = signals.read(window).values
+        values = signals.read(window)
         if (values.get("busy_ratio") or 0.0) >= GPU_BUSY_FROM:
             now_hz = values.get("gpu_sm_clock_hz") or 0.0
             self._clocks_hz[board] = max(now_hz, self._clocks_hz.get(board, 0.0))
@@ -286,11 +286,10 @@ class GpuMonitor:
         values: Mapping[str, float | None] = {}
         states: Sequence[GpuState] = ()
         if choice.gpus:
-            reading, states = self._read(t_s, gpu_page.page, bound)
-            values = reading.values
+            values, states = self._read(t_s, gpu_page.page, bound)
             unknown += [
                 f"{key}: {', '.join(fields)} is not {gpu_page.where}"
-                for key, fields in reading.missing.items()
+                for key, fields in self._signals.missing.items()
             ]
         vanished = self._vanished(t_s, choice, gpu_page.gpus)
         lost = tuple(dict.fromkeys((*(note.text for note in notes if note.lost), *vanished)))
@@ -327,7 +326,9 @@ class GpuMonitor:
             return reading
         return GpuReading({}, (f"gpu_*: {why}",), reading.joined, reading.guess)
 
-    def _read(self, t_s: float, page: Page, bound: _Bound) -> tuple[Reading, Sequence[GpuState]]:
+    def _read(
+        self, t_s: float, page: Page, bound: _Bound
+    ) -> tuple[Mapping[str, float | None], Sequence[GpuState]]:
         scaled = [NAN if (v := slot.value(page.values)) is None else v for slot in bound.slots]
         self._history.append(t_s, Page(bound.layout, scaled), bound.binding, None)
         self._watch_energy(t_s, scaled, bound.binding)

@@ -49,19 +49,6 @@ def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:
     return frozenset(metrics)
 
 
-class Reading(Struct, frozen=True):
-    """All signals of one engine at one moment; None for a signal whose metrics give no value.
-
-    `missing` maps each unknown signal to those of its metrics that have no value on the newest
-    page. A signal whose metric has just vanished keeps a value while the window still has enough
-    samples. `impossible` maps a metric to an invalid value that the newest page has for it.
-    """
-
-    values: Mapping[str, float | None]
-    missing: Mapping[str, tuple[str, ...]]
-    impossible: Mapping[str, float]
-
-
 class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
     """Signals bound to columns.
 
@@ -106,18 +93,26 @@ class SignalSet:
         self._columns = history.columns
         self._bound = BoundSignals.of(self._signals, self._columns)
 
-    def read(self, window: Window) -> Reading:
-        """Every signal's value on a window."""
+    def read(self, window: Window) -> dict[str, float | None]:
+        """Every signal's value on a window; None where its metrics give none.
+
+        A signal whose metric has just vanished keeps a value while the window has enough samples.
+        """
         if self._columns is not self._history.columns:
             self._columns = self._history.columns
             self._bound = BoundSignals.of(self._signals, self._columns)
         bound = self._bound
         values = {key: value(window) for key, value in bound.valued}
         values.update(bound.absent)
-        odd = self._history.impossible
-        return Reading(values, self._without(odd) if odd else bound.missing, odd)
+        return values
 
-    def _without(self, odd: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    @property
+    def missing(self) -> Mapping[str, tuple[str, ...]]:
+        """For each unknown signal, its metrics without a value on the page that was read last."""
+        odd = self._history.impossible
+        if not odd:
+            return self._bound.missing
+
         def has(metric: str) -> bool:
             return metric not in odd and self._history.columns.shows(metric)
 

@@ -191,17 +191,17 @@ class EngineReader:
             self._unused_s = t_s
         self._note_prefills(totals)
         window = Window(history, now_s=t_s, range_s=self._range_s(t_s))
-        reading = self._signals.read(window)
-        signals = {**reading.values, **BLANK}
-        signals |= momentary(Moment(reading.values, self._profile.targets, window_s=window.range_s))
+        values = self._signals.read(window)
+        signals = {**values, **BLANK}
+        signals |= momentary(Moment(values, self._profile.targets, window_s=window.range_s))
         signals["prefill_hit_share"], signals["prefill_miss_share"] = prefill_sides(signals, window)
         progress = self._counted[GENERATED] if binding.kind.live_tokens else self._steps
         generated = gained(history, progress)
         is_silent = generated == 0.0
         return Values(
             signals=signals,
-            missing=reading.missing,
-            impossible=reading.impossible,
+            missing=self._signals.missing,
+            impossible=history.impossible,
             recent=self._recent(window),
             window_s=window.range_s,
             scrapes=window.scrapes,
@@ -220,8 +220,8 @@ class EngineReader:
             prefill_s_per_token=_prefill_s_per_token(history) if is_silent else 0.0,
             preempted=gained(history, self._counted[PREEMPTED]),
             totals=totals,
-            prefix_counts=self._prefixes(window, reading.values.get("prefix_hit_ratio")),
-            answers=self._answers(t_s, window, reading.values),
+            prefix_counts=self._prefixes(window, values.get("prefix_hit_ratio")),
+            answers=self._answers(t_s, window, values),
             request_counts=self._request_counts(),
             adapters=adapters_seen(window) if signals.get("waiting_deferred") else (),
             gpus=gpus,
@@ -310,11 +310,11 @@ class EngineReader:
         interval_s = times[-1] - times[-2] if len(times) > 1 else window_s
         range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
         newest = self._newest(window, range_s)
-        values = {**UNKNOWN_RECENT, **self._recent_signals.read(newest).values}
+        values = {**UNKNOWN_RECENT, **self._recent_signals.read(newest)}
         if not self._has_enough_requests(newest):
             newest = self._newest(newest, max(range_s, 2 * RECENT_SHARE * window_s))
         if self._has_enough_requests(newest):
-            values |= self._recent_of_requests.read(newest).values
+            values |= self._recent_of_requests.read(newest)
         return values
 
     def _newest(self, window: Window, range_s: float) -> Window:

@@ -72,7 +72,7 @@ class Feed:
     def values(self, key: EngineKey, t_ms: int, range_ms: int) -> Mapping[str, float | None]:
         """Every signal of an engine."""
         window = Window(self.histories[key], now_s=t_ms / 1000, range_s=range_ms / 1000)
-        return self._sets[key].read(window).values
+        return self._sets[key].read(window)
 
 
 class Comparison(Struct):

@@ -34,7 +34,7 @@ from kneewatch.collector.signals.expr import (
     scaled,
     total,
 )
-from kneewatch.collector.signals.signal import Reading, Signal, SignalSet, metrics_of
+from kneewatch.collector.signals.signal import Signal, SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.engine.reader import METRICS_READ
@@ -71,31 +71,31 @@ class Watched:
     def __init__(self, signals: Sequence[Signal] = SIGNALS) -> None:
         self.handmade = Handmade(bounds=BOUNDS)
         self.history = self.handmade.history
-        self._signals = SignalSet(signals, self.history)
+        self.signals = SignalSet(signals, self.history)
 
-    def read(self) -> Reading:
+    def read(self) -> dict[str, float | None]:
         """The signals at the newest scrape, over a minute."""
-        return self._signals.read(Window(self.history, now_s=self.history.times[-1], range_s=60.0))
+        return self.signals.read(Window(self.history, now_s=self.history.times[-1], range_s=60.0))
 
 
 def test_an_option_that_appears_takes_over() -> None:
     watched = Watched([Signal("first", SECOND_CHOICE, "", "")])
     for t_s in range(0, 70, 10):
         watched.handmade.take(t_s, {"early": 1.0 * t_s})
-    assert watched.read().values["first"] == 60 / 60
+    assert watched.read()["first"] == 60 / 60
     for t_s in range(70, 140, 10):
         watched.handmade.take(t_s, {"early": 1.0 * t_s, "late": 2.0 * t_s})
-    assert watched.read().values["first"] == 120 / 60
+    assert watched.read()["first"] == 120 / 60
 
 
 def test_a_metric_that_never_was_is_missing_and_without_value() -> None:
     watched = Watched()
     watched.handmade.take(0.0, {"early": 1.0})
-    reading = watched.read()
-    assert set(reading.values) == set(KINDS)
-    assert reading.values["gauge"] is None
-    assert reading.missing["gauge"] == ("level",)
-    assert "first" not in reading.missing
+    values = watched.read()
+    assert set(values) == set(KINDS)
+    assert values["gauge"] is None
+    assert watched.signals.missing["gauge"] == ("level",)
+    assert "first" not in watched.signals.missing
 
 
 Shown = tuple[float | None, float | None, float | None, int | None]
@@ -123,7 +123,7 @@ def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> N
             {} if level is None else {"level": level},
             None if step is None else buckets,
         )
-        values = watched.read().values
+        values = watched.read()
         window = Window(watched.history, now_s=5.0 * number, range_s=60.0)
         for key, expr in KINDS.items():
             anew = expr.bind(watched.history.columns)(window)
@@ -142,7 +142,7 @@ def test_a_queue_moves_by_first_tokens_while_few_requests_finish() -> None:
         scraped.take(0.0, page.format(begun=0, ended=0))
         scraped.take(60.0, page.format(begun=begun, ended=ended))
         window = Window(scraped.history, now_s=60.0, range_s=60.0)
-        return SignalSet(VLLM_SIGNALS, scraped.history).read(window).values.get("expected_wait_s")
+        return SignalSet(VLLM_SIGNALS, scraped.history).read(window).get("expected_wait_s")
 
     assert expected_wait_s(begun=60, ended=6) == pytest.approx(30.0)
     assert expected_wait_s(begun=6, ended=60) == pytest.approx(30.0)
@@ -165,7 +165,7 @@ def test_goodput_takes_off_the_share_of_late_gaps() -> None:
     def goodput_per_s(ttft_slo_s: float, itl_slo_s: float | None) -> float | None:
         signals = configured(ttft_slo_s=ttft_slo_s, itl_slo_s=itl_slo_s)
         window = Window(scraped.history, now_s=60.0, range_s=60.0)
-        return SignalSet(signals, scraped.history).read(window).values.get("goodput_per_s")
+        return SignalSet(signals, scraped.history).read(window).get("goodput_per_s")
 
     # 10 requests/s, nine tenths with the first token in time; a quarter of the gaps is late.
     assert goodput_per_s(1.0, None) == pytest.approx(9.0)
@@ -195,6 +195,7 @@ def test_without_the_series_that_nothing_reads_every_signal_is_the_same() -> Non
             for signals, history in zip(sets, histories, strict=True)
         )
         assert every == few
+        assert sets[0].missing == sets[1].missing
     unread = {column.metric for column in histories[0].counters.names} - METRICS_READ
     assert "request_params_n" in unread
     assert {column.metric for column in histories[1].counters.names}.isdisjoint(unread)
