@@ -66,7 +66,6 @@ class RuleState:
         self._calm_s: float | None = None
         self._outside: float | None = None
         self._inside_s: float | None = None
-        self._id = rule.id
         self._bounds: Mapping[str, float | None] | None = None
         if rule.stated:
             self._bounds = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
@@ -76,8 +75,8 @@ class RuleState:
 
     def forget(self) -> None:
         """Drop the state: the process was replaced or the clock was set back."""
-        self._active, self._since_s, self._calm_s = OK, None, None
-        self._outside, self._inside_s = None, None
+        self._active = OK
+        self._since_s = self._calm_s = self._outside = self._inside_s = None
         self._crossed_s.clear()
 
     def judge(
@@ -212,7 +211,7 @@ class RuleState:
         was_severity: Severity | None = None,
     ) -> Finding:
         return Finding(
-            self._id,
+            self.rule.id,
             state,
             self._signal,
             rounded(value),

@@ -388,10 +388,10 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     if steps is None or change.other_steps or change.saved_ratio is not None:
         return None
     context.memo[OWN_STEPS] = {
-        "windows": steps.windows,
+        "windows": len(steps.times_s),
         "least_running": steps.least_running,
         "most_running": steps.most_running,
-        "age_s": facts.now_s - steps.since_s,
+        "age_s": facts.now_s - min(steps.times_s),
     }
     seats = change.seats or context.seats or inf
     requests = max(demand.mean_requests * change.share_ratio, 1.0)

@@ -98,11 +98,6 @@ class StepTimes(Struct, frozen=True, dict=True):
         return cls(times_s, [running if running > 1 else 1.0 for running in batches], *others)
 
     @property
-    def windows(self) -> int:
-        """Number of windows measured."""
-        return len(self.times_s)
-
-    @property
     def least_running(self) -> int:
         """The smallest batch measured, in requests."""
         return floor(min(self.batches))
@@ -115,11 +110,6 @@ class StepTimes(Struct, frozen=True, dict=True):
     def reaches(self, running: float) -> bool:
         """Whether the times of a batch follow from those measured."""
         return reaches(running, self.least_running, self.most_running)
-
-    @property
-    def since_s(self) -> float:
-        """Time of the oldest window."""
-        return min(self.times_s)
 
     def itl_s(self, running: float, context_tokens: float, *, near: float | None = None) -> float:
         """Mean seconds of a step with `running` decodes of `context_tokens` each, prefill included.
