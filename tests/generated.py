@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -173,7 +173,7 @@ def settings_page() -> str:
             (
                 (
                     f"`{key.key}`",
-                    "all" if kinds == KINDS else ", ".join(kinds),
+                    kinds_words(kinds),
                     "" if key.default is None else f"`{key.default}`",
                     key.help,
                 )
@@ -182,6 +182,14 @@ def settings_page() -> str:
         )
         + "\n"
     )
+
+
+def kinds_words(kinds: Sequence[str]) -> str:
+    """The kinds of receivers that have a key."""
+    others = [kind for kind in KINDS if kind not in kinds]
+    if len(others) < len(kinds) / 2:
+        return " but ".join(filter(None, ("all", ", ".join(others))))
+    return ", ".join(kinds)
 
 
 def commands_page() -> str:

@@ -67,7 +67,7 @@ class ActiveProblem(Struct):
     `is_sent`: a message is queued or delivered; `is_end_sent`: that of its end too. `gone_s`
     is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
     it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
-    from the state file.
+    from the state file. `newest` is the problem at the newest scrape that shows it.
     """
 
     severity: Severity
@@ -86,6 +86,7 @@ class ActiveProblem(Struct):
     gone_scrapes: int = 0
     restored: bool = False
     serial: int = 0
+    newest: Event | None = None
 
 
 class AlertState:
@@ -96,6 +97,7 @@ class AlertState:
         self._active: dict[Key, ActiveProblem] = {}
         self._by_target: dict[str, set[Key]] = {}
         self._first_s: dict[str, float] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
         self._serials = count(1)
         self.is_changed = False
 
@@ -107,7 +109,7 @@ class AlertState:
         if quiet and state.name not in self._by_target and state.name in self._first_s:
             return []
         first_s = min(self._first_s.get(state.name, state.t_s), state.t_s)
-        self._first_s[state.name] = first_s
+        self._first_s[state.name], self._labels[state.name] = first_s, state.labels
         now = self._relevant(problems(state, min(self._receiver.severity, Severity.WARNING)))
         events = [
             event for problem in now.values() if (event := self._update_present(problem, state.t_s))
@@ -148,7 +150,22 @@ class AlertState:
         for key in sorted(self._by_target.get(target, set())):
             event = self._resolve(key, t_s, t_s, "no longer watched")
             events += [event] if event else []
+        self._labels.pop(target, None)
         return events
+
+    def repeated(self) -> list[Event]:
+        """The unresolved problems as they were last seen, each as the event that it began."""
+        return [
+            replace(
+                active.newest,
+                severity=active.severity,
+                stage=active.stage,
+                since_s=active.since_s,
+                serial=active.serial,
+            )
+            for active in self.active().values()
+            if active.newest is not None
+        ]
 
     def sent(self, event: Event) -> bool:
         """Mark the problem of an event as sent. Returns False if the problem is already over."""
@@ -237,6 +254,7 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
+        active.newest = problem
         if active.shown_s is None:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
@@ -293,6 +311,7 @@ class AlertState:
             shown_s=active.since_s if active.shown_s is None else active.shown_s,
             advised=active.advised,
             advised_before=_advised_before(active),
+            labels=self._labels.get(key.target, {}),
         )
 
     def _still_active(self, ended: Key) -> tuple[str, ...]:

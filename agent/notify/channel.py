@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock, Thread
 
@@ -22,7 +23,7 @@ from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.events import Event, Groups, SentAlerts
 from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
 from kneewatch.agent.notify.message import HEADLINE_MAX, Message, escape_plain
-from kneewatch.agent.notify.receivers import Receiver
+from kneewatch.agent.notify.receivers import ALERTMANAGER, TEXTS, Receiver
 from kneewatch.agent.target_state import TargetState
 
 log = logging.getLogger(__name__)
@@ -170,15 +171,27 @@ def failing(attempts: int) -> str:
     return f"{attempts} attempts in a row failed; kneewatch's log says why"
 
 
-class ReceiverThread:
-    """The alert state of a receiver, which is saved in the state file, and the thread that sends to
-    the receiver.
+REPEAT_S = 60.0
+"""Seconds after which Alertmanager gets the active alerts again. It resolves an alert that it does
+not receive for its `resolve_timeout` (default: 5 minutes)."""
 
-    A subclass starts the thread at the end of its `__init__`.
+
+class Channel:
+    """One receiver: its alert state, which is saved in the state file, its queue, and the thread
+    that sends to it. Public methods take a lock, which is never held while sending.
+
+    A receiver that keeps incidents gets a message for each problem, others one for similar
+    problems. Alertmanager gets the active problems again every `repeat_s` seconds.
     """
 
     def __init__(
-        self, receiver: Receiver, state_file: StateFile, clock: Callable[[], float]
+        self,
+        receiver: Receiver,
+        state_file: StateFile,
+        retry: RetryPolicy,
+        clock: Callable[[], float],
+        *,
+        repeat_s: float = REPEAT_S,
     ) -> None:
         self.receiver = receiver
         self._state_file, self._clock = state_file, clock
@@ -188,7 +201,24 @@ class ReceiverThread:
         self._changed = Condition()
         self._close_at_s = math.inf
         self._restore()
+        self._groups = Groups(wait_s=receiver.group_wait_s, hold_s=receiver.hold_s)
+        self._repeat_s = repeat_s if receiver.kind == ALERTMANAGER else math.inf
+        self._repeat_at_s = time.monotonic() + self._repeat_s
+        self._repeating: deque[Event] = deque()
+        if receiver.kind == ALERTMANAGER:  # it resolves alerts while nothing is tried
+            retry = replace(retry, most_s=min(retry.most_s, repeat_s))
+        self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
+        self._formatting, self._storing = 0, Lock()
+        self._stored: deque[Path] = deque()
+        """Files of messages for which the queue has no room, oldest first."""
+        for file, stored in state_file.outbox.waiting(receiver.name):
+            # Alertmanager may have repeated an alert, in a message that was delivered.
+            if [key for key in stored.keys if self._sent_alerts.take(key)]:
+                self._queue_forwarded(stored, file)
+            else:
+                self._settled.append(file)
         self._thread = Thread(target=self._run, name=f"notify-{receiver.name}", daemon=True)
+        self._thread.start()
 
     def active_targets(self) -> list[str]:
         """The names of targets that have active problems."""
@@ -241,47 +271,6 @@ class ReceiverThread:
 
     def _is_closing(self) -> bool:
         return self._close_at_s < math.inf
-
-    def retry(self) -> None:
-        """Try messages again that were given up."""
-
-    def problem(self) -> str:
-        """Why the receiver does not get its messages; empty if it does, or may soon."""
-        raise NotImplementedError
-
-    def _queue(self, new_events: Sequence[Event]) -> None:
-        """Queue changes of problems."""
-        raise NotImplementedError
-
-    def _run(self) -> None:
-        """Send until the channel is closed."""
-        raise NotImplementedError
-
-
-class Channel(ReceiverThread):
-    """One receiver and its thread. Public methods take a lock, which is never held while
-    sending."""
-
-    def __init__(
-        self,
-        receiver: Receiver,
-        state_file: StateFile,
-        retry: RetryPolicy,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(receiver, state_file, clock)
-        self._groups = Groups(wait_s=receiver.group_wait_s, hold_s=receiver.hold_s)
-        self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
-        self._formatting, self._storing = 0, Lock()
-        self._stored: deque[Path] = deque()
-        """Files of messages for which the queue has no room, oldest first."""
-        for file, stored in state_file.outbox.waiting(receiver.name):
-            # Alertmanager may have repeated an alert, in a message that was delivered.
-            if [key for key in stored.keys if self._sent_alerts.take(key)]:
-                self._queue_forwarded(stored, file)
-            else:
-                self._settled.append(file)
-        self._thread.start()
 
     def offer(self, state: TargetState) -> None:
         """Queue the events that follow from a target's newest state."""
@@ -369,6 +358,7 @@ class Channel(ReceiverThread):
             try:
                 self._keep()
                 self._make_message()
+                self._repeat()
                 outgoing = self._next()
                 # A receiver that is down gets one attempt while closing, no retries.
                 if outgoing is not None and not self._try(outgoing) and self._is_closing():
@@ -391,14 +381,40 @@ class Channel(ReceiverThread):
                 return
             self._formatting = 1
         try:
-            receiver = self.receiver
-            message = events.message(
-                due, receiver=receiver.name, base=receiver.triage_url, docs_url=receiver.docs_url
-            )
-            with self._changed:
-                self._put(message, lambda done: self._state.delivered(*(due if done else ())))
+            is_pager = self.receiver.kind not in TEXTS
+            for batch in [[event] for event in due] if is_pager else [due]:
+                self._put_events(batch, partial(self._settle, batch))
         finally:
             self._formatting = 0
+
+    def _put_events(self, batch: Sequence[Event], done: Callable[[bool], object]) -> None:
+        receiver = self.receiver
+        message = events.message(
+            batch, receiver=receiver.name, base=receiver.triage_url, docs_url=receiver.docs_url
+        )
+        with self._changed:
+            self._put(message, done)
+
+    def _repeat(self) -> None:
+        """Queue active problems again that Alertmanager would else resolve, once nothing else is
+        queued."""
+        with self._changed:
+            if self._repeat_in_s() == 0.0 and not self._repeating:
+                self._repeat_at_s = time.monotonic() + self._repeat_s
+                self._repeating.extend(self._state.repeated())
+        while self._repeating and self._outbox.has_room:
+            self._put_events([self._repeating.popleft()], lambda _: None)
+
+    def _repeat_in_s(self) -> float | None:
+        """Seconds until active problems are repeated; None if they are not, or not before the queue
+        is empty."""
+        if self._repeat_s == math.inf or self._outbox.due_s() is not None or self._is_closing():
+            return None
+        return max(0.0, self._repeat_at_s - time.monotonic()) if self._state.repeated() else None
+
+    def _settle(self, batch: Sequence[Event], is_delivered: bool) -> None:
+        if is_delivered:
+            self._state.delivered(*batch)
 
     def _next(self) -> Outgoing | None:
         """Wait for the next message that is due. Returns None if something else changed before
@@ -413,7 +429,10 @@ class Channel(ReceiverThread):
                 return self._outbox.next()
             if not self._is_changed():
                 moments = [moment for moment in (due_s, self._groups.due_s()) if moment is not None]
-                self._changed.wait(max(0.0, min(moments) - now_s) if moments else None)
+                waits_s = [max(0.0, moment - now_s) for moment in moments]
+                if (repeat_s := self._repeat_in_s()) is not None:
+                    waits_s.append(repeat_s)
+                self._changed.wait(min(waits_s, default=None))
             return None
 
     def _try(self, outgoing: Outgoing) -> bool:
@@ -433,5 +452,6 @@ class Channel(ReceiverThread):
         with self._changed:
             self._outbox.delivered(outgoing)
         headline = escape_plain(outgoing.message.headline, HEADLINE_MAX)
-        log.info("notify: sent receiver=%s message=%s", self.receiver.name, headline)
+        level = logging.DEBUG if self.receiver.kind == ALERTMANAGER else logging.INFO
+        log.log(level, "notify: sent receiver=%s message=%s", self.receiver.name, headline)
         return True

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import click
 from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, OK
 from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.notify.delivery import SendError, post, send
-from kneewatch.agent.notify.message import Line, Message, Part, identity, link, text
-from kneewatch.agent.notify.notifier import rfc3339
-from kneewatch.agent.notify.receivers import Mail, Receiver, Web, receivers
+from kneewatch.agent.notify.delivery import SendError, send
+from kneewatch.agent.notify.message import TEST_S, Line, Message, Part, identity, link
+from kneewatch.agent.notify.receivers import ALERTMANAGER, PAGERS, TEXTS, Mail, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.verdict import FLEET
@@ -29,9 +27,6 @@ from kneewatch.rules.formatting import (
 from kneewatch.rules.rule import Severity
 
 STATUS = "test"
-ALERT_S = 300.0
-"""Seconds after which the test alert of an Alertmanager ends."""
-
 NOBODY = (
     "Nobody is notified: the settings have no [[notify]] table. Write one (kind, url_file, "
     "triage_url; see alerting.md), and give the file with --config."
@@ -179,12 +174,8 @@ def _test(receiver: Receiver) -> bool:
     """Send a test message and print the result. Returns whether it was delivered."""
     now_s = time.time()
     try:
-        if isinstance(receiver.endpoint, Web) and receiver.kind == "alertmanager":
-            body = [_test_alert(receiver, now_s)]
-            post(receiver.endpoint, body, timeout_s=receiver.timeout_s, now_s=now_s)
-        else:
-            message = _test_message(receiver, now_s)
-            send(receiver, message, timeout_s=receiver.timeout_s, now_s=now_s)
+        message = _test_message(receiver, now_s)
+        send(receiver, message, timeout_s=receiver.timeout_s, now_s=now_s)
     except SendError as error:
         click.echo(f"{printable(receiver.name)}: NOT DELIVERED: {error}")
         if error.hint:
@@ -198,10 +189,12 @@ def _test(receiver: Receiver) -> bool:
 
 
 def _after(receiver: Receiver) -> str:
-    if receiver.kind != "alertmanager":
+    if receiver.kind in PAGERS:
+        return " (an incident, closed at once; it may have paged whoever is on call)"
+    if receiver.kind != ALERTMANAGER:
         return ""
     return (
-        f" (alert KneewatchTest, {receiver.severity.word}, ends in {duration(ALERT_S)}; who is "
+        f" (alert KneewatchTest, {receiver.severity.word}, ends in {duration(TEST_S)}; who is "
         "notified depends on its routes)"
     )
 
@@ -213,26 +206,11 @@ def _test_message(receiver: Receiver, now_s: float) -> Message:
     return Message(
         id=identity(STATUS, receiver.name, now_s),
         status=STATUS,
-        severity=Severity.INFO.word,
+        # The mildest that the receiver gets, so that the route is that of a real incident.
+        severity=(Severity.INFO if receiver.kind in TEXTS else receiver.severity).word,
         t_s=now_s,
         headline=f"TEST: kneewatch reaches {receiver.name}. Nothing is wrong",
         parts=(
             Part("Sent by `kneewatch notify --test`", (line,), link(receiver.triage_url, FLEET)),
         ),
     )
-
-
-def _test_alert(receiver: Receiver, now_s: float) -> dict[str, Any]:
-    """An alert with the mildest severity that the receiver gets, so that the route is that of a
-    real alert."""
-    message = _test_message(receiver, now_s)
-    return {
-        "labels": {
-            "alertname": "KneewatchTest",
-            "severity": receiver.severity.word,
-            "kneewatch": STATUS,
-        },
-        "annotations": {"summary": message.headline, "description": text(message)},
-        "startsAt": rfc3339(now_s),
-        "endsAt": rfc3339(now_s + ALERT_S),
-    }

@@ -11,17 +11,17 @@ import smtplib
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from kneewatch.agent.notify.message import FORMATS, Message, email
-from kneewatch.agent.notify.receivers import Mail, Receiver, Web
+from kneewatch.agent.notify.message import FORMATS, REQUESTS, Message, email
+from kneewatch.agent.notify.receivers import PAGERS, Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
@@ -59,13 +59,39 @@ def send(
     """
     endpoint = receiver.endpoint
     if isinstance(endpoint, Web):
-        post(endpoint, FORMATS[receiver.kind](message), timeout_s=timeout_s, now_s=now_s)
+        requests = _requests(receiver.kind, message, endpoint)
+        for web, body in requests:
+            post(web, body, timeout_s=timeout_s / len(requests), now_s=now_s)
         return
     mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
     if attachment is not None:
         page, name = attachment.read_bytes(), attachment.name
         mail.add_attachment(page, maintype="text", subtype="html", filename=name)
     deliver(endpoint, mail, timeout_s=timeout_s)
+
+
+def _requests(kind: str, message: Message, endpoint: Web) -> list[tuple[Web, object]]:
+    """The requests for a message: where to, and the body. A pager gets one for each incident that
+    is opened or closed.
+
+    Raises:
+        SendError: the pager's key cannot be read.
+    """
+    if kind in FORMATS:
+        return [(endpoint, FORMATS[kind](message))]
+    key, access = "", endpoint.access
+    if endpoint.key is not None:
+        try:
+            key = endpoint.key.read()
+        except SettingsError as exc:
+            raise SendError(str(exc)) from exc
+        if scheme := PAGERS[kind][1]:
+            headers = {**access.headers, "Authorization": f"{scheme}{key}"}
+            access = replace(access, headers=headers)
+    return [
+        (replace(endpoint, access=access, path=path), body)
+        for path, body in REQUESTS[kind](message, key)
+    ]
 
 
 NO_CONNECTION = (
@@ -180,12 +206,16 @@ REFUSED = frozenset({400, 411, 413, 414, 415, 422})
 rotated token, a proxy's page during maintenance, a route that is not there yet."""
 
 HINTS = {
-    400: "check `kind`: the address takes another format",
+    400: "check `kind`, as the address takes another format, or the pager's key",
     401: "check the token or the headers",
     403: "check the token or the headers",
     404: "check the whole address, path included: a deleted webhook answers so, too",
 }
 """What to check, by HTTP status."""
+
+DENIED = (
+    "check the whole address and the token; if the receiver always answers so: any_answer = true"
+)
 
 ANSWER_MAX_BYTES = 4096
 ERROR_CODE = re.compile(r"[a-z_]{1,40}")
@@ -195,13 +225,14 @@ SHOWN_HINTS = ("tls", "dns", "auth")
 
 def post(
     web: Web,
-    body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    body: object,
     *,
     timeout_s: float,
     now_s: float,
 ) -> None:
     """Post a JSON document. Follows no redirects and uses no proxy. A response with a success
-    status counts as a failure if it is an HTML page or its JSON says that it failed.
+    status counts as a failure if it is an HTML page or its JSON says that it failed, unless any
+    answer will do.
 
     Raises:
         SendError: the receiver did not accept the document.
@@ -225,7 +256,20 @@ def post(
         hint = f" ({exc.hint})" if exc.kind in SHOWN_HINTS else ""
         raise SendError(f"{exc}{hint}", hint="" if hint else NO_CONNECTION) from exc
     timed.deadline_s = deadline_s
-    _check_answer(shown, *_request(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
+    status, retry_after, answer = _request(timed, address, headers, data, timeout_s=timeout_s)
+    denial = "" if web.any_answer else denied(answer)
+    if 200 <= status < 300 and not denial:
+        return
+    text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
+    hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
+    if 200 <= status < 300:
+        text, hint = f"{text} with {denial}", DENIED
+    if 300 <= status < 400:
+        text += "; redirects are not followed: configure the final URL"
+    # To a pager, 400 may mean a key that is being replaced.
+    final = status in REFUSED and not (status == http.HTTPStatus.BAD_REQUEST and web.key)
+    wait_s = after_s(retry_after, now_s)
+    raise SendError(printable(text), final=final, after_s=wait_s, hint=hint)
 
 
 def _request(
@@ -258,21 +302,6 @@ def _request(
     finally:
         connection.close()
         timed.close()
-
-
-def _check_answer(
-    shown: Address, status: int, retry_after: str | None, body: bytes, *, now_s: float
-) -> None:
-    text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
-    if 200 <= status < 300:
-        if denial := denied(body):
-            raise SendError(f"{text} with {denial}", hint="check the whole address and the token")
-        return
-    if 300 <= status < 400:
-        text += "; redirects are not followed: configure the final URL"
-    hint = HINTS.get(status, "wait and try again: the receiver is busy or failing")
-    is_final, wait_s = status in REFUSED, after_s(retry_after, now_s)
-    raise SendError(printable(text), final=is_final, after_s=wait_s, hint=hint)
 
 
 def denied(body: bytes) -> str:

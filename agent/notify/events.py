@@ -58,6 +58,7 @@ class Event(Struct, frozen=True):
     keys. `left` are the ids of problems that are still active on the same engine or target.
     `shown_s` is the moment that the message is about: of a problem that ended, that of the message
     before. `advised_before` is the change that the message before advised, if `advised` is another.
+    `labels` are those of the target.
     """
 
     kind: EventKind
@@ -76,6 +77,7 @@ class Event(Struct, frozen=True):
     shown_s: float = 0.0
     advised: str = ""
     advised_before: str = ""
+    labels: Mapping[str, str] = {}
 
     @property
     def badness(self) -> tuple[Severity, int, float]:
@@ -100,7 +102,7 @@ def problems(state: TargetState, floor: Severity) -> dict[Key, Event]:
         for problem in _of_engine(state.name, diagnosis, is_whole_target=is_whole_target):
             other = worst.get(problem.key)
             if problem.severity >= floor and (other is None or other.badness < problem.badness):
-                worst[problem.key] = problem
+                worst[problem.key] = replace(problem, labels=state.labels)
     return worst
 
 
@@ -284,6 +286,7 @@ class EventDocument(Struct, frozen=True):
     - `recommendation`: the best change for the cause; null if there is none.
     - `link`: the address of the target's page at the moment that the message is about; empty if
       kneewatch's own address is not set.
+    - `labels`: the labels of the target.
     """
 
     what: EventKind
@@ -300,6 +303,7 @@ class EventDocument(Struct, frozen=True):
     cause: Cause | None
     recommendation: Recommendation | None
     link: str
+    labels: Mapping[str, str]
 
 
 def _document(event: Event, base: str, docs_url: str) -> EventDocument:
@@ -317,6 +321,7 @@ def _document(event: Event, base: str, docs_url: str) -> EventDocument:
         replace(told(cause), docs=cause_page(docs_url, cause.id)) if cause else None,
         in_document(recommendations[0]) if recommendations else None,
         link(base, event.key.target, event.shown_s),
+        event.labels,
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -22,6 +23,10 @@ from msgspec import Struct
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.rules.formatting import clock, cut, cut_after_sentence, date
+from kneewatch.rules.rule import CRITICAL, WARNING
+
+if TYPE_CHECKING:
+    from kneewatch.agent.notify.events import EventDocument
 
 SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
@@ -142,7 +147,7 @@ def _broken(match: re.Match[str]) -> str:
     return token[0] + BREAK + token[1:] if token in ("://", "](") else token + BREAK
 
 
-# --- Messages as Slack JSON, webhook JSON, text and e-mail ----------------------------------------
+# --- Messages as JSON of Slack, Teams and webhooks, text and e-mail -------------------------------
 
 
 HEADLINE_MAX, LINE_MAX, SUBJECT_MAX = 240, 400, 160
@@ -189,7 +194,25 @@ def webhook(message: Message) -> dict[str, Any]:
     }
 
 
-FORMATS: Mapping[str, Callable[[Message], dict[str, Any]]] = {"slack": slack, "webhook": webhook}
+def teams(message: Message) -> dict[str, Any]:
+    """The body for a webhook of Microsoft Teams (a workflow that posts a card)."""
+    heading = {"text": escape_plain(message.headline, HEADLINE_MAX), "weight": "bolder"}
+    # A card shows a little Markdown, such as lists and links.
+    blocks = [heading, *({"text": words} for words in markdown(message).split("\n\n")[1:])]
+    content = {
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [{"type": "TextBlock", "wrap": True, **block} for block in blocks],
+    }
+    card = {"contentType": "application/vnd.microsoft.card.adaptive", "content": content}
+    return {"type": "message", "attachments": [card]}
+
+
+FORMATS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
+    "slack": slack,
+    "teams": teams,
+    "webhook": webhook,
+}
 """The format of a message that is sent by HTTP, by the receiver's kind."""
 
 
@@ -270,3 +293,133 @@ def _html(message: Message) -> str:
     if message.more:
         rows.append(f"<p>{html.escape(message.more)}</p>")
     return f"<!DOCTYPE html><html><body>{''.join(rows)}</body></html>\n"
+
+
+# --- Incidents: what receivers get that keep each problem from its beginning to its end -----------
+
+
+Requests = Iterator[tuple[str, object]]
+"""POST requests: the path below the receiver's URL, and the JSON body."""
+
+CLIENT = "kneewatch"
+MESSAGE_MAX, DESCRIPTION_MAX = 130, 15_000
+"""Maximum numbers of characters of Opsgenie's fields."""
+
+PRIORITIES = {CRITICAL.word: "P1", WARNING.word: "P3"}
+TEST_S = 300.0
+"""Seconds after which Alertmanager's test alert ends."""
+
+LABEL_CHARACTERS = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def incidents(message: Message) -> Iterator[tuple[str, str, bool]]:
+    """The incidents that a message about one problem opens (True) and closes (False), with their
+    ids and severities.
+
+    A pager does not page again when an open incident becomes more severe, so each severity of a
+    problem is an incident of its own, and a milder one is closed by the worse one. A test opens an
+    incident and closes it.
+    """
+    if not message.events:
+        yield from ((message.id, message.severity, is_open) for is_open in (True, False))
+        return
+    event = cast("EventDocument", message.events[0])
+    marks = (event.target, event.model, event.engine, event.id, f"{event.since_s:.3f}")
+    is_over = event.what == "ended"
+    yield identity(*marks, event.severity.word), event.severity.word, not is_over
+    if event.severity > WARNING and (is_over or event.what == "worse"):
+        yield identity(*marks, WARNING.word), WARNING.word, False
+
+
+def pagerduty(message: Message, key: str) -> Requests:
+    """The requests for PagerDuty's Events API v2. `key` is the routing key of an integration."""
+    part = message.parts[0]
+    details: dict[str, str] = {}
+    for line in part.lines:
+        label = line.label or "what"
+        words = escape_plain(f"{line.code} {line.text}".strip(), LINE_MAX)
+        details[label] = "\n".join(filter(None, (details.get(label), words)))
+    for incident, severity, is_open in incidents(message):
+        action = "trigger" if is_open else "resolve"
+        body: dict[str, Any] = {"routing_key": key, "event_action": action, "dedup_key": incident}
+        if is_open:
+            body |= {
+                "client": CLIENT,
+                **({"client_url": part.link} if part.link else {}),
+                "links": [{"href": url, "text": words} for words, url in part.links],
+                "payload": {
+                    "summary": escape_plain(message.headline, HEADLINE_MAX),
+                    "severity": severity,
+                    "source": escape_plain(part.title, HEADLINE_MAX),
+                    "custom_details": details,
+                },
+            }
+        yield "/v2/enqueue", body
+
+
+def opsgenie(message: Message, _key: str) -> Requests:
+    """The requests for the alert API of Opsgenie and of Jira Service Management."""
+    for incident, severity, is_open in incidents(message):
+        body = {"source": CLIENT}
+        path = f"/v2/alerts/{incident}/close?identifierType=alias"
+        if is_open:
+            path = "/v2/alerts"
+            body |= {
+                "alias": incident,
+                "message": escape_plain(message.headline, MESSAGE_MAX),
+                "description": text(message)[:DESCRIPTION_MAX],
+                "priority": PRIORITIES[severity],
+            }
+        yield path, body
+
+
+def alertmanager(message: Message, _key: str) -> Requests:
+    """The request for Alertmanager's API v2. The severity is a label, which is part of an alert's
+    identity. A test is an alert that ends by itself."""
+    labels, starts_s, ends_s = {"kneewatch": message.status}, message.t_s, message.t_s + TEST_S
+    name = "KneewatchTest"
+    if message.events:
+        event = cast("EventDocument", message.events[0])
+        name = "KneewatchCause" + "".join(part.capitalize() for part in event.id.split("_"))
+        starts_s = event.since_s
+        ends_s = max(event.ended_s or message.t_s, starts_s)
+        labels = {
+            **{_label_name(label): value for label, value in event.labels.items()},
+            "kneewatch": "cause",
+            "cause": event.id,
+            "kneewatch_target": event.target,
+            "model_name": event.model,
+            "engine": event.engine,
+        }
+    alert = {
+        "annotations": {
+            "summary": escape_plain(message.headline, HEADLINE_MAX),
+            "description": text(message),
+        },
+        "startsAt": rfc3339(starts_s),
+        **({"generatorURL": message.parts[0].link} if message.parts[0].link else {}),
+    }
+    alerts: dict[str, dict[str, Any]] = {}
+    for _, severity, is_open in incidents(message):
+        given = {"alertname": name, "severity": severity, **labels}
+        shown = {label: value for label, value in given.items() if value}
+        end = {} if is_open else {"endsAt": rfc3339(ends_s)}
+        alerts[severity] = {"labels": shown, **alert, **end}
+    yield "/api/v2/alerts", list(alerts.values())
+
+
+def _label_name(name: str) -> str:
+    name = LABEL_CHARACTERS.sub("_", name)
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def rfc3339(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, tz=UTC).isoformat(timespec="milliseconds")
+
+
+REQUESTS: Mapping[str, Callable[[Message, str], Requests]] = {
+    "pagerduty": pagerduty,
+    "opsgenie": opsgenie,
+    "alertmanager": alertmanager,
+}
+"""The requests for a message about one problem, by the receiver's kind."""

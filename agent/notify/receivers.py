@@ -30,22 +30,32 @@ from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 
 EMAIL, ALERTMANAGER = "email", "alertmanager"
-POSTED = ("slack", "webhook")
+POSTED = ("slack", "teams", "webhook")
 """Kinds of receivers that get messages by HTTP, in the formats of `FORMATS` of message.py."""
 
-KINDS = (*POSTED, EMAIL, ALERTMANAGER)
-MESSAGES = (*POSTED, EMAIL)
-"""Kinds of receivers that get messages. Alertmanager gets alerts instead, which it groups and
-repeats itself."""
+PAGERS = {
+    "pagerduty": ("https://events.pagerduty.com", ""),
+    "opsgenie": ("https://api.opsgenie.com", "GenieKey "),
+}
+"""Kinds of receivers that get an incident for each problem: the address where the settings have
+none, and what precedes the key in the Authorization header; "" if the key is in the body."""
 
-WEB = (*POSTED, ALERTMANAGER)
-ALERTS_PATH = "/api/v2/alerts"
+TEXTS = (*POSTED, EMAIL)
+"""Kinds of receivers that get messages for people to read, reports and forwarded alerts too."""
+
+MESSAGES = (*TEXTS, *PAGERS)
+"""Kinds of receivers with keys about messages. Alertmanager groups and repeats alerts itself."""
+
+WEB = (*POSTED, *PAGERS, ALERTMANAGER)
+KINDS = (*MESSAGES, ALERTMANAGER)
 
 
 KEYS_BY_KINDS: Mapping[tuple[str, ...], Sequence[Setting]] = {
     KINDS: settings_of("notify"),
+    TEXTS: settings_of("notify_texts"),
     MESSAGES: settings_of("notify_messages"),
     WEB: settings_of("notify_web"),
+    tuple(PAGERS): settings_of("notify_pager"),
     (EMAIL,): settings_of("notify_email"),
 }
 """The keys of a `[[notify]]` table, by the kinds of receivers that can have them."""
@@ -90,11 +100,14 @@ class Secret(Struct, frozen=True):
 
 class Web(Struct, frozen=True):
     """A webhook. `access` holds headers, tokens, client certificate and trusted authorities. `path`
-    is appended to the path of the URL."""
+    is appended to the path of the URL. `key` is the key of a pager. `any_answer`: a success status
+    is enough, whatever the response contains."""
 
     url: Secret
     access: FetchSettings
     path: str = ""
+    key: Secret | None = None
+    any_answer: bool = False
 
     def address(self) -> Address:
         """The current address. Its path may be a secret.
@@ -175,8 +188,9 @@ class Receiver(Struct, frozen=True, kw_only=True):
         try:
             if isinstance(self.endpoint, Web):
                 self.endpoint.address()
-            elif self.endpoint.password is not None:
-                self.endpoint.password.read()
+            secret = self.endpoint.key if isinstance(self.endpoint, Web) else self.endpoint.password
+            if secret is not None:
+                secret.read()
         except SettingsError as exc:
             raise SettingsError(f"{self.origin}: {exc}") from exc
 
@@ -367,8 +381,8 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
         targets=tuple(table["targets"] or ()),
         labels=table["labels"] or {},
         own=table["own"],
-        alerts=table["alerts"] and table.kind != ALERTMANAGER,
-        group_wait_s=table["group_wait_s"],
+        alerts=table["alerts"] and table.kind in TEXTS,
+        group_wait_s=table["group_wait_s"] if table.kind != ALERTMANAGER else 0.0,
         hold_s=table["hold_s"] or hold_s,
         repeat_s=table["repeat_s"],
         give_up_s=table["give_up_s"],
@@ -380,12 +394,14 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
 
 
 def _web(table: _Table) -> Web:
-    url = table.secret("url", needed=bool(table.kind)) or Secret()
+    pager = PAGERS.get(table.kind)
+    needed = bool(table.kind) and pager is None
+    url = table.secret("url", needed=needed) or Secret(pager[0] if pager else None)
     given = {name: table[name] for name in ACCESS if table[name] is not None}
     if table["client_key_file"] and not table["client_cert_file"]:
         table.wrong("client_key_file requires client_cert_file")
-    path = ALERTS_PATH if table.kind == ALERTMANAGER else ""
-    web = Web(url, FetchSettings(**given), path)
+    key = table.secret("key", needed=True) if pager else None
+    web = Web(url, FetchSettings(**given), "", key, table["any_answer"])
     if url.text is not None:
         try:
             web.address()

@@ -20,7 +20,7 @@ from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped
 
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.message import Line, Message, Part, identity
-from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
+from kneewatch.agent.notify.receivers import TEXTS, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered, reported_together
 from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
@@ -46,7 +46,7 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
     """The receivers that the setting report.send names.
 
     Raises:
-        SettingsError: a name belongs to no receiver, or to an Alertmanager.
+        SettingsError: a name belongs to no receiver, or to one that gets no reports.
     """
     by_name = {receiver.name: receiver for receiver in receivers(settings)}
     names = list(dict.fromkeys(settings["report.send"] or ()))
@@ -58,10 +58,8 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
                 mistakes.append(
                     f"{place}: no receiver is named {name!r}; the [[notify]] tables have {there}"
                 )
-            elif by_name[name].kind == ALERTMANAGER:
-                mistakes.append(
-                    f"{place}: {name!r} is an Alertmanager, which accepts alerts but no reports"
-                )
+            elif (kind := by_name[name].kind) not in TEXTS:
+                mistakes.append(f"{place}: {name!r} is of kind {kind}, which gets no reports")
     return tuple(by_name[name] for name in names)
 
 

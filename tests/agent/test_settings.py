@@ -551,7 +551,7 @@ MANY_MESSAGES = [
     "[[targets]] number 2: labels: 'a-b' is not a label name",
     "two targets are called 'twice': file k.toml: [[targets]] number 3 and file k.toml: "
     "[[targets]] number 4; remove one or rename it",
-    "[[notify]] number 1: kind must be one of slack, webhook, email, alertmanager",
+    "[[notify]] number 1: kind must be one of slack, teams, webhook, email, pagerduty",
     "[[notify]] number 1: unknown key 'bananas'; valid: kind, name",
     "[[notify]] number 1: severity must be one of warning, critical, not 'info'",
     "[[notify]] number 2: port must be a whole number, not '25'",

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.notify.alert_state import StateFile
-from kneewatch.agent.notify.channel import RetryPolicy
-from kneewatch.agent.notify.notifier import AlertmanagerChannel
+from kneewatch.agent.notify.channel import Channel, RetryPolicy
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
-from tests.agent.notify.web import Reply, Taking
-from tests.agent.notify.webhooks import ended, stats_of
+from tests.agent.notify.web import Reply, Taker, Taking
+from tests.agent.notify.webhooks import stats_of
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
 from tests.reports.diagnoses import NOW_S
@@ -98,6 +97,11 @@ def table(url: str, more: str = "") -> str:
     )
 
 
+def rows(taker: Taker) -> list[dict[str, Any]]:
+    """The alerts that were posted, oldest first."""
+    return [row for post in list(taker.posts) for row in post.body]
+
+
 def test_an_alert_is_held_silenced_and_resolved(manager: Manager, starting: Starting) -> None:
     notifier = starting(table(manager.url, 'triage_url = "https://ops.example"\n'))
     at_s = time.time() - NOW_S - 60
@@ -155,7 +159,7 @@ def test_active_alerts_are_sent_again_and_an_outage_loses_none(
     taking: Taking, tmp_path: Path
 ) -> None:
     taker = taking(Reply(status=503), Reply())
-    channel = AlertmanagerChannel(
+    channel = Channel(
         receiver(tmp_path, table(taker.url).partition("\n")[2]), StateFile(None),
         RetryPolicy(first_s=0.05, most_s=0.2), lambda: NOW_S, repeat_s=0.2,
     )  # fmt: skip
@@ -173,23 +177,25 @@ def test_active_alerts_are_sent_again_and_an_outage_loses_none(
         channel.join()
 
 
-def test_ended_alerts_of_an_alertmanager_that_is_gone_are_bounded(
-    taking: Taking, starting: Starting, monkeypatch: pytest.MonkeyPatch
+def test_what_a_gone_alertmanager_lost_is_repeated_once_it_is_back(
+    taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kneewatch.agent.notify.notifier.RESOLVED_MAX", 3)
+    monkeypatch.setattr("kneewatch.agent.notify.channel.QUEUE_MAX", 3)
     taker = taking(Reply(status=503))
-    notifier = starting(table(taker.url))
-    for number in range(6):
-        notifier.offer(state(sick(), name=f"r{number}"))
-    for number in range(6):
-        ended(notifier, name=f"r{number}")
-    stats = stats_of(notifier)
-    assert (stats.queued, stats.dropped) == (3, 3)
-    assert notifier.active_targets() == {"r3", "r4", "r5"}
-    taker.replies = [Reply()]
-    until(lambda: stats_of(notifier).queued == 0)
-    rows = {row["labels"]["kneewatch_target"] for row in taker.posts[-1].body if "endsAt" in row}
-    assert rows == {"r3", "r4", "r5"}
+    channel = Channel(
+        receiver(tmp_path, table(taker.url).partition("\n")[2]), StateFile(None),
+        RetryPolicy(first_s=0.05, most_s=0.2), lambda: NOW_S, repeat_s=0.2,
+    )  # fmt: skip
+    try:
+        for number in range(6):
+            channel.offer(state(sick(), name=f"r{number}"))
+        until(lambda: channel.stats().dropped >= 2)
+        taker.replies = [Reply()]
+        firing = {f"r{number}" for number in range(6)}
+        until(lambda: {row["labels"]["kneewatch_target"] for row in rows(taker)} >= firing)
+    finally:
+        channel.close(time.monotonic() + PATIENCE_S)
+        channel.join()
 
 
 def test_a_restart_resolves_what_ended_meanwhile(
@@ -206,7 +212,7 @@ def test_a_restart_resolves_what_ended_meanwhile(
         after.offer(state(healthy(), after_s=after_s))
     over = taker.wait(2)[-1]
     assert over.body[0]["labels"] == began.body[0]["labels"]
-    assert "endsAt" in over.body[0]
+    assert all("endsAt" in row for row in over.body)
 
 
 def test_tls_and_a_bearer_token(
