@@ -393,8 +393,6 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 def report_command(
     to_time: str | None,
     compare: str | None,
-    *,
-    summary: bool,
     **given: Any,  # noqa: ANN401
 ) -> int:
     """Report on a period, a week by default, from the history that `run` stores.
@@ -413,8 +411,6 @@ def report_command(
         command.end_s(to_time, settings),
         command.compared_s(compare, given["since_s"]),
     )
-    if summary:
-        given["form"] = "summary"
     return command.run(settings, to_s=to_s, compare_s=compare_s, **given)
 
 

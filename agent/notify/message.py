@@ -246,7 +246,7 @@ def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> Emai
     mail["Message-ID"] = f"<{message.id}@kneewatch.invalid>"
     mail["Auto-Submitted"] = "auto-generated"
     mail.set_content(text(message, escape_mail) + "\n")
-    mail.add_alternative(_html(message), subtype="html")
+    mail.add_alternative(page(message), subtype="html")
     return mail
 
 
@@ -273,7 +273,9 @@ def _line(line: Line, escaped: Escape, quote: str) -> str:
     return f"{line.label}: {content}" if line.label else content
 
 
-def _html(message: Message) -> str:
+def page(message: Message) -> str:
+    """A message as an HTML page."""
+
     def item(line: Line) -> str:
         words = escape_html(line.text, LINE_MAX)
         code = f"<code>{escape_html(line.code, LINE_MAX)}</code>. " if line.code else ""

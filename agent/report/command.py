@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
+from kneewatch.agent.report import schedule
 from kneewatch.agent.report.history import History
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.reader import PeriodReader
 from kneewatch.agent.report.request import ReportRequest, stated_of
-from kneewatch.agent.report.schedule import MetricsQuery, summary, zone_of
+from kneewatch.agent.report.schedule import MetricsQuery, zone_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -74,7 +75,13 @@ def periods(
 
 
 FORMATS = ("html", "json", "markdown")
-BY_ENDING = {".json": "json", ".md": "markdown", ".markdown": "markdown"}
+BY_ENDING = {
+    ".json": "json",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+}
 STDOUT, NOTHING = "-", "none"
 BAR = 24
 
@@ -91,8 +98,9 @@ def run(
     targets: Sequence[str],
     prometheus: str | None = None,
     selector: str = "",
+    summary: bool = False,
 ) -> int:
-    """Build the report and write it. Returns the exit status.
+    """Build the report and write it, in brief with `summary`. Returns the exit status.
 
     The compared period is `compare_s` seconds earlier; None means no comparison.
 
@@ -102,7 +110,8 @@ def run(
     _check_writable(out)
     if selector and prometheus is None:
         raise SettingsError("--selector needs --prometheus")
-    render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"), settings.docs_url)
+    form = form or BY_ENDING.get(Path(out).suffix.lower(), "text" if summary else "html")
+    render = renderer(form, settings.docs_url, in_brief=summary)
     made_s = time.time()
     report, partial = report_of(
         settings,
@@ -118,7 +127,7 @@ def run(
     exit_status = status(report)
     if exit_status == NO_DATA:
         source = prometheus or store_path(settings["store.file"], os.environ)
-        say(f"no data in this period: {without_secrets(str(source))} has none, the report is empty")
+        say(f"no data in this period: {without_secrets(str(source))}: {'; '.join(report.notices)}")
     return NO_DATA if partial and exit_status == OK else exit_status
 
 
@@ -213,15 +222,17 @@ def _history(
         yield history
 
 
-def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
+def renderer(
+    form: str, docs_url: str = "", *, in_brief: bool = False
+) -> Callable[[WeeklyReport], str]:
     """The function that renders a report in the format `form`. Its links to cause pages start with
     `docs_url`."""
     if form == "json":
         return render_json
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
 
-    if form == "summary":
-        return summary
+    if in_brief:
+        return partial(schedule.summary, form=form)
     render = page.render_markdown if form == "markdown" else page.render
     return partial(render, docs_url=docs_url)
 

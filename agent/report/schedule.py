@@ -19,7 +19,7 @@ import orjson
 from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped]
 
 from kneewatch.agent.notify.delivery import SendError, send
-from kneewatch.agent.notify.message import Line, Message, Part, identity
+from kneewatch.agent.notify.message import Line, Message, Part, identity, markdown, page
 from kneewatch.agent.notify.receivers import TEXTS, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered, reported_together
 from kneewatch.agent.stated_deployment import named_by
@@ -37,6 +37,9 @@ TIERS_MOST = 12
 
 UNKNOWN = 1.5
 """Rank of unknown health: above info, because somebody must look, and below warning."""
+
+SUMMARIES = {"html": page, "markdown": markdown}
+"""Formats of the summary besides plain text."""
 
 WAITS_S = (5.0, 60.0)
 """Seconds to wait before the second and the third attempt."""
@@ -63,80 +66,95 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
     return tuple(by_name[name] for name in names)
 
 
-def message_of(report: WeeklyReport, file: str) -> Message:
-    """The message about a report."""
+def message_of(report: WeeklyReport, file: str = "", *, most: int = TIERS_MOST) -> Message:
+    """The message about a report, with at most `most` tiers, the worst first. `file` is the
+    report's file."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
+    from kneewatch.reports.weekly.page.formatting import Calendar
+    from kneewatch.reports.weekly.page.summary import headline, title
     from kneewatch.reports.weekly.report import document
 
-    zone = ZoneInfo(report.timezone)
-    first, last = (
-        datetime.fromtimestamp(t_s, zone).strftime("%-d %b")
-        for t_s in (report.period.from_s, report.period.to_s)
-    )
-    serious = sum(incident.severity in ("warning", "critical") for incident in report.incidents)
-    incidents = plural(serious, "incident") if serious else "no incident"
+    period = Calendar(report.timezone, report.period).title
     return Message(
         id=identity(STATUS, report.period.from_s, report.period.to_s, report.made_s),
         status=STATUS,
         severity=report.severity,
         t_s=report.made_s,
-        headline=f"Report {first} to {last}: {incidents}",
-        parts=_parts(report, most=TIERS_MOST),
-        more=f"Report: {file} (attached to mails; open it in a browser)",
+        headline=f"{title(report)} {period}: {headline(report)[1]}",
+        parts=_parts(report, most=most),
+        more=f"Report: {file} (attached to mails; open it in a browser)" if file else "",
         events=({"verdicts": document(report)["verdicts"], "file": file},),
     )
 
 
-def summary(report: WeeklyReport) -> str:
-    """The parts of the message as plain text, with all tiers, for a mail, a chat or a ticket."""
-    from kneewatch.reports.weekly.page.formatting import Calendar
-    from kneewatch.reports.weekly.page.summary import headline, title
-
-    period = Calendar(report.timezone, report.period).title
-    rows = [f"{title(report)} {period}", headline(report)[1]]
-    for part in _parts(report, most=len(report.verdicts)):
+def summary(report: WeeklyReport, form: str) -> str:
+    """The message with all tiers, for a mail, a chat or a ticket: as `html`, `markdown`, or plain
+    text."""
+    message = message_of(report, most=len(report.verdicts))
+    if form in SUMMARIES:
+        return SUMMARIES[form](message)
+    rows = [message.headline]
+    for part in message.parts:
         rows += ["", part.title, *(f"- {line.plain()}" for line in part.lines)]
     return "\n".join(line for row in rows for line in wrapped(row) or [""]) + "\n"
 
 
 def _parts(report: WeeklyReport, *, most: int) -> tuple[Part, ...]:
-    """What a report says in brief: notices, the first actions, what changed, and a part for each
-    tier, the worst first; at most `most` of them."""
+    """What a report says in brief: notices, the first actions, what changed, what is the same for
+    all tiers, and a part for each tier, the worst first; at most `most` of them."""
     from kneewatch.reports.weekly.page.formatting import sentence
     from kneewatch.reports.weekly.page.summary import CHANGES_MOST, changed, first_steps
 
     steps = [
         Line(
             step.tier,
-            f"{'' if step.command else f'{step.text} '}{step.why} By {step.owner}; takes "
-            f"{step.effort}{f'; {step.saving}' if step.saving else ''}",
+            f"{'' if step.command else f'{step.text} '}{step.why} "
+            + "; ".join(
+                filter(
+                    None,
+                    (f"By {step.owner}", step.effort and f"takes {step.effort}", step.saving),
+                )
+            ),
             step.command,
         )
         for step in first_steps(report)
     ]
-    changes = [Line(tier, sentence(trend)) for tier, trend in changed(report)[:CHANGES_MOST]]
+    tiers = {verdict.tier: _tier_lines(verdict) for verdict in report.verdicts}
+    first = next(iter(tiers.values()), list[Line]())
+    shared = [line for line in first if len(tiers) > 1 and all(line in t for t in tiers.values())]
     named = {
         "Notices": [Line("", notice) for notice in report.notices],
         "Do first": steps,
-        "Changed against the period before": changes,
+        "Changed against the period before": [
+            Line(tier, sentence(trend)) for tier, trend in changed(report)[:CHANGES_MOST]
+        ],
+        "All tiers": shared,
     }
     order = sorted(
         report.verdicts, key=lambda verdict: -float(BY_WORD.get(verdict.health, UNKNOWN))
     )
     parts = [Part(name, tuple(lines)) for name, lines in named.items() if lines]
-    parts += [_part(verdict) for verdict in order[:most]]
+    parts += [
+        Part(f"{each.tier}: {each.health}", tuple(x for x in tiers[each.tier] if x not in shared))
+        for each in order[:most]
+    ]
     if len(order) > most:
         parts.append(Part(f"{plural(len(order) - most, 'more tier')}: see the report"))
     return tuple(parts)
 
 
-def _part(verdict: Verdict) -> Part:
-    lines = [
-        Line("health", verdict.health_text),
-        Line("size", verdict.size_text),
-        Line("money", verdict.money_text),
+def _tier_lines(verdict: Verdict) -> list[Line]:
+    texts = {
+        "health": verdict.health_text,
+        "size": verdict.size_text,
+        "money": verdict.money_text,
+    }
+    # A tier that was not watched has one reason for all three.
+    return [
+        Line(label, text)
+        for label, text in texts.items()
+        if label == "health" or not text.endswith(verdict.health_text)
     ]
-    return Part(f"{verdict.tier}: {verdict.health}", tuple(lines))
 
 
 def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dict[str, str]:

@@ -191,8 +191,7 @@ def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendatio
         context,
         "spec-watch",
         [],
-        "The accepted drafts save more time than checking them takes"
-        f"{_batch_words(context, drafts)}. Retune the draft for this traffic instead of turning it "
-        "off.",
+        "Retune the draft for this traffic instead of turning it off. The accepted drafts save "
+        f"more time than checking them takes{_batch_words(context, drafts)}.",
         before=_draft_numbers(context, drafts, tokens),
     )

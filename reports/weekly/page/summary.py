@@ -45,7 +45,7 @@ class Step(Struct, frozen=True):
     """An action for people: what to do and why, whose work it is, what it saves and what it takes.
 
     `text` is the change, or the advice if it changes no setting. `saving` is money or requests;
-    empty if neither is known.
+    empty if neither is known. `effort` is empty if it is not known.
     """
 
     tier: str
@@ -90,7 +90,7 @@ def _step(
     elif resizes or (not action.recommendation and verdict.size in ("too small", "too large")):
         owner, effort = CAPACITY, "a change of replicas"
     else:
-        owner, effort = ON_CALL, "an unknown time"
+        owner, effort = ON_CALL, ""
     why = [first_sentence(action.text)] if action.changes else []
     return Step(
         tier.id,
@@ -109,7 +109,7 @@ def _changed(changes: Sequence[FlagChange]) -> str:
     if resized is not None and len(changes) == 1:
         return f"Run {plural(int(resized.after), 'replica')} instead of {resized.before}."
     words = ", ".join(map(flag, changes))
-    return as_sentence(words if words.startswith("drop ") or not words else f"set {words}")
+    return as_sentence(f"set {words}" if words.startswith("--") else words)
 
 
 def _restarted(action: Action, tier: Tier, report: WeeklyReport) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.report.schedule import (
     TIERS_MOST,
@@ -17,6 +18,7 @@ from kneewatch.agent.report.schedule import (
     summary,
 )
 from kneewatch.agent.settings.effective import load
+from kneewatch.reports.weekly.verdict import NOT_WATCHED
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team
 from tests.reports.weekly.page import examples
@@ -61,9 +63,9 @@ def test_of_many_tiers_the_worst_are_told() -> None:
 
 def test_the_summary_is_what_the_message_says() -> None:
     report = examples.fleet()
-    words = " ".join(summary(report).split())
+    words = " ".join(summary(report, "text").split())
     assert words.startswith(
-        "Weekly health report Mon 9 Nov to Sun 15 Nov 2026 2 tiers: 1 critical, 1 healthy."
+        "Weekly health report Mon 9 Nov to Sun 15 Nov 2026: 2 tiers: 1 critical, 1 healthy."
     )
     assert "--kv-cache-dtype fp8. Store the KV cache in fp8." in words
     assert "Run 1 replica instead of 2." in words
@@ -71,4 +73,33 @@ def test_the_summary_is_what_the_message_says() -> None:
     for part in message_of(report, "report-1.html").parts:
         assert part.title in words
         assert all(" ".join(line.plain().split()) in words for line in part.lines)
-    assert summary(examples.many(200)).count("size: ") == 200, "all tiers"
+    many = examples.many(200)
+    words = summary(many, "text")
+    assert all(f"\n{tier.id}: " in words for tier in many.tiers), "all tiers"
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_what_is_the_same_for_all_tiers_stands_once(form: str) -> None:
+    report = examples.many(4)
+    same = replace(report.verdicts[0], money_text="unknown: no price")
+    words = summary(
+        replace(report, verdicts=[replace(same, tier=t.id) for t in report.tiers]), form
+    )
+    assert words.count("unknown: no price") == 1
+    assert words.startswith("<!DOCTYPE html>") == (form == "html")
+
+
+def test_a_week_that_nobody_watched_is_unknown_and_said_once() -> None:
+    report = examples.fleet()
+    unwatched = replace(
+        report.verdicts[0],
+        health="unknown",
+        health_text=NOT_WATCHED,
+        size_text=f"unknown: {NOT_WATCHED}",
+        money_text=f"unknown: {NOT_WATCHED}",
+    )
+    verdicts = [replace(unwatched, tier=tier.id) for tier in report.tiers]
+    message = message_of(replace(report, verdicts=verdicts))
+    assert message.headline.endswith("2 tiers: 2 unknown."), "not: no incident"
+    lines = [line.plain() for part in message.parts for line in part.lines]
+    assert [line for line in lines if NOT_WATCHED in line] == [f"health: {NOT_WATCHED}"]

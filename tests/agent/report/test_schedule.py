@@ -173,7 +173,8 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
     (taken,) = mail.mails
     assert taken.recipients == ["owner@example.org"]
     assert b"report-2026-11-16-0100.html" in taken.data
-    assert b"Report 9 Nov to 16 Nov: 5 incidents" in taken.data
+    assert b"Subject: [kneewatch] Weekly health report Mon 9 Nov 2026" in taken.data
+    assert b"3 tiers: 2 critical, 1 warning." in taken.data
 
 
 def test_what_went_wrong_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

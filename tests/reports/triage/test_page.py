@@ -267,6 +267,23 @@ def test_all_targets_worst_first() -> None:
     assert [item.one("h3").text for item in items[:2]] == ["vllm-0", "vllm-1"]
 
 
+def test_a_page_of_targets_that_are_all_ok_names_none_of_them_as_the_place() -> None:
+    quiet = [views.target(name, EngineView(HEALTHY)) for name in ("gpu-7", "gpu-8")]
+    assert "Where" not in page(views.view(*quiet)).text
+    sick = views.target("gpu-9", EngineView(SICK))
+    assert "Where" in page(views.view(*quiet, sick)).text
+
+
+def test_a_stage_without_a_cause_is_told_once() -> None:
+    evicting = [views.target(n, EngineView(replace(SICK, causes=[]))) for n in ("a", "b")]
+    facts = page(views.view(*evicting)).every("ul", css="facts")
+    assert ["stage 3" in row.text for row in facts] == [False, False]
+    facts = page(views.view(*(views.target(n, EngineView(SICK)) for n in "ab"))).every(
+        "ul", css="facts"
+    )
+    assert ["stage 3" in row.text for row in facts] == [True, True]
+
+
 def test_the_scrape_interval_reads_as_it_was_set() -> None:
     target = replace(views.target("vllm-0", EngineView(HEALTHY)), interval_s=2.5)
     assert "every 2.5 s, last at" in page(views.view(target, single=True)).text
