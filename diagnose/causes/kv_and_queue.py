@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from kneewatch.collector.engines.engine_kind import MEMORY_SHARE, SEATS
 from kneewatch.diagnose.account_signals import CHANGED_FROM, DEMAND
 from kneewatch.diagnose.causes.bottleneck import is_bound
@@ -488,18 +486,12 @@ QUEUE_SATURATION = cause(
     ),
 )
 
-ADMISSION_LIMIT = replace(
-    QUEUE_SATURATION,
-    id="admission_limit",
-    title="max_num_seqs keeps requests queued",
-    means="The batch is pinned at max_num_seqs while the KV cache has room and steps are fast.",
-    forms=(
-        _queue(
-            BATCH_LIMIT_BINDS & ONE_MORE_FITS,
-            pinned=True,
-            say=_pinned,
-            lever=f"Raise {SEATS}; check ITL as the batch grows.",
-        ),
+ADMISSION_LIMIT = cause(
+    "admission_limit",
+    _queue(
+        BATCH_LIMIT_BINDS & ONE_MORE_FITS,
+        pinned=True,
+        say=_pinned,
+        lever=f"Raise {SEATS}; check ITL as the batch grows.",
     ),
-    explains=(*QUEUE_SATURATION.explains, "queue_saturation"),
 )

@@ -163,7 +163,6 @@ class CauseRecord(Struct, frozen=True, dict=True):
 
     id: str
     title: str
-    means: str
     forms: tuple[Form, ...] = ()
     judge: Callable[[Facts], Cause | None] | None = None
     explains: tuple[str, ...] = ()

@@ -43,7 +43,6 @@ def test_a_cause_that_is_examined_has_a_situation(record: CauseRecord) -> None:
 @EACH
 def test_a_record_has_all_its_parts(record: CauseRecord) -> None:
     assert record.title
-    assert record.means.endswith(".")
     assert set(record.explains) <= set(BY_ID), "explains"
     assert set(record.moves) <= set(FAMILIES), "moves"
     assert set(record.levers) <= set(LEVERS), "levers"
