@@ -32,6 +32,7 @@ from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     server_words,
 )
+from kneewatch.reports.health import WORST_FIRST
 from kneewatch.rules.formatting import (
     clock,
     date,
@@ -90,11 +91,7 @@ def _rows(fleet: FleetVerdict, style: Style) -> list[Row]:
 def counts(fleet: FleetVerdict) -> str:
     """The number of replicas and engines, and the number in each health state."""
     states = [engine.health for engine in fleet.engines]
-    tally = [
-        f"{states.count(state)} {state}"
-        for state in ("critical", "warning", "info", "ok", "unknown")
-        if state in states
-    ]
+    tally = [f"{states.count(state)} {state}" for state in WORST_FIRST if state in states]
     total = f"{plural(fleet.replicas, 'replica')}, {plural(len(states), 'engine')}"
     return f"{total}: {', '.join(tally)}" if tally else total
 

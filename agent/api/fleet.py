@@ -36,7 +36,7 @@ from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES
 from kneewatch.diagnose.fleet.verdict import EngineVerdict, FleetVerdict, TierVerdict
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import markdown, text
-from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.reports.health import RANKS
 from kneewatch.rules.formatting import duration, plural
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from kneewatch.agent.api.service import (
     Recommended,
     Service,
     late,
-    rank,
     shown,
 )
 from kneewatch.agent.target_state import TargetState
@@ -31,7 +30,7 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
-from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.reports.health import RANKS, rank_of
 from kneewatch.rules.library import RULES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -102,10 +101,12 @@ class OwnMetrics(Collector):
     def _engines(self, states: Sequence[TargetState], now_s: float) -> Families:
         engines: dict[tuple[str, str, str], tuple[TargetState, Verdict]] = {}
         for state in states:
-            for diagnosis in shown(state, is_late=late(state, now_s)):
+            for diagnosis in shown(state, late=late(state, now_s)):
                 labels = clean(state.name), clean(diagnosis.model), clean(diagnosis.engine)
                 # Replicas behind one page have the same labels: export the worst.
-                if labels not in engines or rank(diagnosis) > rank(engines[labels][1]):
+                if labels not in engines or rank_of(diagnosis.health) > rank_of(
+                    engines[labels][1].health
+                ):
                     engines[labels] = state, diagnosis
         families = Families(ENGINES)
         stated = {spec.name: spec.settings["replicas"] for spec in self._service.targets()}

@@ -14,7 +14,7 @@ from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
+from kneewatch.reports.health import is_late, rank_of, shown_health
 from kneewatch.rules.formatting import clock, date, failed_in_a_row, span
 
 if TYPE_CHECKING:
@@ -121,34 +121,28 @@ UNKNOWN = "unknown"
 
 def late(state: TargetState, now_s: float) -> bool:
     """Whether a target's newest cycle is too old to describe the present."""
-    return now_s - state.t_s > max(LATE_S, LATE_INTERVALS * state.interval_s)
+    return is_late(now_s - state.t_s, state.interval_s)
 
 
-def shown(state: TargetState, *, is_late: bool) -> Sequence[Verdict]:
+def shown(state: TargetState, *, late: bool) -> Sequence[Verdict]:
     """The diagnoses of a target. If the target is late, a health better than unknown becomes
     unknown."""
-    if not is_late:
+    if not late:
         return state.diagnoses
     why = f"every signal: no scrape since {date(state.t_s)} {clock(state.t_s)} UTC"
     return tuple(
         replace(
             diagnosis,
-            health=diagnosis.health if rank(diagnosis) > RANKS[UNKNOWN] else UNKNOWN,
+            health=shown_health(diagnosis.health, late=True),
             unknown=[why, *diagnosis.unknown],
         )
         for diagnosis in state.diagnoses
     )
 
 
-def rank(diagnosis: Verdict) -> int:
-    """A sort key for health: the worst has the highest value. Unknown ranks above info, because
-    somebody must look."""
-    return RANKS.get(diagnosis.health, RANKS[UNKNOWN])
-
-
 def worst_first(diagnoses: Iterable[Verdict]) -> list[Verdict]:
     """Diagnoses sorted by health, then by name."""
-    return sorted(diagnoses, key=lambda each: (-rank(each), each.target, each.model, each.engine))
+    return sorted(diagnoses, key=lambda d: (-rank_of(d.health), d.target, d.model, d.engine))
 
 
 # --- Readiness ------------------------------------------------------------------------------------

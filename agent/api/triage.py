@@ -91,7 +91,7 @@ class Triage:
             if not verdicts and not intervals:
                 raise _nothing_then(stored, damaged, notices)
         else:
-            each = (shown(state, is_late=state.name in late_s) for state in states)
+            each = (shown(state, late=state.name in late_s) for state in states)
             verdicts = worst_first(chain.from_iterable(each))
             notices += [FLEET_NOTICE] if self._service.only_fleet else []
         if form == JSON:

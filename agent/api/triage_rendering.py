@@ -9,7 +9,6 @@ from itertools import chain
 
 from kneewatch.agent.api.past import EngineInterval
 from kneewatch.agent.api.responses import MARKDOWN
-from kneewatch.agent.api.service import rank
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import (
@@ -21,8 +20,8 @@ from kneewatch.reports.diagnosis_text import (
     text,
     who,
 )
+from kneewatch.reports.health import RANKS, WORST_FIRST, rank_of
 from kneewatch.reports.recommendation_text import first_step
-from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import (
     WIDTH,
@@ -65,8 +64,8 @@ def body(form: str, diagnoses: Sequence[Verdict], *, alone: bool, docs_url: str 
     render = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
     if alone or len(diagnoses) <= 1:
         return render(diagnoses)
-    trouble = [diagnosis for diagnosis in diagnoses if rank(diagnosis) >= PROBLEM_FROM_RANK]
-    healthy = [diagnosis for diagnosis in diagnoses if rank(diagnosis) < PROBLEM_FROM_RANK]
+    trouble = [each for each in diagnoses if rank_of(each.health) >= PROBLEM_FROM_RANK]
+    healthy = [each for each in diagnoses if rank_of(each.health) < PROBLEM_FROM_RANK]
     in_full = trouble if form == MARKDOWN or len(trouble) <= FULL_MAX else trouble[:1]
     full = render(in_full)
     if form != MARKDOWN and len(full) > FULL_CHARS and len(diagnoses) > FULL_MAX:
@@ -141,7 +140,7 @@ def _text(diagnoses: Sequence[Verdict], *, docs_url: str) -> str:
     # `text` sorts by severity, which does not rank unknown above ok.
     groups: dict[int, list[Verdict]] = {}
     for diagnosis in diagnoses:
-        groups.setdefault(rank(diagnosis), []).append(diagnosis)
+        groups.setdefault(rank_of(diagnosis.health), []).append(diagnosis)
     return "\n\n".join(text(group, Style(docs_url=docs_url)) for group in groups.values())
 
 

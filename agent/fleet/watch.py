@@ -26,7 +26,7 @@ from kneewatch.diagnose.fleet.inventory import Observed, Past
 from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching, target_of
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
-from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
+from kneewatch.reports.health import is_late
 from kneewatch.rules.formatting import clock, date
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
@@ -71,7 +71,7 @@ class FleetState(Struct, frozen=True):
         if self.verdict is None:
             return None
         seen_s, error = self.watching.seen_s, self.watching.error
-        old = now_s - seen_s > max(LATE_S, LATE_INTERVALS * self.watching.interval_s)
+        old = is_late(now_s - seen_s, self.watching.interval_s)
         if not self.watching.failing and not old:
             return self.verdict
         since = f"no answer since {date(seen_s)} {clock(seen_s)} UTC"

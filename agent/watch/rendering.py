@@ -12,7 +12,7 @@ from math import ceil
 from msgspec import Struct
 
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
-from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
+from kneewatch.agent.watch.state import Kind, Row, Trail
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
@@ -27,6 +27,7 @@ from kneewatch.reports.diagnosis_text import (
     symptom_lines,
     who,
 )
+from kneewatch.reports.health import WORST_FIRST
 from kneewatch.reports.recommendation_text import Column
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.formatting import clock, date, duration, lasting, number, percent, span
@@ -79,7 +80,7 @@ def header(
     """The header: the number of engines in each state, the source of the data, and the time."""
     health = Counter(row.health for row in rows)
     pieces: list[Piece] = [("kneewatch ", "strong")]
-    pieces += [(f" {health[word]} {word}", word) for word in RANK if health[word]]
+    pieces += [(f" {health[word]} {word}", word) for word in WORST_FIRST if health[word]]
     if where:
         pieces.append((f"  {glyphs.clean(where)}", "faint"))
     mark: Line = ((" PAUSED ", "marked"), ("  ", "")) if paused else ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.rule import Severity
+from kneewatch.reports.health import RANKS, shown_health
 
 CHARTED = ("kv_usage_ratio", "waiting", "ttft_p99_s")
 """Signals whose history is stored for the charts."""
@@ -20,7 +20,6 @@ CHARTED = ("kv_usage_ratio", "waiting", "ttft_p99_s")
 KEPT = 1800
 """Maximum number of scrapes in the history of an engine: an hour at a 2 s interval, in 58 kB."""
 
-RANK = {"critical": 0, "warning": 1, "unknown": 2, "info": 3, "ok": 4}
 NAN = float("nan")
 
 
@@ -88,12 +87,9 @@ class Row(Struct, frozen=True):
 
     @property
     def health(self) -> str:
-        """The health to show. For a stale engine it is unknown, unless the engine was warning or
-        critical."""
-        if self.diagnosis is None:
-            return "unknown"
-        bad = self.diagnosis.severity >= Severity.WARNING
-        return "unknown" if self.stale and not bad else self.diagnosis.health
+        """The health to show; unknown without an engine."""
+        health = "unknown" if self.diagnosis is None else self.diagnosis.health
+        return shown_health(health, late=self.stale)
 
 
 class _Engine(Struct):
@@ -216,4 +212,4 @@ def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
 
 def _order(row: Row) -> tuple[int, int, str, EngineKey]:
     stage = row.diagnosis.stage.level if row.diagnosis else 0
-    return RANK[row.health], -stage, row.name, row.key
+    return -RANKS[row.health], -stage, row.name, row.key

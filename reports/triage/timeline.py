@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.change import Interval
+from kneewatch.reports.health import RANKS, WORST_FIRST, rank_of
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import moment, percent, plural, span
 
@@ -222,7 +222,7 @@ def _description(stages: Sequence[Interval], gaps: Sequence[Bar], moment_s: floa
 COLUMNS = 120
 TALL = 24
 HEIGHTS = {"ok": 5, "info": 9, "unknown": 13, "warning": 18, "critical": TALL}
-STATES = sorted(RANKS, key=lambda state: RANKS[state])
+STATES = WORST_FIRST[::-1]
 
 
 def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> tuple[Mapping[str, str], str]:
@@ -232,7 +232,7 @@ def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> tuple[Mapping[st
     brief: list[range] = []
     for interval in (interval for intervals in engines for interval in _of_health(intervals)):
         word = interval.id if interval.kind == "health" else interval.severity.word
-        rank = RANKS.get(word, RANKS["unknown"])
+        rank = rank_of(word)
         x, width = axis.spread(interval.start_s, interval.end_s)
         if not width and not axis.since_s <= interval.start_s <= axis.until_s:
             continue
@@ -274,8 +274,8 @@ def _strip_words(columns: Sequence[int]) -> str:
     """The share of time in each health state as text, worst first."""
     shares = [
         f"{percent(columns.count(rank) / COLUMNS)} {word}"
-        for word, rank in sorted(RANKS.items(), key=lambda item: -item[1])
-        if rank in columns
+        for word in WORST_FIRST
+        if (rank := RANKS[word]) in columns
     ]
     unseen = columns.count(-1)
     if unseen:

@@ -22,6 +22,7 @@ from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words
+from kneewatch.reports.health import RANKS, WORST_FIRST, is_late, shown_health
 from kneewatch.rules.formatting import as_sentence, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
@@ -128,18 +129,6 @@ def cited(diagnosis: Verdict) -> list[str]:
 # --- Each engine's state on the page: its verdict, or unknown when its data is too old ------------
 
 
-LATE_INTERVALS = 3.0
-LATE_S = 15.0
-"""Minimum age in seconds of data that is late. It must also be older than three scrape
-intervals."""
-
-RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "critical": 4}
-"""Ranks of health states; the worst has the highest rank. Unknown ranks above info, because
-somebody must look."""
-
-WORST_FIRST = tuple(sorted(RANKS, key=lambda state: -RANKS[state]))
-
-
 class Standing(Struct, frozen=True):
     """The state of one engine. If `engine` is None: the state of a target without engines.
 
@@ -243,21 +232,14 @@ def standings(target: TargetView, view: TriageView) -> list[Standing]:
     """The states of the engines of a target, worst first. A target without engines has one
     entry."""
     age_s = None if target.last_s is None else max(0.0, view.moment_s - target.last_s)
-    late = age_s is not None and age_s > max(LATE_S, LATE_INTERVALS * target.interval_s)
+    late = age_s is not None and is_late(age_s, target.interval_s)
     if not target.engines:
         return [Standing(target, None, "unknown", late, age_s)]
     engines = [
-        Standing(target, engine, _health(engine.diagnosis.health, late=late), late, age_s)
+        Standing(target, engine, shown_health(engine.diagnosis.health, late=late), late, age_s)
         for engine in target.engines
     ]
     return sorted(engines, key=lambda standing: -standing.rank)
-
-
-def _health(word: str, *, late: bool) -> str:
-    """The health state. Ok and info become unknown if the data is late, and so does an unexpected
-    word."""
-    word = word if word in RANKS else "unknown"
-    return "unknown" if late and RANKS[word] < RANKS["unknown"] else word
 
 
 def tally(engines: Iterable[Standing]) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
-from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.reports.health import RANKS
 from kneewatch.reports.weekly.figures import FlagChange, Trend
 from kneewatch.reports.weekly.page.formatting import (
     HEALTH,

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from kneewatch.reports.health import RANKS
 from kneewatch.reports.templates import palette
 from kneewatch.reports.triage.page import asset
-from kneewatch.reports.triage.view_model import RANKS
 
 CSS = asset("triage.css").decode()
 TEXT, SHAPE = 4.5, 3.0

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.reports.diagnosis_text import COLOURS
+from kneewatch.reports.health import RANKS
 from kneewatch.reports.triage.view_model import (
-    RANKS,
     EngineView,
     Standing,
     standings,

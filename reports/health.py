@@ -1,0 +1,33 @@
+"""The health states of engines in order, and when data is too old to show one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "critical": 4}
+"""Ranks of health states; the worst has the highest rank. Unknown ranks above info, because
+somebody must look."""
+
+WORST_FIRST = tuple(sorted(RANKS, key=lambda state: -RANKS[state]))
+
+LATE_INTERVALS = 3.0
+LATE_S = 15.0
+"""Minimum age in seconds of data that is late. It must also be older than three scrape
+intervals."""
+
+
+def is_late(age_s: float, interval_s: float) -> bool:
+    """Whether data of this age, scraped at this interval, is too old to describe the present."""
+    return age_s > max(LATE_S, LATE_INTERVALS * interval_s)
+
+
+def rank_of(health: str) -> int:
+    """The rank of a health state; an unexpected word counts as unknown."""
+    return RANKS.get(health, RANKS["unknown"])
+
+
+def shown_health(health: str, *, late: bool) -> str:
+    """The health state to show. Late data proves no health: ok and info become unknown, and so does
+    an unexpected word."""
+    is_proved = health in RANKS and not (late and RANKS[health] < RANKS["unknown"])
+    return health if is_proved else "unknown"
