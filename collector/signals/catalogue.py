@@ -10,7 +10,9 @@ from typing import Any
 
 from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import (
+    COUNT,
     FOLDS,
+    SUM,
     AboveRate,
     Beside,
     BitShare,
@@ -21,7 +23,6 @@ from kneewatch.collector.signals.expr import (
     HereOnly,
     InfoChanges,
     OverTime,
-    PartRate,
     Quantile,
     Rate,
     Slope,
@@ -59,7 +60,7 @@ embeddings.
 
 
 def _mean(metric: str) -> Expr:
-    return ratio(PartRate(metric, "sum"), PartRate(metric, "count"))
+    return ratio(Rate(metric, suffix=SUM), Rate(metric, suffix=COUNT))
 
 
 def _http_calls(metric: str, status: str) -> Expr:
@@ -79,8 +80,8 @@ OF_METRIC: Mapping[str, Callable[..., Expr]] = {
     "bits": BitShare,
     "counter": Count,
     "rate": Rate,
-    "sum_rate": partial(PartRate, part="sum"),
-    "count_rate": partial(PartRate, part="count"),
+    "sum_rate": partial(Rate, suffix=SUM),
+    "count_rate": partial(Rate, suffix=COUNT),
     "mean": _mean,
     "quantile": Quantile,
     "above_rate": AboveRate,

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_of
 from kneewatch.collector.names.vllm_metrics import LARGEST, VLLM_PREFIX
 from kneewatch.collector.scrape_history import Columns, Where
-from kneewatch.collector.window import Window
+from kneewatch.collector.window import Buckets, Window
 
 Has = Callable[[str], bool]
 """Whether a metric is available, by canonical name."""
@@ -105,6 +105,11 @@ class Dialect(Struct, frozen=True):
         engines = ENGINES_OWN if metric in EXPORTED_BY_ROUTERS else ""
         matchers += [part for part in (self.selector, extra, engines) if part]
         return [self.labelled(metric, matchers, suffix)]
+
+    def at_most(self, metric: str, bound: float) -> str:
+        """The rate of a histogram's observations up to a bucket bound."""
+        bucket = self.series(metric, "_bucket", extra=bound_matcher(bound))
+        return self.sum(f"rate({bucket}[{self.range}])")
 
     def edges(self, metric: str, wanted: Sequence[float]) -> Sequence[float]:
         """Bucket bounds to count from: those of `wanted`, or the engine's own in their place."""
@@ -392,29 +397,23 @@ def _rate_of_one(columns: tuple[int, ...]) -> Value:
 
 
 class Rate(OfMetric, frozen=True):
-    """Per-second increase of a counter over the window, resets counted as Prometheus does."""
+    """Per-second increase of a counter over the window, resets counted as Prometheus does. With the
+    suffix of a histogram's sum or count: of that part."""
 
     where: Where = ()
     suffix: str = "_total"
 
     def bind(self, page_columns: Columns) -> Value:
-        return rate_of(page_columns.counter_columns(self.metric, self.where))
+        part = self.suffix[1:] if self.suffix in HISTOGRAM_PARTS else ""
+        return rate_of(page_columns.counter_columns(self.metric, self.where, part))
 
     def promql(self, dialect: Dialect) -> str | None:
         words = f"rate({{}}[{dialect.range}])"
         return dialect.folded(words, self.metric, self.suffix, self.where)
 
 
-class PartRate(OfMetric, frozen=True):
-    """Per-second increase of a histogram's `sum` or `count`."""
-
-    part: str
-
-    def bind(self, page_columns: Columns) -> Value:
-        return rate_of(page_columns.counter_columns(self.metric, (), self.part))
-
-    def promql(self, dialect: Dialect) -> str | None:
-        return dialect.folded(f"rate({{}}[{dialect.range}])", self.metric, f"_{self.part}")
+HISTOGRAM_PARTS = SUM, COUNT = "_sum", "_count"
+"""The suffixes of a histogram's counters."""
 
 
 class Computed(Struct, frozen=True):
@@ -603,19 +602,24 @@ class Beside(Struct, frozen=True):
         return lacks if lacks and self.here.lacking(has) else ()
 
 
+def of_buckets(metric: str, compute: Callable[[Buckets], float | None]) -> Value:
+    """A value computed from a histogram's bucket rates."""
+
+    def value(window: Window) -> float | None:
+        buckets = window.buckets(metric)
+        return None if buckets is None else compute(buckets)
+
+    return value
+
+
 class Quantile(OfMetric, frozen=True):
     """A histogram's q-quantile over the window: histogram_quantile of the bucket rates."""
 
     q: float
 
     def bind(self, page_columns: Columns) -> Value:
-        metric, q = self.metric, self.q
-
-        def value(window: Window) -> float | None:
-            buckets = window.buckets(metric)
-            return None if buckets is None else buckets.quantile(q)
-
-        return value
+        q = self.q
+        return of_buckets(self.metric, lambda buckets: buckets.quantile(q))
 
     def promql(self, dialect: Dialect) -> str | None:
         rate = f"rate({dialect.series(self.metric, '_bucket')}[{dialect.range}])"
@@ -629,20 +633,14 @@ class ShareAtMost(OfMetric, frozen=True):
     bound: float
 
     def bind(self, page_columns: Columns) -> Value:
-        metric, bound = self.metric, self.bound
-
-        def value(window: Window) -> float | None:
-            buckets = window.buckets(metric)
-            return None if buckets is None else buckets.share_at_most(bound)
-
-        return value
+        bound = self.bound
+        return of_buckets(self.metric, lambda buckets: buckets.share_at_most(bound))
 
     def promql(self, dialect: Dialect) -> str | None:
-        bound = dialect.within(self.metric, self.bound)
-        below = dialect.series(self.metric, "_bucket", extra=bound_matcher(bound))
+        below = dialect.at_most(self.metric, dialect.within(self.metric, self.bound))
         count = dialect.series(self.metric, "_count")
         total = dialect.sum(f"rate({count}[{dialect.range}])")
-        return f"{dialect.sum(f'rate({below}[{dialect.range}])')} / ({total} > 0)"
+        return f"{below} / ({total} > 0)"
 
 
 def number_of_current(
@@ -765,7 +763,7 @@ class SlowTimeShare(OfMetric, frozen=True):
 
     def bind(self, page_columns: Columns) -> Value:
         metric = self.metric
-        total_of = PartRate(metric, "sum").bind(page_columns)
+        total_of = Rate(metric, suffix=SUM).bind(page_columns)
         bounds = page_columns.buckets_of(metric).bounds
         own = tuple(bound for bound in bounds if self.edges[0] < bound < inf)
         weights = self._weights(self.edges if self.edges[0] in bounds else own)
@@ -786,11 +784,12 @@ class SlowTimeShare(OfMetric, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        count = PartRate(self.metric, "count").promql(dialect)
-        total_s = PartRate(self.metric, "sum").promql(dialect)
+        metric = self.metric
+        count = Rate(metric, suffix=COUNT).promql(dialect)
+        total_s = Rate(metric, suffix=SUM).promql(dialect)
         terms = [
-            f"{weight!r} * clamp_min({count} - ({self._at_most(dialect, edge)} or {count}), 0)"
-            for weight, edge in self._weights(dialect.edges(self.metric, self.edges))
+            f"{weight!r} * clamp_min({count} - ({dialect.at_most(metric, edge)} or {count}), 0)"
+            for weight, edge in self._weights(dialect.edges(metric, self.edges))
         ]
         return f"({' + '.join(terms)}) / (({total_s}) > 0)"
 
@@ -799,10 +798,6 @@ class SlowTimeShare(OfMetric, frozen=True):
         steps = zip(edges, (0.0, *edges), strict=False)
         return [(edge - before, edge) for edge, before in steps]
 
-    def _at_most(self, dialect: Dialect, edge: float) -> str:
-        bucket = dialect.series(self.metric, "_bucket", extra=bound_matcher(edge))
-        return dialect.sum(f"rate({bucket}[{dialect.range}])")
-
 
 class AboveRate(OfMetric, frozen=True):
     """Observations per second above a bound, or above a histogram's next bucket bound."""
@@ -810,21 +805,13 @@ class AboveRate(OfMetric, frozen=True):
     bound: float
 
     def bind(self, page_columns: Columns) -> Value:
-        metric = self.metric
-        bounds = page_columns.buckets_of(metric).bounds
+        bounds = page_columns.buckets_of(self.metric).bounds
         bound = next((own for own in bounds if self.bound <= own < inf), self.bound)
-
-        def value(window: Window) -> float | None:
-            buckets = window.buckets(metric)
-            return None if buckets is None else buckets.above_per_s(bound)
-
-        return value
+        return of_buckets(self.metric, lambda buckets: buckets.above_per_s(bound))
 
     def promql(self, dialect: Dialect) -> str | None:
-        count = PartRate(self.metric, "count").promql(dialect)
-        bound = dialect.edges(self.metric, (self.bound,))[0]
-        bucket = dialect.series(self.metric, "_bucket", extra=bound_matcher(bound))
-        at_most = dialect.sum(f"rate({bucket}[{dialect.range}])")
+        count = Rate(self.metric, suffix=COUNT).promql(dialect)
+        at_most = dialect.at_most(self.metric, dialect.edges(self.metric, (self.bound,))[0])
         # Extrapolation may give a bucket a little more than the count.
         return f"clamp_min({count} - {at_most}, 0)"
 

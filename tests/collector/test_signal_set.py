@@ -21,7 +21,6 @@ from kneewatch.collector.signals.expr import (
     FirstOf,
     Gauge,
     OverTime,
-    PartRate,
     Quantile,
     Rate,
     ShareAtMost,
@@ -218,7 +217,8 @@ def test_a_table_of_text_is_a_signal() -> None:
     first, second, waiting = signals(tables, named)
     assert (first.key, second.key, second.help) == ("failed_1_ratio", "failed_2_ratio", "Share 2.")
     assert second.expr == ratio(
-        Rate("finished", (("code", "2"),)), FirstOf((Rate("finished"), PartRate("took", "count")))
+        Rate("finished", (("code", "2"),)),
+        FirstOf((Rate("finished"), Rate("took", suffix="_count"))),
     )
     assert (first.needs, first.optional, waiting.needs) == ("a flag", True, "nothing")
 

@@ -59,7 +59,7 @@ KINDS: dict[str, Expr] = {
     "count": expr.Count("request_success"),
     "count_where": expr.Count("request_success", (("finished_reason", "stop"),)),
     "count_bare": expr.Count(BARE, suffix=""),
-    **{f"{part}_rate": expr.PartRate(DIRECTIONS, part) for part in ("sum", "count")},
+    **{f"{part}_rate": expr.Rate(DIRECTIONS, suffix=f"_{part}") for part in ("sum", "count")},
     **{f"quantile_{q}": expr.Quantile(DIRECTIONS, q) for q in (0.0, 0.01, 0.5, 0.95, 1.0)},
     **{f"ttft_{q}": expr.Quantile(TTFT, q) for q in (0.05, 0.5, 0.9, 0.99)},
     "share": expr.ShareAtMost(DIRECTIONS, 2.0),
@@ -68,7 +68,9 @@ KINDS: dict[str, Expr] = {
     "slow_beyond_the_buckets": expr.SlowTimeShare(TTFT, (1.0, 2.5, 80.0)),
     "info_changes": expr.InfoChanges("lora_requests_info"),
     "complement": expr.complement(expr.Gauge("kv_cache_usage_perc")),
-    "difference": expr.difference(expr.PartRate(TTFT, "count"), expr.PartRate(DIRECTIONS, "count")),
+    "difference": expr.difference(
+        expr.Rate(TTFT, suffix="_count"), expr.Rate(DIRECTIONS, suffix="_count")
+    ),
     "product": expr.product(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
     "sum": expr.total(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
     "positive": expr.kept_if(expr.Rate("num_preemptions"), ">", gt, 0),
