@@ -18,7 +18,7 @@ from kneewatch.agent.server.log import NO_START, LogFollower, facts_of_log, read
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream
+from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream, no_gpus
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
@@ -221,7 +221,7 @@ def _watch_scrapes(
 ) -> Iterator[tuple[list[Verdict], float]]:
     """Yields the diagnoses after each scrape, and the seconds since the first one."""
     was_read, gpus_due_s = False, 0.0
-    stream.gpus = gpus.monitor if gpus else None
+    stream.gpus = gpus.monitor.reading if gpus else no_gpus
     watch_s = settings["watch_s"]
     # Rates need two scrapes, however short the watch.
     interval_s = min(settings["interval_s"], watch_s)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kneewatch.agent.captures import PageReader, gpu_access
 from kneewatch.agent.settings.effective import Settings
@@ -28,6 +28,7 @@ from kneewatch.diagnose.verdict import Verdict
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch
     from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
+    from kneewatch.diagnose.fleet.routers import Beside
     from kneewatch.diagnose.recommend.adviser import Adviser
 
 
@@ -43,16 +44,13 @@ def finished(steps: Generator[bool, None, T]) -> T:
             return cast("T", end.value)
 
 
-class GpuSource(Protocol):
-    """The GPUs of a target."""
-
-    def reading(self, now_s: float) -> GpuReading:
-        """The newest GPU signals."""
-        ...
+ReadGpus = Callable[[float], GpuReading]
+"""The newest signals of a target's GPUs at a time."""
 
 
-Beside = Callable[[], Sequence[tuple[Mapping[str, str], Verdict]]]
-"""The engines of other targets: labels, the address among them, and newest verdicts."""
+def no_gpus(_now_s: float) -> GpuReading:
+    """The reading of a target whose GPUs nothing reads."""
+    return NO_GPUS
 
 
 def target_monitor(
@@ -97,7 +95,7 @@ class TargetStream:
     ) -> None:
         self._beside = beside
         self.monitor = target_monitor(name, profile, catalogue, beside)
-        self.gpus: GpuSource | None = None
+        self.gpus: ReadGpus = no_gpus
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
         """A context for the parsing of a page. The daemon replaces it."""
@@ -151,7 +149,7 @@ class TargetStream:
                 self._recorded_gpus = RecordedGpus(self.monitor.profile.window_s)
             gpus = self._recorded_gpus.after(t_s, page.gpus)
         else:
-            gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
+            gpus = self.gpus(t_s)
         if page.host:
             self.monitor.set_host(page.host)
         self._read_gpus = gpus

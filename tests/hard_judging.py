@@ -182,7 +182,7 @@ def said(incident: Incident, targets: Targets) -> Iterator[Verdict]:
     profile = Profile(targets=targets)
     stream = TargetStream("sim", profile, Limits(), Catalogue.of(profile))
     gpus = GpuMonitor(window_s=profile.window_s, interval_s=GPU_SCRAPE_S, choose=_all_of_node)
-    stream.gpus = gpus
+    stream.gpus = gpus.reading
     for t_s, gpu_page, page in incident.pages:
         if gpu_page is not None:
             gpus.take(t_s, gpu_page)

@@ -24,7 +24,7 @@ from kneewatch.agent.daemon.scraping import (
 )
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, engine_cycles
-from kneewatch.agent.stream import TargetStream, finished
+from kneewatch.agent.stream import TargetStream, finished, no_gpus
 from kneewatch.agent.target_state import Board, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
@@ -241,7 +241,7 @@ class TargetWatch(Job):
         self._stream = TargetStream(
             spec.name, profile.profile, profile.limits, profile.catalogue, sinks.board.beside
         )
-        self._stream.gpus, self._stream.computing = self, computing
+        self._stream.gpus, self._stream.computing = self.reading, computing
         self._stream.server = _server_watch(spec)
         self._canary = _canary(spec)
         self._changes = ChangeLog(spec.name)
@@ -365,7 +365,7 @@ class TargetWatch(Job):
 
     def _release(self) -> None:
         self._pages.close()
-        self._stream.gpus = None  # breaks a reference cycle that would keep the target's memory
+        self._stream.gpus = no_gpus  # breaks a reference cycle that would keep the target's memory
 
     def _apply_spec(self) -> None:
         spec, self._next_spec = self._next_spec, None

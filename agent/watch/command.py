@@ -24,7 +24,7 @@ from kneewatch.agent.console import NO_DATA
 from kneewatch.agent.printing import status
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import TargetStream, gpu_stream
+from kneewatch.agent.stream import TargetStream, gpu_stream, no_gpus
 from kneewatch.agent.targets import target_name
 from kneewatch.agent.watch import rendering as listing
 from kneewatch.agent.watch.feeds import (
@@ -439,7 +439,7 @@ def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
     feeds: list[Feed] = [gpu_feed(gpus)] if gpus else []
     for index, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
         stream = TargetStream(name, profile, limits, catalogue)
-        stream.gpus = gpus.monitor if gpus else None
+        stream.gpus = gpus.monitor.reading if gpus else no_gpus
         fetcher = Fetcher(metrics_url(target), settings.fetch())
         offset_s = interval_s * index / len(targets)
         feeds.append(server_feed(name, stream, fetcher, interval_s, offset_s))

@@ -129,7 +129,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 def server_facts(*readings: SourceReading, models: tuple[str, ...]) -> dict[str, object]:
     stream = TargetStream("t", Profile(), Limits())
-    stream.gpus = Exporter(models)
+    stream.gpus = Exporter(models).reading
 
     def read_all(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
         return readings
