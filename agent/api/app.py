@@ -23,7 +23,6 @@ from kneewatch.agent.api.auth import READ, Auth
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, need_admin
 from kneewatch.agent.api.parameters import Asked
-from kneewatch.agent.api.probe import probe
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
@@ -34,7 +33,7 @@ from kneewatch.agent.api.responses import (
     refused,
     unknown_parameter,
 )
-from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
+from kneewatch.agent.api.service import Service, has_diagnosed, probe, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import page_request, page_view

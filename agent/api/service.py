@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
+from starlette.responses import Response
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board, TargetState
@@ -16,6 +18,7 @@ from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptanc
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.health import is_late, rank_of, shown_health
 from kneewatch.rules.formatting import clock, date, failed_in_a_row, span
+from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -196,3 +199,39 @@ def _why(state: TargetState) -> str:
     """The errors of a target's sources, after a colon; "" if none was recorded."""
     errors = [source.error for source in state.sources if source.error]
     return f": {'; '.join(errors)}" if errors else ""
+
+
+# --- `/probe/{target}`: whether an engine is hung, for vLLM's livenessProbe -----------------------
+
+
+HUNG = "engine_stalled"
+"""The cause that a restart ends. It is critical only after an engine's longest possible prefill."""
+
+
+def probe(service: Service, target: str) -> Response:
+    """503 while an engine of the target is hung, or of any target if it is empty; else 200.
+
+    It is 200 also where kneewatch cannot know: a target that is not watched, does not answer, or
+    was not scraped lately. A probe that fails then would restart servers that work.
+    """
+    states = [service.state(target)] if target else service.states()
+    now_s = service.clock()
+    watched = [state for state in states if state is not None]
+    if any(_is_hung(state) for state in watched if not late(state, now_s)):
+        return _answer(HTTPStatus.SERVICE_UNAVAILABLE, "hung")
+    return _answer(HTTPStatus.OK, "not hung" if watched else "not watched")
+
+
+def _is_hung(state: TargetState) -> bool:
+    # A cause that is ending was seen last before the verdict.
+    return any(
+        cause.id == HUNG
+        and cause.severity >= Severity.CRITICAL
+        and (cause.seen_s or diagnosis.t_s) >= diagnosis.t_s
+        for diagnosis in state.diagnoses
+        for cause in diagnosis.causes
+    )
+
+
+def _answer(status: HTTPStatus, words: str) -> Response:
+    return Response(f"{words}\n", status, media_type="text/plain; charset=utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.api.probe import probe
+from kneewatch.agent.api.service import probe
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.verdict import Cause, Verdict
