@@ -1,6 +1,8 @@
-"""A fleet's verdict as text and as Markdown. Pure."""
+"""A fleet's verdict as text and as Markdown, and its pools on the triage page. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.tier import FleetCause, place
@@ -13,6 +15,7 @@ from kneewatch.diagnose.fleet.verdict import (
     Spread,
     TierSize,
     TierVerdict,
+    target_of,
 )
 from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import Verdict
@@ -32,7 +35,9 @@ from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     server_words,
 )
-from kneewatch.reports.health import WORST_FIRST
+from kneewatch.reports.health import RANKS, counted_words
+from kneewatch.reports.triage.view_model import ReplicaRow
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import (
     clock,
     date,
@@ -91,9 +96,9 @@ def _rows(fleet: FleetVerdict, style: Style) -> list[Row]:
 def counts(fleet: FleetVerdict) -> str:
     """The number of replicas and engines, and the number in each health state."""
     states = [engine.health for engine in fleet.engines]
-    tally = [f"{states.count(state)} {state}" for state in WORST_FIRST if state in states]
+    tally = counted_words(states)
     total = f"{plural(fleet.replicas, 'replica')}, {plural(len(states), 'engine')}"
-    return f"{total}: {', '.join(tally)}" if tally else total
+    return f"{total}: {tally}" if tally else total
 
 
 def state(fleet: FleetVerdict) -> list[str]:
@@ -268,4 +273,52 @@ def _cause(
         (CAUSE, f"{head} in {place(cause.pool, cause.tier)}"),
         (LEAD, cause.summary),
         *((ITEM, item) for item in items if item),
+    ]
+
+
+# --- A pool on the triage page --------------------------------------------------------------------
+
+
+POOL_WORDS: Mapping[str, str] = {
+    "kv_usage_ratio": "KV up to {}",
+    "running": "{} running",
+    "waiting": "{} waiting",
+    "ttft_p99_s": "TTFT P99 up to {}",
+    "itl_p99_s": "ITL P99 up to {}",
+}
+"""Words for a pool's signals: sums over its replicas, or the worst replica's value."""
+
+
+def replica_rows(fleet: FleetVerdict, pool: str) -> list[ReplicaRow]:
+    """The replicas of a pool, worst first."""
+    own = sorted((e for e in fleet.engines if e.pool == pool), key=lambda e: RANKS[e.health])
+    worst = {engine.replica: engine for engine in own}
+    rows = [
+        ReplicaRow(name, target_of(pool, name), engine.health, engine_facts(engine))
+        for name, engine in worst.items()
+    ]
+    rows += [
+        ReplicaRow(gone.replica, "", "unknown", "does not answer" if gone.down else "has no series")
+        for gone in fleet.gone
+        if gone.pool == pool and gone.replica not in worst
+    ]
+    return sorted(rows, key=lambda row: -RANKS[row.health])
+
+
+def pool_facts(verdict: Verdict, rows: list[ReplicaRow], targets: Targets) -> list[str]:
+    """Facts about a pool: its replicas by health, and its signals with their targets."""
+    stated = {"ttft_p99_s": targets.ttft_p99_s, "itl_p99_s": targets.itl_p99_s}
+    values = {key: verdict.values.get(key) for key in POOL_WORDS}
+    return [
+        f"{plural(len(rows), 'replica')}: {counted_words(row.health for row in rows)}",
+        *(
+            POOL_WORDS[key].format(quantity(key, value))
+            + (
+                ""
+                if (most := stated.get(key)) is None
+                else f" (target {quantity(key, most, stated=True)})"
+            )
+            for key, value in values.items()
+            if value is not None
+        ),
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "critical": 4}
 """Ranks of health states; the worst has the highest rank. Unknown ranks above info, because
@@ -31,3 +32,14 @@ def shown_health(health: str, *, late: bool) -> str:
     an unexpected word."""
     is_proved = health in RANKS and not (late and RANKS[health] < RANKS["unknown"])
     return health if is_proved else "unknown"
+
+
+def counted(healths: Iterable[str]) -> list[tuple[str, int]]:
+    """The number of each health state, worst first; those that do not occur are left out."""
+    counts = Counter(healths)
+    return [(state, counts[state]) for state in WORST_FIRST if counts[state]]
+
+
+def counted_words(healths: Iterable[str]) -> str:
+    """The number of each health state as text, such as "1 critical, 3 ok"."""
+    return ", ".join(f"{count} {state}" for state, count in counted(healths))

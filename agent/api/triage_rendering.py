@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -20,7 +19,7 @@ from kneewatch.reports.diagnosis_text import (
     text,
     who,
 )
-from kneewatch.reports.health import RANKS, WORST_FIRST, rank_of
+from kneewatch.reports.health import RANKS, counted_words, rank_of
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import (
@@ -98,8 +97,7 @@ def head(
     `late` are names of targets with the seconds since their newest scrape. `pending` maps targets
     without a scrape to the reason. `notices` are problems of kneewatch itself.
     """
-    counts = Counter[str](diagnosis.health for diagnosis in diagnoses)
-    tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
+    tally = counted_words(diagnosis.health for diagnosis in diagnoses)
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
     lines += [f"no scrape of {name} for {span(age_s)}: its last state may be out of date; "

@@ -13,7 +13,7 @@ from kneewatch.diagnose.engine.diagnosis import judged_against
 from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict, target_of
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.reports.triage.pools import pool_facts, replica_rows
+from kneewatch.reports.fleet_rendering import pool_facts, replica_rows
 from kneewatch.reports.triage.view_model import TargetView
 from kneewatch.rules.facts import Targets
 

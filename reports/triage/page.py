@@ -27,6 +27,7 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     symptoms_shown,
 )
+from kneewatch.reports.health import counted
 from kneewatch.reports.recommendation_text import (
     advised,
     besides,
@@ -51,7 +52,6 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
     standings,
-    tally,
 )
 from kneewatch.rules.formatting import date, moment, printable, span
 
@@ -236,7 +236,7 @@ def render(view: TriageView) -> str:
         worst=worst,
         health=worst.health if worst else "unknown",
         title=_title(worst),
-        counts=tally(row[0] for row in rows),
+        counts=counted(row[0].health for row in rows),
         ticks=axis.ticks(),
         reload_s=max(REFRESH_WITHOUT_SCRIPT_S, round(view.refresh_s)),
     )  # fmt: skip

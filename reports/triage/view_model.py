@@ -11,8 +11,7 @@ Links are relative. So are the page's files `triage/triage.css` and `triage/tria
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.verdict import SourceState, Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words
-from kneewatch.reports.health import RANKS, WORST_FIRST, is_late, shown_health
+from kneewatch.reports.health import RANKS, is_late, shown_health
 from kneewatch.rules.formatting import as_sentence, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
@@ -240,10 +239,3 @@ def standings(target: TargetView, view: TriageView) -> list[Standing]:
         for engine in target.engines
     ]
     return sorted(engines, key=lambda standing: -standing.rank)
-
-
-def tally(engines: Iterable[Standing]) -> list[tuple[str, int]]:
-    """The number of engines in each health state, worst first. States without an engine are left
-    out."""
-    counts = Counter(standing.health for standing in engines)
-    return [(state, counts[state]) for state in WORST_FIRST if counts[state]]
