@@ -6,12 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.reports.diagnosis_text import COLOURS
-from kneewatch.reports.health import RANKS
+from kneewatch.reports.health import RANKS, counted
 from kneewatch.reports.triage.view_model import (
     EngineView,
     Standing,
     standings,
-    tally,
 )
 from kneewatch.rules.formatting import as_sentence
 from kneewatch.rules.rule import Severity
@@ -51,7 +50,7 @@ def test_a_slow_pace_is_not_late() -> None:
 def test_engines_worst_first() -> None:
     engine_standings = stands(EngineView(HEALTHY), EngineView(SICK))
     assert [standing.health for standing in engine_standings] == ["critical", "ok"]
-    assert tally(engine_standings) == [("critical", 1), ("ok", 1)]
+    assert counted(each.health for each in engine_standings) == [("critical", 1), ("ok", 1)]
 
 
 def test_headlines() -> None:
