@@ -28,7 +28,7 @@ from kneewatch.rules.formatting import plural, wrapped
 from kneewatch.rules.rule import BY_WORD
 
 if TYPE_CHECKING:
-    from kneewatch.reports.weekly.report import Verdict, WeeklyReport
+    from kneewatch.reports.weekly.report import WeeklyReport, WeeklyVerdict
 
 
 STATUS = "report"
@@ -143,7 +143,7 @@ def _parts(report: WeeklyReport, *, most: int) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _tier_lines(verdict: Verdict) -> list[Line]:
+def _tier_lines(verdict: WeeklyVerdict) -> list[Line]:
     texts = {
         "health": verdict.health_text,
         "size": verdict.size_text,

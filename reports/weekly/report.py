@@ -70,7 +70,7 @@ class Action(Struct, frozen=True):
     incident: str = ""
 
 
-class Verdict(Struct, frozen=True):
+class WeeklyVerdict(Struct, frozen=True):
     """The verdict on a tier.
 
     `health` is the worst state in the period: ok, info, warning, critical or unknown. `health_text`
@@ -250,7 +250,7 @@ class WeeklyReport(Struct, frozen=True):
     severity: str
     noise_test: str
     tiers: tuple[Tier, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[WeeklyVerdict, ...]
     incidents: tuple[Incident, ...]
     tables: tuple[TierTables, ...]
     slo: tuple[TierSlo, ...]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.incidents import STOPPED
-from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
+from kneewatch.reports.weekly.report import Action, Incident, Tier, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
     TierKnee,
@@ -70,13 +70,13 @@ class TierSections(Struct, frozen=True):
         return watched_words(self.period)
 
 
-def verdict(of: TierSections) -> Verdict:
+def verdict(of: TierSections) -> WeeklyVerdict:
     """The verdict on a tier."""
     worst = severity(of)
     # Partial data can prove problems, not health.
     is_judged = of.watched_ratio > 0 and not (of.doubt and worst < Severity.WARNING)
     serious = [each for each in of.incidents if BY_WORD[each.severity] >= Severity.WARNING]
-    return Verdict(
+    return WeeklyVerdict(
         tier=of.tier.id,
         health=worst.word if serious or is_judged else "unknown",
         health_text=_health(of, serious),

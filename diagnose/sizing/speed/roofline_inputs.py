@@ -215,7 +215,7 @@ residual streams, whose two mixes a layer took 36 to 42 us on eight H100 (vLLM 0
 _NVLINK_DIRECTIONS = 2
 
 
-class Window(Struct, frozen=True):
+class AttentionWindow(Struct, frozen=True):
     """Layers that attend to at most `tokens` tokens; bytes and FLOP are per attended token and
     GPU. `is_padded`: shorter contexts are computed like full windows."""
 
@@ -283,7 +283,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     """Read per token of context and step, in layers without a window."""
     flop_per_pair: float
     prefill_flop_per_pair: float
-    windows: tuple[Window, ...]
+    windows: tuple[AttentionWindow, ...]
     state_bytes: float
     """Recurrent state that a sequence reads and writes per step."""
     body_flop_per_token: float
@@ -452,7 +452,7 @@ class _Kinds(Struct):
     kv_bytes_per_token: float = 0.0
     flop_per_pair: float = 0.0
     prefill_flop_per_pair: float = 0.0
-    windows: tuple[Window, ...] = ()
+    windows: tuple[AttentionWindow, ...] = ()
     state_bytes: float = 0.0
     state_flop: float = 0.0
     added_layers: float = 0.0
@@ -474,7 +474,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
             case SlidingAttention():
                 size = count * (kind.key_dim + kind.value_dim)
                 kept = -(-kind.kv_heads // tensor_parallel) * size * kv_bytes
-                sums.windows += (Window(kind.window_tokens, kept, 2 * heads * size),)
+                sums.windows += (AttentionWindow(kind.window_tokens, kept, 2 * heads * size),)
             case LatentAttention():
                 _add_latent(sums, kind, count=count, heads=heads, kv_bytes=kv_bytes)
             case CompressedAttention():
@@ -485,7 +485,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
                     sums.added_layers += _STREAM_LAYERS * count
                     flop = 4 * max(heads, _SPARSE_HEADS) * count * kind.vector_dim
                     kept = float(count * kind.vector_bytes)
-                    sums.windows += (Window(kind.window_tokens, kept, flop),)
+                    sums.windows += (AttentionWindow(kind.window_tokens, kept, flop),)
             case _:
                 elements = count * kind.state_elements / tensor_parallel
                 tail = count * kind.conv_elements / tensor_parallel
@@ -508,7 +508,7 @@ def _add_compressed(sums: _Kinds, kind: CompressedAttention, *, count: int, head
     flop += 2 * count * kind.index_width / kind.tokens_per_vector / _INDEX_SPEEDUP
     if kind.chosen_vectors:
         tokens = kind.chosen_vectors * kind.tokens_per_vector
-        sums.windows += (Window(tokens, kept, flop),)
+        sums.windows += (AttentionWindow(tokens, kept, flop),)
         return
     sums.kv_bytes_per_token += kept
     sums.flop_per_pair += flop
@@ -526,7 +526,7 @@ def _add_latent(
     decode_flop = 2 * heads * count * (2 * latent + rope)
     if kind.is_sparse:
         padded_flop = decode_flop * max(_SPARSE_HEADS / heads, 1.0)
-        sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, padded_flop, is_padded=True),)
+        sums.windows += (AttentionWindow(SPARSE_TOPK_TOKENS, kept, padded_flop, is_padded=True),)
         sums.kv_bytes_per_token += count * index_bytes(kind)
         # Every rank computes all heads of the indexer over the whole context.
         index_flop = 2 * count * kind.index_heads * kind.index_dim / _INDEX_SPEEDUP

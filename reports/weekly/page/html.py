@@ -27,7 +27,7 @@ from kneewatch.reports.weekly.page.summary import (
     headline,
     title,
 )
-from kneewatch.reports.weekly.report import Incident, Verdict, WeeklyReport
+from kneewatch.reports.weekly.report import Incident, WeeklyReport, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
 )
@@ -74,7 +74,7 @@ SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A repo
 INCIDENTS_IN_FULL = 20
 
 
-def _badness(verdict: Verdict) -> int:
+def _badness(verdict: WeeklyVerdict) -> int:
     return RANKS[health(verdict.health)]
 
 

@@ -17,7 +17,7 @@ from kneewatch.reports.weekly.page.formatting import (
     flag,
     health,
 )
-from kneewatch.reports.weekly.report import Action, Tier, Verdict, WeeklyReport
+from kneewatch.reports.weekly.report import Action, Tier, WeeklyReport, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import TierMoney
 from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, usd
 
@@ -81,7 +81,7 @@ def first_steps(report: WeeklyReport) -> tuple[Step, ...]:
 
 
 def _step(
-    action: Action, verdict: Verdict, tier: Tier, money: TierMoney, report: WeeklyReport
+    action: Action, verdict: WeeklyVerdict, tier: Tier, money: TierMoney, report: WeeklyReport
 ) -> Step:
     flags = [change for change in action.changes if change.flag.startswith("--")]
     resizes = any(change.flag == REPLICAS for change in action.changes)

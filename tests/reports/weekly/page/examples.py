@@ -14,8 +14,8 @@ from kneewatch.reports.weekly.report import (
     Incident,
     Tier,
     TrackRecord,
-    Verdict,
     WeeklyReport,
+    WeeklyVerdict,
 )
 from tests.reports.weekly.page import (
     example_incidents,
@@ -47,9 +47,9 @@ def tier(name: str, gpu: str, targets: Sequence[str], *, gpus: int | None) -> Ti
     )
 
 
-def sick(name: str = CHAT) -> Verdict:
+def sick(name: str = CHAT) -> WeeklyVerdict:
     """The verdict on a tier that had a cascade."""
-    return Verdict(
+    return WeeklyVerdict(
         tier=name,
         health="critical",
         health_text="The KV cache was too small for the load of two afternoons: requests were "
@@ -69,9 +69,9 @@ def sick(name: str = CHAT) -> Verdict:
     )
 
 
-def calm(name: str = CODE) -> Verdict:
+def calm(name: str = CODE) -> WeeklyVerdict:
     """The verdict on a tier without trouble that is larger than it needs to be."""
-    return Verdict(
+    return WeeklyVerdict(
         tier=name,
         health="ok",
         health_text="No incident, every target kept.",
@@ -92,7 +92,7 @@ def calm(name: str = CODE) -> Verdict:
 
 def report(
     tiers: Sequence[Tier],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[WeeklyVerdict],
     *,
     incidents: Sequence[Incident] = (),
     track_record: TrackRecord | None = None,
