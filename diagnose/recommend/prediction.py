@@ -407,13 +407,14 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
     pace = gap_s / now_s if gap_s and now_s else 1.0
     context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio, running=places)
-    itl_s = pace * steps.itl_s(places, context_tokens)
-    prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
-    was_s = steps.prefill_s(running, context_tokens, computed_tokens) if running else 0.0
+    step_s, prompt_s = steps.itl_s(places, context_tokens), steps.prompt_s(places, computed_tokens)
+    itl_s, was_s = pace * step_s, 0.0
+    if running:
+        was_s = steps.itl_s(running, context_tokens) + steps.prompt_s(running, computed_tokens)
     is_s = 0.0 if context.get("preemption_per_s") else context.get("prefill_mean_s")
     prompt_pace = is_s / was_s if is_s and was_s else pace
-    prefill_s *= prompt_pace
-    prompts = Prompts(prompt_pace * steps.prompt_s(places, computed_tokens), demand.prompts_vary)
+    prefill_s = (step_s + prompt_s) * prompt_pace
+    prompts = Prompts(prompt_pace * prompt_s, demand.prompts_vary)
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s
     queue_s = (requests - places) * request_s / places
     outside_s = steps.outside_s(places, prompts, prompts.per_s(places, request_s))

@@ -97,12 +97,12 @@ class StepTimes(Struct, frozen=True, dict=True):
         # Where nothing runs for a part of the window, the batch of its steps is above its mean.
         return cls(times_s, [running if running > 1 else 1.0 for running in batches], *others)
 
-    @property
+    @cached_property
     def least_running(self) -> int:
         """The smallest batch measured, in requests."""
         return floor(min(self.batches))
 
-    @property
+    @cached_property
     def most_running(self) -> int:
         """The largest batch measured, in requests."""
         return ceil(max(self.batches))
@@ -130,23 +130,15 @@ class StepTimes(Struct, frozen=True, dict=True):
         # As `_band`, without a call for each.
         return [round(_BANDS_A_DOUBLING * log2(batch)) for batch in self.batches]
 
-    def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
-        """Seconds from a prompt's first step to its first token.
-
-        It is one step, plus the time that each computed token adds. In a larger batch more prompts
-        share a step.
-        """
-        return self.itl_s(running, context_tokens) + self.prompt_s(running, computed_tokens)
-
     def prompt_s(self, running: float, computed_tokens: float) -> float:
-        """Seconds that a prompt adds to steps."""
-        return computed_tokens * self._added_s(running)
+        """Seconds that a prompt adds to steps of this batch; 0 if unknown.
 
-    def _added_s(self, running: float) -> float:
-        """Seconds that one computed prompt token adds to a step at this batch; 0 if unknown."""
+        Its first token comes after one step and as long. In a larger batch more prompts share a
+        step.
+        """
         near = _band(running)
         rows = [(_nearness(band - near), batch, token_s) for band, batch, token_s in self._prompts]
-        return _near_line(rows, running) if rows else 0.0
+        return computed_tokens * _near_line(rows, running) if rows else 0.0
 
     @cached_property
     def _prompts(self) -> Sequence[tuple[int, float, float]]:

@@ -260,7 +260,8 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
     context_tokens = INPUT + OUTPUT / 2
     assert steps.most_running == 120
     assert steps.itl_s(100.0, context_tokens) == pytest.approx(itl_s(100.0), rel=0.05)
-    assert steps.prefill_s(100.0, context_tokens, INPUT) < 2 * PROMPT_S
+    prefill_s = steps.itl_s(100.0, context_tokens) + steps.prompt_s(100.0, INPUT)
+    assert prefill_s < 2 * PROMPT_S
     assert before_prompt_s(steps, 100.0) <= outside_s(100.0)
 
 
