@@ -147,6 +147,9 @@ def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
     return failure(address, "too_large", problem, hint)
 
 
+PAGES = "the page of vLLM or SGLang is /metrics, that of TensorRT-LLM /prometheus/metrics"
+
+
 def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) -> CollectError:
     """The error for a status other than 200."""
     kind, hint = "http_status", "read the server's log"
@@ -155,7 +158,7 @@ def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) 
         if token_sent:
             hint = "check that the token is current and is for this server: it was not accepted"
     elif status == 404:
-        kind, hint = "not_found", "check the path: vLLM's page is /metrics"
+        kind, hint = "not_found", f"check the path: {PAGES}"
     elif status in (429, 503):
         hint = "try again later: the server is starting, overloaded or limits its clients"
     problem = f"{address.url}: the server answered {status} {reason[:80]}".rstrip()
@@ -164,7 +167,7 @@ def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) 
 
 def not_metrics(address: Address, problem: str) -> CollectError:
     """The error when the page cannot be a metrics page."""
-    hint = "check the port and the path; vLLM's page is /metrics on its API port"
+    hint = f"check the port and the path: {PAGES} on its API port"
     return failure(address, "not_metrics", problem, hint)
 
 

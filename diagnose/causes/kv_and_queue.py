@@ -194,13 +194,19 @@ KV_PRESSURE = cause(
     Form(
         gate=EVICTING | KV_BINDS,
         terms=(
-            term(
-                PREEMPTIONS.otherwise(0.0),
-                None,
-                -0.5,
-                "no request is preempted yet",
-                when=~EVICTING.assume(unknown=False),
-                signal="preemption_per_s",
+            *(
+                term(
+                    PREEMPTIONS.otherwise(0.0),
+                    None,
+                    -0.5,
+                    text,
+                    when=~EVICTING.assume(unknown=False) & counted,
+                    signal="preemption_per_s",
+                )
+                for text, counted in (
+                    ("no request is preempted yet", PREEMPTIONS.known),
+                    ("preemptions are not reported", ~PREEMPTIONS.known),
+                )
             ),
             term(
                 Signal("preemption_ratio_per_s").otherwise(0.0),
@@ -277,6 +283,7 @@ KV_PRESSURE = cause(
                 "{kv_usage_avg_ratio:%} of the KV cache is in use, {kv_claimed_ratio:%} with "
                 "what is kept free for what they may still generate.",
             ),
+            (~PREEMPTIONS.known, "KV cache full: requests are queueing for blocks."),
         ),
         say="KV cache full: requests are queueing for blocks, none preempted yet.",
         words=(("held_each", HELD_EACH),),

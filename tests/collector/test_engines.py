@@ -292,7 +292,12 @@ def test_paused_requests_of_tensorrt_llm_wait_for_blocks() -> None:
     ]
     verdict = verdicts(*pages)
     assert verdict.values["waiting_by_capacity"] == 12
-    assert verdict.causes[0].id == "kv_pressure"
+    (cause,) = verdict.causes
+    assert (cause.id, cause.summary) == (
+        "kv_pressure",
+        "KV cache full: requests are queueing for blocks.",
+    )
+    assert [each.text for each in cause.against] == ["preemptions are not reported"]
 
 
 def test_errors_of_other_engines_are_calls_that_fail() -> None:
