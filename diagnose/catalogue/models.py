@@ -310,15 +310,17 @@ def _named_in(words: tuple[str, ...]) -> list[str]:
 
     The others name who made the weights or how. Empty if they name another architecture.
     """
-    different = packaged_tables("diagnose.catalogue", "model_names.toml")["different"]["words"]
+    different = packaged_tables("diagnose.catalogue", "model_names.toml")["different"]
     best: dict[int, list[str]] = {}
     for key in _entries():
         named = _words(key)[0]
         count, is_head = len(named), words[: len(named)] == named
-        is_distinct = count > 1 or _size_of(named)[1]
+        sizes = _size_of(named)[1]
+        is_distinct = count > 1 or sizes
         if count < len(words) and (is_head or words[-count:] == named) and is_distinct:
             rest = words[count:] if is_head else words[:-count]
-            same = not any(re.fullmatch(different, word) for word in rest)
+            same = not any(re.fullmatch(different["words"], word) for word in rest)
+            same &= bool(sizes) or not (is_head and re.fullmatch(different["release"], rest[0]))
             best.setdefault(count, []).extend([key] * same)
     return best[max(best)] if best else []
 

@@ -110,6 +110,23 @@ def test_the_nearest_of_an_unknown_release_are_of_its_family() -> None:
     assert {each.partition("-")[0] for each in caught.value.choices} == {"baidu/ERNIE"}
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("mistralai/Mistral-Large-4", "mistralai/Mistral-Large-Instruct-2411"),
+        ("deepseek-ai/DeepSeek-V4-Flash-2", "deepseek-ai/DeepSeek-V4-Flash"),
+        ("upstage/Solar-Open-2-100B", "upstage/Solar-Open-100B"),
+        ("LGAI-EXAONE/EXAONE-4.5-33B", "LGAI-EXAONE/EXAONE-4.0-32B"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-4B-FP8"),
+        ("meituan-longcat/LongCat-Flash-Lite", "meituan-longcat/LongCat-Flash-Chat"),
+    ],
+)
+def test_a_release_of_its_own_is_not_guessed(name: str, near: str) -> None:
+    with pytest.raises(SizingError, match=f"hf download {name} config") as refused:
+        model(name)
+    assert near in refused.value.choices
+
+
 def test_the_nearest_of_a_name_of_no_family_are_of_its_size() -> None:
     with pytest.raises(SizingError, match="hf download someone/Ornith-") as caught:
         model("someone/Ornith-1.5-397B")
@@ -276,6 +293,8 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
         ("deepseek-r1:32b", "DeepSeek-R1-Distill-Qwen-32B", "bf16"),
         ("inclusionAI/Ring-1T-FP8", "inclusionAI/Ling-1T", "fp8"),
         ("NousResearch/Hermes-4-14B", "Qwen/Qwen3-14B", "bf16"),
+        ("tencent/Hunyuan-Hy3", "tencent/Hy3", "bf16"),
+        ("tencent/Hunyuan-A13B-2", "tencent/Hunyuan-A13B-Instruct", "bf16"),
         ("cyankiwi/Qwen3-Next-80B-A3B-AWQ-4bit", "Qwen3-Next-80B-A3B", "int4-experts"),
         # Bits stated in ways that were read as 16, or as 4 where they are 8.
         ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "Llama-3.3-70B", "int4"),
