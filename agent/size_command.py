@@ -57,6 +57,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
 )
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
+from kneewatch.diagnose.sizing.launch_notes import most_utilization
 from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
 from kneewatch.diagnose.sizing.memory.launch import (
     LATEST,
@@ -139,7 +140,12 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
     fields |= {"parallel": parallel, "draft": draft}
     fields["version"] = parse_version(version) if version else LATEST
-    return launch_of(model, _gpu(given), fields)
+    launch = launch_of(model, _gpu(given), fields)
+    shared = launch.gpu is not None and launch.gpu.shares_host_memory and launch.slack is None
+    if shared and launch.gpu_memory_utilization is None:
+        # vLLM's default share is more than the host leaves free.
+        return replace(launch, gpu_memory_utilization=most_utilization(launch.gpu))
+    return launch
 
 
 def _gpu(given: dict[str, Any]) -> Gpu | None:

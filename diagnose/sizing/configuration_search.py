@@ -28,7 +28,13 @@ from kneewatch.diagnose.sizing.search_results import (
     by_reason,
 )
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import fleet_of, loop_of, peak_utilization, within_targets
+from kneewatch.diagnose.sizing.size import (
+    fleet_of,
+    loop_of,
+    peak_utilization,
+    usable_limit,
+    within_targets,
+)
 from kneewatch.diagnose.sizing.speed.roofline_inputs import safe_targets
 from kneewatch.diagnose.sizing.speed.slo_capacity import RUNNING_LIMIT, Capacity
 from kneewatch.rules.facts import Targets
@@ -327,8 +333,6 @@ def _no_length(answer: Memory, length: int, needed_ratio: float) -> Rejection:
 
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
 _BEST = 3
-# Requests are longer than the mean at times: a cache that is full in the mean evicts them.
-_MOST_KV_RATIO = 0.9
 # A fleet of this many times the winner's GPUs is no alternative to it.
 _MOST_TIMES = 16
 
@@ -449,9 +453,8 @@ def _limit(tried: Space, answer: Memory) -> tuple[float, int, str]:
     held = answer.concurrency.expected
     if int(tokens) != launch.context:
         held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
-    usable = held * _MOST_KV_RATIO
-    limit = max(int(min(usable, float(launch.seqs))), 1)
-    return held, limit, KV_CACHE if usable < launch.seqs else MAX_NUM_SEQS
+    limit = usable_limit(held, launch.seqs)
+    return held, limit, KV_CACHE if limit < launch.seqs else MAX_NUM_SEQS
 
 
 def _too_slow(question: Question, reached: Capacity) -> Rejection:

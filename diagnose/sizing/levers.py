@@ -19,6 +19,7 @@ from kneewatch.collector.engines.engine_kind import (
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import LatentAttention
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS
 from kneewatch.diagnose.sizing.launch_notes import most_utilization
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
@@ -166,13 +167,10 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
     for flags, changed in (*_flags(answer), *_together(answer)):
         yield flags, replace(question, launch=changed)
-    tensors = {2 * parallel.tensor}
-    fewest = None if answer.fewest is None else answer.fewest.spread
-    if fewest is not None and fewest.tensor > parallel.tensor and fewest.pipeline == 1:
-        tensors.add(fewest.tensor)
-    for tensor in sorted(tensors):
-        split = replace(launch, parallel=replace(parallel, tensor=tensor))
-        yield f"{TENSOR_SPLIT} {tensor}", replace(question, launch=split)
+    for tensor, pipeline in sorted(_splits(answer)):
+        split = replace(launch, parallel=replace(parallel, tensor=tensor, pipeline=pipeline))
+        stages = f" --pipeline-parallel-size {pipeline}" if pipeline > parallel.pipeline else ""
+        yield f"{TENSOR_SPLIT} {tensor}{stages}", replace(question, launch=split)
     if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
@@ -187,6 +185,18 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
     if larger is not None:
         own = replace(question, launch=replace(launch, gpu=larger), usd_per_gpu_hour=None)
         yield f"--gpu {larger.id}", own
+
+
+def _splits(answer: Size) -> set[tuple[int, int]]:
+    """Degrees of tensor and pipeline parallelism: twice as many ranks in a node, and the fewest
+    GPUs that hold a replica."""
+    launch, fewest = answer.question.launch, answer.fewest and answer.fewest.spread
+    now, found = launch.parallel, set[tuple[int, int]]()
+    if launch.gpu is None or launch.gpu.node_gpus == 1 or 2 * now.tensor <= launch.gpu.node_gpus:
+        found.add((2 * now.tensor, now.pipeline))
+    if fewest and fewest.tensor * fewest.pipeline > now.tensor * now.pipeline:
+        found.add((fewest.tensor, fewest.pipeline))
+    return found
 
 
 def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
@@ -226,11 +236,13 @@ def _together(answer: Size) -> Iterator[tuple[str, Launch]]:
 
 
 def _fewer_bits(launch: Launch) -> Iterator[str]:
-    """Schemes with fewer bits per weight that the GPU computes in; none for quantized weights."""
+    """Schemes with half of the bits per weight or less that the GPU computes in."""
     gpu, own = launch.gpu, launch.scheme
-    if gpu is None or min(own.linear_bits, own.expert_bits) < 16:
+    bits = min(own.linear_bits, own.expert_bits)
+    if gpu is None or bits < 8:
         return
-    yield "fp8" if gpu.fp8_flop_per_s is not None else "int8"
+    if bits >= FULL_BITS:
+        yield "fp8" if gpu.fp8_flop_per_s is not None else "int8"
     yield "nvfp4" if gpu.fp4_flop_per_s is not None else "awq"
 
 

@@ -61,6 +61,7 @@ _OPTIMISTIC = 1.1
 _TIGHT_RATIO = 0.99
 _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
+_MOST_KV_RATIO = 0.9
 
 
 def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
@@ -402,7 +403,7 @@ def size(question: Question) -> Size:
         sheet.text(*_intensity(speed).steps)
         _exchange(sheet, question, speed)
     predicted = Sheet("roofline prediction")
-    usable, source, in_flight = _predicted_usable(predicted, question, speed)
+    usable, source, in_flight = _predicted_usable(predicted, question, answer, speed)
     notes += [*launch_notes(question.launch), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
@@ -484,10 +485,20 @@ def _fewest(question: Question) -> FewestGpus | None:
     return fewest_gpus(launch, concurrency=question.concurrency_per_engine)
 
 
+def _held(answer: Memory, mean_tokens: float) -> float:
+    """Requests of this mean length that the KV cache holds."""
+    return answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
+
+
 def running_limit(answer: Memory, mean_tokens: float) -> float:
     """How many requests of this mean length can run at once, given KV cache and max_num_seqs."""
-    held = answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
-    return max(min(held, float(answer.launch.seqs)), 0.0)
+    return max(min(_held(answer, mean_tokens), float(answer.launch.seqs)), 0.0)
+
+
+def usable_limit(held: float, seqs: int) -> int:
+    """Requests in flight to plan with, where the KV cache holds `held`: it is not full in the mean,
+    because requests are longer than the mean at times, and a full cache evicts them."""
+    return max(int(min(held * _MOST_KV_RATIO, float(seqs))), 1)
 
 
 def loop_of(question: Question, answer: Memory, limit: float | None = None) -> ClosedLoop | None:
@@ -538,7 +549,7 @@ def _intensity(speed: Performance) -> Intensity:
 
 
 def _predicted_usable(
-    sheet: Sheet, question: Question, speed: Performance | None
+    sheet: Sheet, question: Question, answer: Memory, speed: Performance | None
 ) -> tuple[float | None, str, float | None]:
     """Requests/s of one replica within the targets, the source of the figure, and the requests in
     flight on each engine.
@@ -552,10 +563,9 @@ def _predicted_usable(
     # Without a target any concurrency would do: only a stated one says what is usable.
     concurrency = question.concurrency and load.concurrency
     if question.targets.are_set:
-        best, where = (
-            within_targets(question, speed.loop, load.max_running),
-            "the most within the targets",
-        )
+        held = _held(answer, load.input_tokens + load.output_tokens)
+        most = usable_limit(held, question.launch.seqs)
+        best, where = within_targets(question, speed.loop, most), "the most within the targets"
         speed, concurrency = best.performance, best.concurrency
     if not concurrency:
         return unknown

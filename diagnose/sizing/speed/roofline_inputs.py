@@ -251,11 +251,10 @@ def busiest_ratio(experts: int, gpus: int) -> float:
 def busiest_reads(spread: float, touched: float) -> float:
     """The experts that a step uses on the busiest GPU, divided by the mean.
 
-    Few of the experts that a GPU has are used by few tokens, so their number varies; all tokens of
-    a full batch use all. The largest of n lies sqrt(2 ln n) deviations above the mean, as in
-    `busiest_ratio`.
+    Few tokens use few of the experts that a GPU has, so their number varies; it is never above all
+    of them. The largest of n lies sqrt(2 ln n) deviations above the mean, as in `busiest_ratio`.
     """
-    return 1 + sqrt(spread * (1 - touched) / touched) if spread else 1.0
+    return min(1 + sqrt(spread * (1 - touched) / touched), 1 / touched) if spread else 1.0
 
 
 class Costs(Struct, frozen=True, kw_only=True):
