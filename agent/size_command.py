@@ -51,7 +51,6 @@ from kneewatch.diagnose.deployment.vllm_flags import (
 from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
-    OperatingPoint,
     Sweep,
     operating_point,
 )
@@ -70,7 +69,7 @@ from kneewatch.diagnose.sizing.memory.launch import (
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
-from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
+from kneewatch.diagnose.sizing.serving_cost import scaling
 from kneewatch.diagnose.sizing.size import Size, for_users, size
 from kneewatch.reports.size_rendering import (
     achieved_lines,
@@ -347,7 +346,8 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
         for sweep in sweeps_of(given["benchmark_by_tensor_parallel"])
     ]
-    point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
+    measured = _measured(given, sweeps, plain)
+    point = None if measured is None else operating_point(measured, plain.targets)
     question = plain
     if point is not None and point.usable_requests_per_s is not None:
         question = replace(
@@ -356,7 +356,14 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     extra: dict[str, Any] = {}
     lines: list[str] = []
     if sweeps:
-        degrees = _scaling(sweeps, question)
+        if question.launch.parallel.pipeline > 1:
+            raise SizingError(
+                "sweeps by tensor parallel size need a pipeline size of 1", name="pipeline_parallel"
+            )
+        price, full_ratio = question.price_usd_per_gpu_hour, question.full_load_ratio
+        degrees = scaling(
+            sweeps, question.targets, usd_per_gpu_hour=price, utilization_ratio=full_ratio
+        )
         extra["benchmark_by_tensor_parallel"] = scaling_document(degrees)
         lines += scaling_lines(degrees)
     if point is not None:
@@ -371,7 +378,9 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         answer = size(question_of(question, result.winner)) if result.winner else None
     else:
         answer = size(question)
-    if answer is not None and (reached := _reached(answer, point)) is not None:
+    if answer is not None and answer.performance is not None and point and point.c_max:
+        engines = answer.question.launch.parallel.data
+        reached = achieved(point.c_max, answer.performance.loop, engines=engines)
         extra["operating_point"] |= {name: round(ratio, 4) for name, ratio in reached.items()}
         lines += achieved_lines(reached)
     compared = list[Lever]()
@@ -433,6 +442,10 @@ def _measured(
     The sweep is used only if a latency target is set and `--usable-rps` is not.
     """
     if given["benchmark"] is not None:
+        if given["usable_rps"] is not None:
+            raise SizingError(
+                "the benchmark gives the usable RPS: set only one of the two", name="usable_rps"
+            )
         return _of_launch(read_benchmark(text_of(given["benchmark"], "benchmark")), question)
     if not question.targets.are_set or given["usable_rps"] is not None:
         return None
@@ -451,37 +464,6 @@ def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:
         question.launch.model,
         input_tokens=question.input_tokens,
         output_tokens=question.output_tokens,
-    )
-
-
-def _reached(answer: Size, point: OperatingPoint | None) -> dict[str, float] | None:
-    """MBU and MFU of the benchmark at C_max; None if either is unknown."""
-    if point is None or point.c_max is None or answer.performance is None:
-        return None
-    engines = answer.question.launch.parallel.data
-    return achieved(point.c_max, answer.performance.loop, engines=engines)
-
-
-def _operating_point(
-    given: dict[str, Any], targets: Targets, measured: Benchmark | None
-) -> OperatingPoint | None:
-    if measured is not None and given["usable_rps"] is not None:
-        raise SizingError(
-            "the benchmark gives the usable RPS: set only one of the two", name="usable_rps"
-        )
-    return operating_point(measured, targets) if measured else None
-
-
-def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
-    if question.launch.parallel.pipeline > 1:
-        raise SizingError(
-            "sweeps by tensor parallel size need a pipeline size of 1", name="pipeline_parallel"
-        )
-    return scaling(
-        sweeps,
-        question.targets,
-        usd_per_gpu_hour=question.price_usd_per_gpu_hour,
-        utilization_ratio=question.full_load_ratio,
     )
 
 

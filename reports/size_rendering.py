@@ -20,10 +20,9 @@ from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
-from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
-from kneewatch.diagnose.sizing.size import Size, size, start_failure
+from kneewatch.diagnose.sizing.size import Size, full_requests_per_s, size, start_failure
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.diagnose.sizing.speed.wave import Wave
 from kneewatch.rules.formatting import (
@@ -49,11 +48,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "inputs": _inputs(answer.question, answer),
         "memory": _memory(answer),
         "min_gpus": fewest.expected if fewest else None,
-        "min_gpus_range": {
-            "low": fewest.low if fewest else None,
-            "expected": fewest.expected if fewest else None,
-            "high": fewest.high if fewest else None,
-        },
+        "min_gpus_range": {end: getattr(fewest, end, None) for end in ("low", "expected", "high")},
         "performance": _performance(answer),
         "levers": [lever_document(lever) for lever in levers(answer)],
         "fleet": _fleet(answer),
@@ -196,15 +191,8 @@ def _wave(name: str, waves: Wave | None, engines: int) -> dict[str, float | None
 
 
 def _fleet(answer: Size) -> dict[str, Any]:
-    fleet: FleetSize | None = answer.fleet
-    if fleet is None:
-        return dict.fromkeys(("instances", "deployed_instances", "gpus", "headroom_ratio"))
-    return {
-        "instances": fleet.instances,
-        "deployed_instances": fleet.deployed_instances,
-        "gpus": fleet.gpus,
-        "headroom_ratio": round(fleet.headroom_ratio, 4),
-    }
+    names, fleet = ("instances", "deployed_instances", "gpus", "headroom_ratio"), answer.fleet
+    return {name: None if fleet is None else round(getattr(fleet, name), 4) for name in names}
 
 
 def _cost(answer: Size) -> dict[str, Any]:
@@ -224,11 +212,9 @@ def _cost(answer: Size) -> dict[str, Any]:
 def operating_point_document(operating_point: OperatingPoint) -> dict[str, Any]:
     """C_max, the knee and the warnings about the benchmark as JSON."""
     return {
-        "c_max": None if operating_point.c_max is None else _point(operating_point.c_max),
+        "c_max": _point(operating_point.c_max),
         "is_lower_bound": operating_point.is_lower_bound,
-        "first_miss": None
-        if operating_point.first_miss is None
-        else _point(operating_point.first_miss),
+        "first_miss": _point(operating_point.first_miss),
         "missed": list(operating_point.missed),
         "knee": {"safe": _point(operating_point.knee.safe), "basis": operating_point.knee.basis},
         "peak_requests_per_s": operating_point.peak_requests_per_s,
@@ -237,13 +223,9 @@ def operating_point_document(operating_point: OperatingPoint) -> dict[str, Any]:
     }
 
 
-def _point(point: BenchmarkPoint) -> dict[str, Any]:
-    return {
-        "concurrency": point.concurrency,
-        "requests_per_s": point.requests_per_s,
-        "ttft_p99_s": point.ttft_p99_s,
-        "itl_p99_s": point.itl_p99_s,
-    }
+def _point(point: BenchmarkPoint | None) -> dict[str, Any] | None:
+    names = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
+    return None if point is None else {name: getattr(point, name) for name in names}
 
 
 def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
@@ -448,15 +430,10 @@ def _verdict(answer: Size) -> str:
     holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
-        queued = concurrency - memory.launch.seqs
-        waits = (
-            ""
-            if queued <= 0
-            else (
-                f"; runs {memory.launch.seqs:,} at once (max_num_seqs): {figure(queued)} of "
-                f"{figure(concurrency)} wait"
-            )
-        )
+        queued, waits = concurrency - memory.launch.seqs, ""
+        if queued > 0:
+            waits = f"; runs {memory.launch.seqs:,} at once (max_num_seqs): {figure(queued)} of "
+            waits += f"{figure(concurrency)} wait"
         return f"{_for_users(answer)}{'FITS' if sure else 'PROBABLY FITS'}: {holds}{waits}"
     failure = start_failure(memory, answer.fewest)
     return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
@@ -485,25 +462,17 @@ def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
 _SHOWN_LEVERS = 5
 
 
-def _levers(answer: Size, better: Sequence[Lever]) -> list[str]:
-    """The best changes where the launch does not fit or holds few requests."""
+def _listed(answer: Size, head: str, shown: Sequence[Lever]) -> list[str]:
+    """Launches beside the answer's, a line each; `head` is the line above them."""
     context = answer.memory.launch.context
-    head = f"What would hold more requests of {context:,} tokens, by price, then by weights:"
-    shown = [f"  {lever_text(lever, context)}" for lever in better[:_SHOWN_LEVERS]]
-    return [head, *shown] if shown else []
+    lines = [f"  {lever_text(lever, context)}" for lever in shown]
+    return [head.format(f"{context:,}"), *lines] if shown else []
 
 
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
     failure = start_failure(answer.memory, answer.fewest)
     return [note for note in (*answer.missed, *answer.notes) if note != failure]
-
-
-def _compared(answer: Size, compared: Sequence[Lever]) -> list[str]:
-    """The launches that the user asked to compare."""
-    context = answer.memory.launch.context
-    head = f"Compared, requests of {context:,} tokens held:"
-    return [head, *(f"  {lever_text(each, context)}" for each in compared)] if compared else []
 
 
 def _launch_line(answer: Size) -> str:
@@ -631,7 +600,8 @@ def _speed(answer: Size) -> list[str]:
 def _at_peak(answer: Size) -> list[str]:
     """The latencies at the stated peak, or that the launch cannot serve it."""
     question, served = answer.question, answer.at_peak()
-    peak_per_s, most_per_s = question.peak_requests_per_s, answer.full_requests_per_s()
+    peak_per_s = question.peak_requests_per_s
+    most_per_s = full_requests_per_s(question, answer.performance)
     if peak_per_s is None or most_per_s is None:
         return []
     replicas = question.replicas if answer.fleet is None else answer.fleet.deployed_instances
@@ -693,7 +663,12 @@ def _body(
 ) -> tuple[list[str], list[str]]:
     """The command, and what follows it: what to change comes first where it is needed."""
     better = levers(answer) if holds_few(answer) else ()
-    changes = _compared(answer, compared) or _levers(answer, better)
+    changes = _listed(answer, "Compared, requests of {} tokens held:", compared)
+    changes = changes or _listed(
+        answer,
+        "What would hold more requests of {} tokens, by price, then by weights:",
+        better[:_SHOWN_LEVERS],
+    )
     of_launch = (*_speed(answer), *_price(answer), *_fewest(answer))
     return _run(answer, better), [*first, *_rate_on_fewest(answer), *changes, *of_launch]
 

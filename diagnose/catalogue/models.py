@@ -105,17 +105,6 @@ def own_layers(config: Config) -> Config | None:
     return Config(f"{config.name} (its own prediction layers)", own, own)
 
 
-def own_parameters(config: Config, body: Parameters) -> Parameters:
-    """Parameters of the draft layers that a checkpoint contains.
-
-    The embedding and output tables are left out, because the layers share them with the model. Each
-    layer has a matrix that joins embedding and hidden state.
-    """
-    hidden = config.positive("hidden_size")
-    joined = 2.0 * hidden * hidden * config.positive("num_hidden_layers")
-    return replace(body, embedding=0.0, head=0.0, small=body.small + joined)
-
-
 # --- The models that kneewatch knows, and any model from its published configuration. Pure --------
 #
 # An entry of models.json holds the fields of a `config.json` that matter here, where they are
@@ -498,7 +487,11 @@ def _own_draft(config: Config, *, source: str, quantization: str) -> Model | Non
         return None
     if draft.parameters is None:
         return None
-    return replace(draft, parameters=own_parameters(own, draft.parameters))
+    # Its tables are those of the model; each layer joins embedding and hidden state by a matrix.
+    joined = 2.0 * own.positive("hidden_size") ** 2 * own.positive("num_hidden_layers")
+    kept_small = draft.parameters.small + joined
+    parameters = replace(draft.parameters, embedding=0.0, head=0.0, small=kept_small)
+    return replace(draft, parameters=parameters)
 
 
 def _intermediate_size(config: Config) -> int:

@@ -30,6 +30,7 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import (
     fleet_of,
+    held,
     loop_of,
     peak_utilization,
     usable_limit,
@@ -403,7 +404,10 @@ def _candidate(
 ) -> Candidate | Rejection:
     """The launch with its replicas at the highest load within the targets, or why it fails."""
     launch, gpus_per_replica = answer.launch, answer.launch.parallel.gpus
-    held, limit, binding = _limit(tried, answer)
+    # Requests of full length, or of the stated context's length.
+    held_mean = held(answer, max(tried.request_tokens, launch.context))
+    limit = usable_limit(held_mean, launch.seqs)
+    binding = KV_CACHE if limit < launch.seqs else MAX_NUM_SEQS
     question = replace(question, launch=launch)
     loop = loop_of(question, answer, limit)
     if loop is None:
@@ -436,25 +440,11 @@ def _candidate(
         requests_per_s=served_per_s,
         ttft_s=speed.ttft_s,
         itl_s=speed.itl_s,
-        kv_usage_ratio=limit_at_targets.concurrency / held,
+        kv_usage_ratio=limit_at_targets.concurrency / held_mean,
         binding=binding if limit_at_targets.binding == RUNNING_LIMIT else limit_at_targets.binding,
         starts_for_certain=layout.blocks(answer.available_bytes.low)
         >= layout.request_blocks(launch.longest_tokens),
     )
-
-
-def _limit(tried: Space, answer: Memory) -> tuple[float, int, str]:
-    """Requests that the KV cache holds, requests that may run, and which of the two is the limit.
-
-    For requests of full length, or of the stated context's length.
-    """
-    launch = answer.launch
-    tokens = max(tried.request_tokens, launch.context)
-    held = answer.concurrency.expected
-    if int(tokens) != launch.context:
-        held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
-    limit = usable_limit(held, launch.seqs)
-    return held, limit, KV_CACHE if limit < launch.seqs else MAX_NUM_SEQS
 
 
 def _too_slow(question: Question, reached: Capacity) -> Rejection:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, WEIGHTS_FORMAT
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.launch_notes import over_pcie
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
@@ -255,13 +255,6 @@ def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str
     return f"needs {candidate.gpus} GPUs at {price} USD/h each "
 
 
-def winner_steps(result: SearchResult) -> tuple[Step, ...]:
-    """The arithmetic of the winner's fleet and cost, line by line; empty without a winner."""
-    if result.winner is None:
-        return ()
-    return size(question_of(result.question, result.winner)).sheet.steps
-
-
 def brief(result: SearchResult) -> tuple[str, ...]:
     """The best configurations, a line each; all of `explain` if none meets the targets."""
     if not result.best:
@@ -325,7 +318,8 @@ def _speed(candidate: Candidate) -> str:
 
 
 def document(result: SearchResult) -> dict[str, object]:
-    """The search result as JSON types."""
+    """The search result as JSON types, with the arithmetic of the winner's fleet and cost."""
+    winner = None if result.winner is None else size(question_of(result.question, result.winner))
     return {
         "ranked_by": result.ranked_by,
         "configurations": result.configurations,
@@ -342,7 +336,7 @@ def document(result: SearchResult) -> dict[str, object]:
             for rejection in result.rejections
         ],
         "notes": _assumptions(result),
-        "steps": [step.line() for step in winner_steps(result)],
+        "steps": [] if winner is None else [step.line() for step in winner.sheet.steps],
     }
 
 

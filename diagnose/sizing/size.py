@@ -352,10 +352,6 @@ class Size(Struct, frozen=True):
         per_engine_per_s = peak_per_s / (replicas * self.question.launch.parallel.data)
         return self.performance.loop.serving(per_engine_per_s)
 
-    def full_requests_per_s(self) -> float | None:
-        """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
-        return _full_requests_per_s(self.question, self.performance)
-
     def in_waves(self, rounds: int = 1) -> Wave | None:
         """What a benchmark at the load's concurrency measures of one engine; None if unknown."""
         if self.performance is None:
@@ -401,14 +397,18 @@ def size(question: Question) -> Size:
     if speed is not None:
         performance_lines(sheet, speed)
         sheet.text(*_intensity(speed).steps)
-        _exchange(sheet, question, speed)
+        launch, costs = question.launch, speed.loop.costs
+        if launch.parallel.experts and launch.model.experts.count:
+            tokens, gpus = speed.running * launch.parallel.data, launch.parallel.gpus
+            of = "per decode step"
+            expert_exchange(sheet, launch.model, costs, tokens=tokens, gpus=gpus, of=of)
     predicted = Sheet("roofline prediction")
     usable, source, in_flight = _predicted_usable(predicted, question, answer, speed)
     notes += [*launch_notes(question.launch), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
         if not question.is_benchmarked:
-            notes += stated_notes(stated, usable, _full_requests_per_s(question, speed))
+            notes += stated_notes(stated, usable, full_requests_per_s(question, speed))
         usable, source, in_flight = stated, "stated", None
     else:
         sheet.add(predicted)
@@ -485,20 +485,15 @@ def _fewest(question: Question) -> FewestGpus | None:
     return fewest_gpus(launch, concurrency=question.concurrency_per_engine)
 
 
-def _held(answer: Memory, mean_tokens: float) -> float:
+def held(answer: Memory, mean_tokens: float) -> float:
     """Requests of this mean length that the KV cache holds."""
     return answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
 
 
-def running_limit(answer: Memory, mean_tokens: float) -> float:
-    """How many requests of this mean length can run at once, given KV cache and max_num_seqs."""
-    return max(min(_held(answer, mean_tokens), float(answer.launch.seqs)), 0.0)
-
-
-def usable_limit(held: float, seqs: int) -> int:
-    """Requests in flight to plan with, where the KV cache holds `held`: it is not full in the mean,
-    because requests are longer than the mean at times, and a full cache evicts them."""
-    return max(int(min(held * _MOST_KV_RATIO, float(seqs))), 1)
+def usable_limit(held_mean: float, seqs: int) -> int:
+    """Requests in flight to plan with, where the KV cache holds `held_mean`: it is not full in the
+    mean, because requests are longer than the mean at times, and a full cache evicts them."""
+    return max(int(min(held_mean * _MOST_KV_RATIO, float(seqs))), 1)
 
 
 def loop_of(question: Question, answer: Memory, limit: float | None = None) -> ClosedLoop | None:
@@ -509,7 +504,7 @@ def loop_of(question: Question, answer: Memory, limit: float | None = None) -> C
     launch, inputs, outputs = question.launch, question.input_tokens, question.output_tokens
     if launch.gpu is None or launch.model.parameters is None or inputs is None or outputs is None:
         return None
-    limit = running_limit(answer, inputs + outputs) if limit is None else limit
+    limit = min(held(answer, inputs + outputs), launch.seqs) if limit is None else limit
     if limit < 1:
         return None
     step_costs = costs(launch)
@@ -563,8 +558,8 @@ def _predicted_usable(
     # Without a target any concurrency would do: only a stated one says what is usable.
     concurrency = question.concurrency and load.concurrency
     if question.targets.are_set:
-        held = _held(answer, load.input_tokens + load.output_tokens)
-        most = usable_limit(held, question.launch.seqs)
+        held_mean = held(answer, load.input_tokens + load.output_tokens)
+        most = usable_limit(held_mean, question.launch.seqs)
         best, where = within_targets(question, speed.loop, most), "the most within the targets"
         speed, concurrency = best.performance, best.concurrency
     if not concurrency:
@@ -578,7 +573,7 @@ def _predicted_usable(
     return usable_per_s, "predicted", concurrency
 
 
-def _full_requests_per_s(question: Question, speed: Performance | None) -> float | None:
+def full_requests_per_s(question: Question, speed: Performance | None) -> float | None:
     """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
     if speed is None:
         return None
@@ -638,12 +633,3 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> tuple[
         return 1.0, "at full load; set --utilization to the average"
     ratio = min(peak / capacity_per_s, 1.0)
     return ratio, "at the peak; set --utilization to the average"
-
-
-def _exchange(sheet: Sheet, question: Question, speed: Performance) -> None:
-    """What expert parallelism sends between GPUs in a decode step; nothing without it."""
-    launch = question.launch
-    if launch.parallel.experts and launch.model.experts.count:
-        tokens, gpus = speed.running * launch.parallel.data, launch.parallel.gpus
-        of = "per decode step"
-        expert_exchange(sheet, launch.model, speed.loop.costs, tokens=tokens, gpus=gpus, of=of)

@@ -242,7 +242,10 @@ def _degree(sweep: Sweep, unit: Unit, targets: Targets) -> Degree:
         points = worst_per_concurrency(sweep.benchmark.points)
         best = max(points, key=lambda point: throughput(point, unit))
         most = throughput(best, unit)
-        return Degree(tensor, best, most, most, _levelled(points, unit))
+        last = [throughput(point, unit) for point in points[-2:]]
+        # Throughput hardly rose at the last load: its maximum was reached.
+        levelled = any(before >= LEVEL_FROM * after for before, after in pairwise(last))
+        return Degree(tensor, best, most, most, levelled)
     at_targets = operating_point(sweep.benchmark, targets)
     if at_targets.c_max is None:
         return Degree(tensor, None, 0.0, 0.0, reached=True, missed=at_targets.missed[0])
@@ -256,12 +259,6 @@ def _degree(sweep: Sweep, unit: Unit, targets: Targets) -> Degree:
 def throughput(point: BenchmarkPoint, unit: Unit) -> float:
     """The throughput at a point: generated tokens/s or requests/s."""
     return (point.output_tokens_per_s or 0.0) if unit == "tokens" else point.requests_per_s
-
-
-def _levelled(points: Sequence[BenchmarkPoint], unit: Unit) -> bool:
-    """Whether throughput hardly rose at the last load, so that its maximum was reached."""
-    last = [throughput(point, unit) for point in points[-2:]]
-    return any(before >= LEVEL_FROM * after for before, after in pairwise(last))
 
 
 def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:

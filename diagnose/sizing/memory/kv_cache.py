@@ -374,23 +374,24 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     fewest = max((bucket.deepest for bucket in dealt if len(bucket.pages) > 1), default=0)
     repeats = _least_padding([b.deepest for b in dealt], fewest) if fewest else None
     # A bucket that can be split down to one layer a group never widens a block that others fill.
-    narrow = [bucket for bucket in buckets if bucket.narrows(dealt=repeats is not None)]
-    widths = [
-        bucket.width_bytes(
-            bucket.layers
-            if bucket in narrow
-            else ceil(bucket.deepest / repeats)
-            if repeats and bucket in dealt
-            else 1
-        )
+    # Those are rings, and windows if no other layers are dealt out.
+    narrow = [
+        isinstance(bucket.kind, SlidingStates) and not (bucket.kind.window_tokens and repeats)
         for bucket in buckets
     ]
+    splits = [ceil(b.deepest / repeats) if repeats and b in dealt else 1 for b in buckets]
+    widest_bytes = max(
+        sum(
+            ceil(count / (bucket.layers if is_narrow else split)) * page
+            for page, count in bucket.pages.items()
+        )
+        for bucket, split, is_narrow in zip(buckets, splits, narrow, strict=True)
+    )
     groups: list[Group] = []
     block_bytes = 0
-    for bucket in buckets:
-        split = ceil(bucket.deepest / repeats) if repeats and bucket in dealt else 1
-        if bucket in narrow:
-            split = max(split, ceil(bucket.layers / max(max(widths) // max(bucket.pages), 1)))
+    for bucket, split, is_narrow in zip(buckets, splits, narrow, strict=True):
+        if is_narrow:
+            split = max(split, ceil(bucket.layers / max(widest_bytes // max(bucket.pages), 1)))
         block_bytes = max(
             block_bytes,
             sum(
@@ -424,17 +425,6 @@ class _Bucket(Struct, frozen=True):
     def deepest(self) -> int:
         """Largest number of layers with the same page size."""
         return max(self.pages.values())
-
-    def narrows(self, *, dealt: bool) -> bool:
-        """Whether vLLM may split this bucket down to one layer per group.
-
-        True for rings, and for windows if no other layers are divided into groups (`dealt`).
-        """
-        return isinstance(self.kind, SlidingStates) and not (self.kind.window_tokens and dealt)
-
-    def width_bytes(self, groups: int) -> int:
-        """Bytes of a block of the widest group, if the layers are divided into this many groups."""
-        return sum(ceil(count / groups) * page for page, count in self.pages.items())
 
 
 def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:

@@ -4,7 +4,7 @@ the process holds outside PyTorch. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -58,12 +58,8 @@ FRAMEWORK_LOW_RATIO, FRAMEWORK_HIGH_RATIO = 0.05, 0.10
 """Share of a GPU's memory that the serving framework uses (guide 2.4)."""
 
 
-def _tables() -> Mapping[str, Mapping[str, Any]]:
-    return packaged_tables("diagnose.sizing.memory", "overhead.toml")
-
-
-def _figures() -> Mapping[str, float]:
-    return _tables()["figures"]
+_TABLES: Final = packaged_tables("diagnose.sizing.memory", "overhead.toml")
+_FIGURES: Mapping[str, float] = _TABLES["figures"]
 
 
 class Overhead(Struct, frozen=True):
@@ -139,7 +135,7 @@ def _fitted_overhead(launch: Launch, gpu: Gpu) -> Overhead:
     The lower bound is at least half of the expected value. The upper bound includes the largest
     size that CUDA graphs may have.
     """
-    figures = _figures()
+    figures = _FIGURES
     activation = _activation_bytes(launch, gpu)
     framework = _framework_bytes(gpu, launch.parallel.tensor, launch.version)
     graphs, graphs_high = _graphs_bytes(launch, gpu)
@@ -164,7 +160,7 @@ def _fitted_overhead(launch: Launch, gpu: Gpu) -> Overhead:
 
 def _band(launch: Launch, gpu: Gpu) -> Mapping[str, float]:
     """The row of the GPU's class in the table of bands."""
-    bands, name = _tables()["bands"], gpu.architecture
+    bands, name = _TABLES["bands"], gpu.architecture
     if gpu.shares_host_memory:
         name = "unified" if launch.parallel.gpus == 1 else "unified_nodes"
     elif name == "blackwell" and gpu.segment != "data-centre":
@@ -175,7 +171,7 @@ def _band(launch: Launch, gpu: Gpu) -> Mapping[str, float]:
 
 def start_ups(launch: Launch, gpu: Gpu) -> tuple[int, int]:
     """How many recorded start-ups the band stands on: on GPUs of this class, and of such models."""
-    families: Mapping[str, int] = _tables()["family_start_ups"]
+    families: Mapping[str, int] = _TABLES["family_start_ups"]
     return int(_band(launch, gpu)["start_ups"]), families[kind_of(launch.model)]
 
 
@@ -208,7 +204,7 @@ def _activation_bytes(launch: Launch, gpu: Gpu) -> float:
 
 def _decoder_bytes(launch: Launch, gpu: Gpu) -> float:
     """The sampler's peak or the widest layer's activations, whichever is larger."""
-    model, tokens, figures = launch.model, launch.batched_tokens, _figures()
+    model, tokens, figures = launch.model, launch.batched_tokens, _FIGURES
     copies = figures["sampler_copies"]
     if launch.version >= _KERNEL_SAMPLER:
         copies = figures["kernel_sampler_copies"]
@@ -261,7 +257,7 @@ def _encoder_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     if not model.multimodal or launch.version < V1:
         return 0.0, 0.0
     if tower is None:
-        unknown = _figures()["unknown_tower_gib"] * GIB
+        unknown = _FIGURES["unknown_tower_gib"] * GIB
         return 0.0, unknown
     limits = dict(launch.limit_mm_per_prompt)
     items = [
@@ -297,11 +293,11 @@ def _tower_bytes(tower: Tower, patches: int, launch: Launch, gpu: Gpu) -> float:
 
 def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
     """Contexts, kernels and communicators: what vLLM logs as "non-torch"."""
-    figures = _figures()
+    figures = _FIGURES
     large = gpu.nvlink_bytes_per_s is not None and gpu.architecture != "ampere"
     workstation = gpu.architecture == "blackwell" and gpu.segment != "data-centre"
     name = "large" if large else "workstation_blackwell" if workstation else "small"
-    listed: Mapping[str, float] = _tables()["non_torch_gib"][name]
+    listed: Mapping[str, float] = _TABLES["non_torch_gib"][name]
     table = {int(size): gib for size, gib in listed.items()}
     taken = table[max(size for size in table if size <= tensor_parallel)]
     if version < _V0_CHARGED and tensor_parallel > 1:
@@ -321,7 +317,7 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     """Bytes that CUDA graphs take from the KV budget: expected, and at most."""
     if launch.version < GRAPHS_TAKEN or launch.enforce_eager:
         return 0.0, 0.0
-    model, parallel, figures = launch.model, launch.parallel, _figures()
+    model, parallel, figures = launch.model, launch.parallel, _FIGURES
     mixture = bool(model.experts.count)
     if mixture and parallel.experts and parallel.data > 1 and gpu.architecture == "blackwell":
         return figures["wide_graphs_gib"] * GIB, figures["most_wide_graphs_gib"] * GIB
@@ -331,8 +327,11 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     nccl = parallel.tensor > gpu.nvlink_gpus or (mixture and parallel.experts)
     each += figures["graph_mib_per_layer_nccl"] * nccl
     layers = model.depth / parallel.pipeline
-    flashinfer = _flashinfer(launch, gpu)
-    whole_steps = not flashinfer or launch.draft is None or _graphs_drafts(launch, gpu)
+    family = int(float(gpu.compute_capability or 0))
+    flashinfer = _flashinfer(launch, family)
+    # Source: `get_cudagraph_support` of vllm/v1/attention/backends/flashinfer.py (0.32).
+    whole_drafts = family > _AMPERE and launch.version >= _XQA_DRAFTS
+    whole_steps = not flashinfer or launch.draft is None or family == _BLACKWELL or whole_drafts
     graphs = _graphs(launch, whole_steps=whole_steps)
     expected = figures["first_graph_gib"] * GIB + graphs * layers * each * _MIB
     if flashinfer and whole_steps:
@@ -343,13 +342,13 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
     return expected, expected + above_gib * GIB
 
 
-def _flashinfer(launch: Launch, gpu: Gpu) -> bool:
+def _flashinfer(launch: Launch, family: int) -> bool:
     """Whether vLLM's attention kernels are FlashInfer's: for heads of one size, on data-centre
     Blackwell or with a KV cache that FlashAttention does not read.
 
     Source: `_get_backend_priorities` of vllm/platforms/cuda.py (0.32).
     """
-    kept, family = launch.kv_cache_dtype, _family(gpu)
+    kept = launch.kv_cache_dtype
     unread = family != _HOPPER or kept == "fp8_e5m2"
     if family != _BLACKWELL and not (unread and kv_format(kept).is_quantized):
         return False
@@ -359,19 +358,6 @@ def _flashinfer(launch: Launch, gpu: Gpu) -> bool:
         if isinstance(part.kind, FullAttention | SlidingAttention)
     }
     return len(heads) == 1
-
-
-def _graphs_drafts(launch: Launch, gpu: Gpu) -> bool:
-    """Whether FlashInfer's decode steps with drafted tokens are captured as a whole.
-
-    Source: `get_cudagraph_support` of vllm/v1/attention/backends/flashinfer.py (0.32).
-    """
-    family = _family(gpu)
-    return family == _BLACKWELL or (family > _AMPERE and launch.version >= _XQA_DRAFTS)
-
-
-def _family(gpu: Gpu) -> int:
-    return int(float(gpu.compute_capability or 0))
 
 
 def _graphs(launch: Launch, *, whole_steps: bool) -> int:

@@ -34,27 +34,19 @@ TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
 """Planned share of a step spent on all-reduces (guide 5.6)."""
 
 
-class Kernels(Struct, frozen=True):
-    """Seconds that kernels of one kind need for reading and for computing. The two overlap."""
-
-    read_s: float
-    compute_s: float
-
-    @property
-    def total_s(self) -> float:
-        """Seconds that the kernels take: the longer of reading and computing."""
-        return max(self.read_s, self.compute_s)
+KERNELS = "weights", "experts", "attention"
+_Three = tuple[float, float, float]
 
 
 class StepTime(Struct, frozen=True):
     """One step and its parts, which run one after another.
 
+    `reads_s` and `computes_s` are of each of KERNELS, whose reading and computing overlap.
     `launch_s` is GPU time that no peak explains; `host_s` is what the CPU adds to the step.
     """
 
-    weights: Kernels
-    experts: Kernels
-    attention: Kernels
+    reads_s: _Three
+    computes_s: _Three
     interconnect_s: float
     launch_s: float
     host_s: float
@@ -62,12 +54,12 @@ class StepTime(Struct, frozen=True):
     @property
     def memory_s(self) -> float:
         """Seconds that the step needs to read weights, experts and KV cache at full bandwidth."""
-        return self.weights.read_s + self.experts.read_s + self.attention.read_s
+        return sum(self.reads_s)
 
     @property
     def total_s(self) -> float:
         rest_s = self.interconnect_s + self.launch_s + self.host_s
-        return self.weights.total_s + self.experts.total_s + self.attention.total_s + rest_s
+        return sum(map(max, self.reads_s, self.computes_s)) + rest_s
 
     @property
     def binding(self) -> str:
@@ -75,19 +67,14 @@ class StepTime(Struct, frozen=True):
 
         Time between kernels counts as the host's, because the host launches them.
         """
+        pairs = tuple(zip(self.reads_s, self.computes_s, strict=True))
         parts = {
-            "memory": 0.0,
-            "compute": 0.0,
+            "memory": sum(read_s for read_s, compute_s in pairs if read_s >= compute_s),
+            "compute": sum(compute_s for read_s, compute_s in pairs if read_s < compute_s),
             "interconnect": self.interconnect_s,
             "host": self.launch_s + self.host_s,
         }
-        for kernels in (self.weights, self.experts, self.attention):
-            reads = kernels.read_s >= kernels.compute_s
-            parts["memory" if reads else "compute"] += kernels.total_s
         return max(parts, key=lambda name: parts[name])
-
-
-_Three = tuple[float, float, float]
 
 
 class StepModel(Struct, frozen=True, kw_only=True):
@@ -145,8 +132,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
         The time that stages wait for each other is a part of `launch_s`.
         """
         reads_s, computes_s, rest_s, stretch = self._times(sequences, prompt_tokens)
-        weights, experts, attention = map(Kernels, reads_s, computes_s)
-        time = StepTime(weights, experts, attention, *rest_s)
+        time = StepTime(reads_s, computes_s, *rest_s)
         return replace(time, launch_s=time.launch_s + (stretch - 1) * time.total_s)
 
     def _times(

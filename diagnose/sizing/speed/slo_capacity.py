@@ -14,6 +14,7 @@ from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
+    KERNELS,
     ClosedLoop,
     Drafting,
     Performance,
@@ -253,15 +254,15 @@ def _cited(efficiency: Efficiency, *names: str) -> str:
 
 def step_line(sheet: Sheet, title: str, time: StepTime, *, source: str) -> float:
     """Adds the line of a step's time, experts only if the model has any; returns its seconds."""
-    kinds = {"weights": time.weights, "experts": time.experts, "attention": time.attention}
-    parts = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
-    maxima = [f"max({{{name} read:s}}, {{{name} computed:s}})" for name in parts]
+    kinds = zip(KERNELS, time.reads_s, time.computes_s, strict=True)
+    parts = [(name, times_s) for name, *times_s in kinds if any(times_s)]
+    maxima = [f"max({{{name} read:s}}, {{{name} computed:s}})" for name, _ in parts]
     rest = ("{all-reduce:s}", "{kernel launches:s}", "{host:s}")
     return sheet.line(
         title,
         " + ".join([*maxima, *rest]),
         (
-            *(seconds for part in parts.values() for seconds in (part.read_s, part.compute_s)),
+            *(time_s for _, times_s in parts for time_s in times_s),
             time.interconnect_s,
             time.launch_s,
             time.host_s,

@@ -22,7 +22,6 @@ from kneewatch.diagnose.sizing.memory.overhead import kind_of
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
-    Kernels,
     Load,
     StepTime,
     closed_loop,
@@ -169,8 +168,8 @@ def test_an_ideal_prefill_step_is_flop_over_peak() -> None:
     # 2 x 6.98e9 parameters without tables a token; attention 4 x 32 x 32 x 128 a pair
     body = 2 * (8.030e9 - 2 * 128_256 * 4096) * 8192
     pairs = 4 * 32 * 32 * 128 * 4096 * 8192
-    assert step.weights.compute_s == pytest.approx(body / 989.4e12, rel=0.001)
-    assert step.attention.compute_s == pytest.approx(pairs / 989.4e12, rel=0.001)
+    assert step.computes_s[0] == pytest.approx(body / 989.4e12, rel=0.001)
+    assert step.computes_s[2] == pytest.approx(pairs / 989.4e12, rel=0.001)
     assert step.binding == "compute"
 
 
@@ -467,20 +466,25 @@ def test_a_model_without_a_count_of_parameters_is_refused() -> None:
 
 
 def test_the_largest_part_of_a_step_binds() -> None:
-    none, read, computed = Kernels(0.0, 0.0), Kernels(1.0, 0.2), Kernels(0.5, 2.0)
-    assert StepTime(read, none, computed, 0.5, 0.1, 0.2).binding == "compute"
-    assert StepTime(read, read, none, 0.5, 0.1, 0.2).binding == "memory"
-    assert StepTime(read, none, computed, 2.5, 0.1, 0.2).binding == "interconnect"
-    assert StepTime(read, none, none, 0.5, 0.6, 0.6).binding == "host"
+    none, read, computed = (0.0, 0.0), (1.0, 0.2), (0.5, 2.0)
+
+    def binding(*kernels: tuple[float, float], rest_s: tuple[float, float, float]) -> str:
+        reads_s, computes_s = zip(*kernels, strict=True)
+        return StepTime(reads_s, computes_s, *rest_s).binding
+
+    assert binding(read, none, computed, rest_s=(0.5, 0.1, 0.2)) == "compute"
+    assert binding(read, read, none, rest_s=(0.5, 0.1, 0.2)) == "memory"
+    assert binding(read, none, computed, rest_s=(2.5, 0.1, 0.2)) == "interconnect"
+    assert binding(read, none, none, rest_s=(0.5, 0.6, 0.6)) == "host"
 
 
 def test_kernels_that_read_and_kernels_that_compute_follow_one_another() -> None:
     """KV that decodes read is no less because the same step computes a prompt."""
     ideal = step_model(costs_of(SMALL), IDEAL, context_tokens=4000, prompt_context_tokens=0)
     step = ideal.parts(100, 8192)
-    assert step.weights.compute_s > step.weights.read_s
-    assert step.attention.read_s > step.attention.compute_s
-    assert step.total_s == pytest.approx(step.weights.compute_s + step.attention.read_s)
+    assert step.computes_s[0] > step.reads_s[0]
+    assert step.reads_s[2] > step.computes_s[2]
+    assert step.total_s == pytest.approx(step.computes_s[0] + step.reads_s[2])
 
 
 def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
@@ -656,7 +660,7 @@ def test_the_busiest_gpu_has_more_of_the_few_experts_that_a_step_uses() -> None:
     )
 
     def read_ratio(tokens: float) -> float:
-        return whole.parts(tokens).experts.read_s / split.parts(tokens).experts.read_s
+        return whole.parts(tokens).reads_s[1] / split.parts(tokens).reads_s[1]
 
     assert read_ratio(1) == pytest.approx(3, rel=0.02)
     assert 1.3 < read_ratio(32) < read_ratio(8) < 2
