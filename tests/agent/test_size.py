@@ -1037,6 +1037,32 @@ def test_a_gpu_that_shares_the_hosts_memory_is_not_filled() -> None:
     assert all("--gpu-memory-utilization 0.85" in change for change in shares)
 
 
+@pytest.mark.parametrize(
+    ("question", "wanted", "unwanted"),
+    [
+        pytest.param(
+            ("--model", "mistralai/Mistral-Large-3", "--gpu", "8xa100-80gb"),
+            "--tensor-parallel-size 8 --pipeline-parallel-size 2",
+            "--tensor-parallel-size 16",
+            id="stages over nodes, not ranks",
+        ),
+        pytest.param(
+            ("--model", "Qwen/Qwen3.8-27B-FP8", "--gpu", "rtx-5090", "--max-model-len", "131072"),
+            "nvfp4 weights --kv-cache-dtype fp8",
+            "fp8 weights",
+            id="half of the bits of an 8-bit checkpoint",
+        ),
+    ],
+)
+def test_a_lever_is_what_people_would_start(
+    question: tuple[str, ...], wanted: str, unwanted: str
+) -> None:
+    _, answer = document(*question)
+    changes = [lever["change"] for lever in answer["levers"]]
+    assert wanted in changes
+    assert not any(change.startswith(unwanted) for change in changes)
+
+
 def test_a_larger_gpu_that_is_named_is_one_that_vllm_has_kernels_for() -> None:
     """Of those with more memory, as fast, V100 would be the next."""
     _, answer = document("--model", "Qwen/Qwen3-14B", "--gpu", "rtx-3090")
