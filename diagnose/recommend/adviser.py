@@ -453,7 +453,14 @@ class Adviser:
         if self._restarted and facts.config:
             self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
-        cause_ids = tuple([cause.id for cause in causes if BY_ID[cause.id].levers])
+        # Where the GPUs idle for the host, no flag and no replica mends slow steps: its text does.
+        cause_ids = tuple(
+            [
+                cause.id
+                for cause in causes
+                if BY_ID[cause.id].levers and not (cause.root and cause.id == "decode_bound")
+            ]
+        )
         if "prefix_churn" in cause_ids and not _churn_holds(facts, causes):
             cause_ids = tuple([cause for cause in cause_ids if cause != "prefix_churn"])
         if facts.streaks_s.get("stalled", 0.0) >= STALL_NOTED_S:

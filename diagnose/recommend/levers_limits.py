@@ -153,6 +153,13 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         if served_per_s
         else "No request completes at present."
     )
+    target_s = context.facts.targets.itl_p99_s
+    if target_s is not None and (alone_s := _alone_itl_s(context)) > target_s:
+        rates += (
+            f" No batch keeps the ITL P99 target of {stated_duration(target_s)}: a request alone "
+            f"has about {stated_duration(alone_s)}. Faster steps do: quantized weights, tensor "
+            "parallelism or a faster GPU."
+        )
     waiting = max(0, ceil(demand.mean_requests - seats))
     if not short and demand.callers is None:
         # The queue drains, and TTFT is that of requests that find a seat.
@@ -201,13 +208,14 @@ def _steps_are_slow(context: LeverContext) -> bool:
 
 
 def _itl_seats(context: LeverContext, now: int) -> float:
-    """Concurrent requests at which ITL still meets its target; infinite without a target.
+    """Concurrent requests at which ITL still meets its target; infinite without a target, and where
+    no batch meets it.
 
     From the roofline if available. Otherwise ITL is assumed to grow in proportion to the batch,
     which is the worst case.
     """
     target_s, tail_s = context.facts.targets.itl_p99_s, context.get("itl_p99_s")
-    if target_s is None or not tail_s:
+    if target_s is None or not tail_s or _alone_itl_s(context) > target_s:
         return float("inf")
     mean_s = context.get("itl_mean_s")
     best = now * target_s / tail_s
@@ -218,6 +226,12 @@ def _itl_seats(context: LeverContext, now: int) -> float:
         if prediction.itl_s / mean_s * tail_s <= target_s:
             best = max(best, now * growth)
     return best
+
+
+def _alone_itl_s(context: LeverContext) -> float:
+    """ITL P99 of a request that runs alone; 0 if unknown."""
+    mean_s, alone = context.get("itl_mean_s"), latencies(context, After(seats=1))
+    return alone.itl_s / mean_s * context.get("itl_p99_s") if alone and mean_s else 0.0
 
 
 def queue_limit(context: LeverContext) -> Recommendation | None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import bound_of
+from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
@@ -62,6 +63,9 @@ def test_slow_decode_is_surer_where_memory_is_short_or_gpus_idle_and_its_lever_f
     assert "host" in host.lever
     assert host.evidence[-1].signal == "gpu_engine_active_ratio"
     assert [cause.root for cause in (plain, memory, compute, host)] == [False, False, False, True]
+    facts = DECODE.facts()
+    advised = [bool(Adviser().advise(facts, [cause])) for cause in (memory, host)]
+    assert advised == [True, False], "a host that starves its GPUs is no want of GPUs"
 
 
 def test_slow_prefill_is_surer_where_arithmetic_is_short() -> None:

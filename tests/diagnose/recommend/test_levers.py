@@ -230,6 +230,19 @@ def test_seats_stop_where_itl_would_miss_its_target() -> None:
     assert changes(advice) == {"--max-num-seqs": (8, 10)}  # 8 x 0.1 / 0.08
 
 
+def test_a_target_that_no_batch_keeps_does_not_hold_the_seats_back() -> None:
+    pinned = PINNED.but(itl_p99_s=0.03, itl_mean_s=0.02, tpot_mean_s=0.02)
+    for target_s, seats in ((0.001, 32), (0.028, None)):
+        asked = replace(pinned, targets=Targets(itl_p99_s=target_s))
+        levers = advised("admission_limit", situation=asked, stated=LLAMA)
+        advice = levers.get("max-num-seqs-up")
+        assert (advice and changes(advice)["--max-num-seqs"][1]) == seats
+        told = (
+            advice is not None and "No batch keeps the ITL P99 target of 1 ms: " in advice.summary
+        )
+        assert told == (seats is not None)
+
+
 def test_no_more_seats_where_the_gpu_is_busy() -> None:
     busy = PINNED.but(itl_mean_drift_ratio=2.5)
     assert "max-num-seqs-up" not in advised("queue_saturation", situation=busy)
