@@ -70,7 +70,8 @@ def test_the_chart_has_the_objects_of_the_example(chart: Path, example: list[Obj
 
 def test_the_rules_are_those_of_the_engines(chart: Path) -> None:
     def rules(engines: list[str]) -> Object:
-        return only(templated(chart, {"engines": engines}), "PrometheusRule")["spec"]
+        spec: Object = only(templated(chart, {"engines": engines}), "PrometheusRule")["spec"]
+        return spec
 
     alone = rules(["vllm"])["groups"]
     both = rules(["sglang", "vllm"])["groups"]
