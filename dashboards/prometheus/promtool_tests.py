@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.packaged import packaged_tables, read_as
@@ -153,9 +154,11 @@ class Server:
         where = [label for label in labels if re.match(r"(?!le=)\w+=", label)]
         extra = ", ".join((*pairs(self._engine), *(each for each in labels if each not in where)))
         given = tuple((label, value[1:-1]) for label, _, value in (w.partition("=") for w in where))
-        for labelled in (given, ()):
+        # Where a label is the table's, the sources without it are all that it does not name.
+        unnamed = replace(self._kind, sources=tuple(s for s in self._kind.sources if not s.labels))
+        for dialect, labelled in ((spelled, given), (replace(spelled, kind=unnamed), ())):
             with suppress(NoSeriesError):
-                own, *_ = spelled.each(name, suffix, labelled, extra)
+                own, *_ = dialect.each(name, suffix, labelled, extra)
                 return PATTERN.sub(lambda match: f'="{_first(match[1])}"', own)
         return ""
 
