@@ -154,11 +154,10 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         else "No request completes at present."
     )
     target_s = context.facts.targets.itl_p99_s
-    if target_s is not None and (alone_s := _alone_itl_s(context)) > target_s:
+    if target_s is not None and _alone_itl_s(context) > target_s:
         rates += (
             f" No batch keeps the ITL P99 target of {stated_duration(target_s)}: a request alone "
-            f"has about {stated_duration(alone_s)}. Faster steps do: quantized weights, tensor "
-            "parallelism or a faster GPU."
+            "misses it. Faster steps do: quantized weights, tensor parallelism or a faster GPU."
         )
     waiting = max(0, ceil(demand.mean_requests - seats))
     if not short and demand.callers is None:
