@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.replay_command import DEMO_CRITICAL_AFTER_S
-from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.format import Entry
 from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
 from tests.reports.schema import problems
+from tests.simulator.sglang_cases import recorded as sglang_pages
+from tests.simulator.sglang_cases import restored
 
 HEALTHY, CASCADE = capture("healthy_light"), capture("kv_pressure_cascade")
 REPLICAS = [capture(f"round_robin_two_replicas.r{number}") for number in (0, 1)]
@@ -69,6 +72,17 @@ def test_every_line_of_a_replay(main: Main, captures: list[Path]) -> None:
         for entry in CaptureReader(path)
     ]
     assert sorted(said) == sorted(scraped)
+
+
+def test_a_capture_of_sglang_is_replayed(main: Main, tmp_path: Path) -> None:
+    path = tmp_path / "sglang.jsonl.gz"
+    own = next(each for each in sglang_pages() if each.name == "SGLang: KV too small for the peak")
+    with CaptureWriter(path) as out:
+        for t_s, page in restored(own.pages):
+            out.write(Entry(t_s, page, error="" if page else "gone"))
+    documents = main("replay", path, "--format", "json").documents
+    assert [problem for document in documents for problem in problems(document)] == []
+    assert "kv_pressure" in {d["causes"][0]["id"] for d in documents if d["causes"]}
 
 
 def test_a_cascade_is_told(main: Main) -> None:
