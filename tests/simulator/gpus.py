@@ -134,14 +134,14 @@ class GpuSteps:
         draft_s = 1 + self.drafted * self.draft_cost_ratio
         reads = draft_s / min(1.0, clock / READS_NEED_CLOCK)
         computes = draft_s / clock
-        attention = replace(
-            parts.attention,
-            read_s=parts.attention.read_s + work.context_tokens * self._read_s,
-            compute_s=parts.attention.compute_s + work.pairs * self._pair_s,
-        )
+        # The step's contexts and pairs are those of its own requests.
+        read_more_s = (0.0, 0.0, work.context_tokens * self._read_s)
+        compute_more_s = (0.0, 0.0, work.pairs * self._pair_s)
         kinds = [
-            (reads * part.read_s, computes * part.compute_s)
-            for part in (parts.weights, parts.experts, attention)
+            (reads * (read_s + more_read_s), computes * (compute_s + more_compute_s))
+            for read_s, compute_s, more_read_s, more_compute_s in zip(
+                parts.reads_s, parts.computes_s, read_more_s, compute_more_s, strict=True
+            )
         ]
         return (
             sum(read_s for read_s, _ in kinds),
