@@ -18,7 +18,7 @@ from kneewatch.agent.server.log import NO_START, LogFollower, facts_of_log, read
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream, gpu_stream, no_gpus
+from kneewatch.agent.stream import GPU_INTERVAL_S, GpuStream, TargetStream, gpu_stream, no_gpus
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch import Fetcher, Scrape
@@ -29,17 +29,10 @@ from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.verdict import LogFact, Server, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
 from kneewatch.rules.formatting import span
-from kneewatch.rules.rule import UNKNOWN, Severity
-
-GPU_INTERVAL_S = 10.0
-"""dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
+from kneewatch.rules.rule import SCRAPES_IN_WINDOW, UNKNOWN, Severity
 
 PROBED_BYTES = 1024 * 1024
 """Bytes of a file that are read to recognise a vLLM log."""
-
-SCRAPES_IN_WINDOW = 2.2
-"""Length of the short window in scrape intervals. A rate needs two scrapes in the window, and
-scrapes are slightly late."""
 
 
 def diagnose(target: str, settings: Settings, fetcher: Fetcher, first: Scrape, *, form: str) -> int:

@@ -205,6 +205,10 @@ class RecordedGpus:
         return self._monitor.reading(t_s)
 
 
+GPU_INTERVAL_S = 10.0
+"""dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
+
+
 class GpuStream:
     """Reads the DCGM exporter page with a target's GPUs."""
 

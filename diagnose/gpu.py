@@ -32,7 +32,7 @@ from kneewatch.diagnose.deployment.server_state import (
 )
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import span
-from kneewatch.rules.rule import LONG_WINDOWS
+from kneewatch.rules.rule import LONG_WINDOWS, SCRAPES_IN_WINDOW
 
 if TYPE_CHECKING:
     from kneewatch.collector.gpu.page import GpuNote, GpuPage
@@ -187,9 +187,6 @@ FROZEN_AFTER_S = 300.0
 A GPU always uses energy.
 """
 
-SCRAPES_IN_WINDOW = 2.2
-"""The window is at least this many reading intervals long, so it always contains two readings."""
-
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 """Fields of a MIG instance itself. All other fields are its board's, repeated for each instance."""
 
@@ -197,7 +194,7 @@ OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 VANISHED_READINGS = 2
 """A GPU counts as lost if this many readings in a row lack it but contain other GPUs."""
 
-VANISHED_KEPT_S = 3600.0
+GONE_KEPT_S = 3600.0
 """Seconds for which a GPU is still reported after it left the page."""
 
 
@@ -351,7 +348,7 @@ class GpuMonitor:
         for board, absence in list(self._absences.items()):
             if board in present and board not in own:
                 del self._absences[board]  # on the page, and another target's now
-            elif board not in present and t_s - absence.seen_s > VANISHED_KEPT_S:
+            elif board not in present and t_s - absence.seen_s > GONE_KEPT_S:
                 del self._absences[board]
             elif board not in present:
                 absence.readings += 1

@@ -9,10 +9,11 @@ from msgspec import Struct
 from kneewatch.diagnose.causes.record import Term, term
 from kneewatch.rules.conditions import Condition
 from kneewatch.rules.quantities import Signal
+from kneewatch.rules.rule import HOUR_S
 
 LEVELS = 7
 STEPS = LEVELS - 1
-HALF_HOUR_S, HOUR_S = 1800.0, 3600.0
+HALF_HOUR_S = 0.5 * HOUR_S
 
 TREND_S = STEPS * HALF_HOUR_S
 """Seconds between the first and the last level of most trends."""

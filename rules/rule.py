@@ -10,11 +10,19 @@ from msgspec import Meta, Struct, field
 
 from kneewatch.rules.wire import Figure, UnixTime, written
 
+MINUTE_S, HOUR_S = 60.0, 3600.0
+DAY_S = 24 * HOUR_S
+WEEK_S = 7 * DAY_S
+
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another window scales them."""
 
 LONG_WINDOWS = 5.0
 """History kept, in short windows: the guide's second window is 5 minutes."""
+
+SCRAPES_IN_WINDOW = 2.2
+"""The window is at least this many scrape intervals long: a rate needs two scrapes in the window,
+and scrapes are slightly late."""
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
 """Ids of the rules whose findings only report that there is a queue."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-HOUR_S = 3600.0
-WEEK_S = 168 * HOUR_S
+from kneewatch.rules.rule import HOUR_S, WEEK_S
+
 WEEKS = 4
 """Number of earlier weeks used. Older weeks had a different load."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 from tests.house import CAUSES, VERDICT, Module, broken, budgets, figures, modules
@@ -88,3 +90,17 @@ class Tier:
 """
     found = [*Module("kneewatch.diagnose.tier", code).repeating_docstrings]
     assert found == ["kneewatch.diagnose.tier.engines: The engines of the tier."]
+
+
+def test_a_duration_is_stated_in_one_module() -> None:
+    """The same name with the same number in two modules is one fact that is spelled twice."""
+    stated: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for module in modules(ROOT):
+        for node in module.tree.body:
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Constant(float() | int() as value)):
+                    if name.endswith("_S"):
+                        stated[name.lstrip("_"), repr(float(value))].append(module.name)
+                case _:
+                    pass
+    assert {fact: names for fact, names in stated.items() if len(names) > 1} == {}

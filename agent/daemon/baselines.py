@@ -14,12 +14,11 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.rules.rule import TRACKED_SIGNALS
+from kneewatch.rules.rule import TRACKED_SIGNALS, WEEK_S
 from kneewatch.rules.seasons import HOUR_S, earlier_hours, hour_start_s, hourly, usual
 
 log = logging.getLogger(__name__)
 
-WEEK_S = 7 * 86_400.0
 MIN_COVERAGE_RATIO = 0.9
 """Minimum share of the week's hours that have data: otherwise the peak may lie in a missing
 hour."""

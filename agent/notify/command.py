@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kneewatch.agent.console import FOUND, OK
 from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.notify.delivery import SendError, send
+from kneewatch.agent.notify.events import NAMED_MAX
 from kneewatch.agent.notify.message import TEST_S, Line, Message, Part, identity, link
 from kneewatch.agent.notify.receivers import ALERTMANAGER, PAGERS, TEXTS, Mail, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings
@@ -31,7 +32,6 @@ NOBODY = (
     "Nobody is notified: the settings have no [[notify]] table. Write one (kind, url_file, "
     "triage_url; see alerting.md), and give the file with --config."
 )
-NAMED_MAX = 5
 
 
 Labels = Mapping[str, str]

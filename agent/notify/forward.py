@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from kneewatch.agent.notify.events import DedupKey
+from kneewatch.agent.notify.events import PARTS_MAX, DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.rules.formatting import span
@@ -94,7 +94,6 @@ def _unix_s(moment: datetime) -> float:
 # --- Messages -------------------------------------------------------------------------------------
 
 
-PARTS_MAX = 10
 EVENTS_MAX = 20
 
 

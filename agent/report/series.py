@@ -36,6 +36,7 @@ from kneewatch.reports.weekly.measures import (
     WAITING,
 )
 from kneewatch.reports.weekly.observed import SERVING, Level, Span, Tally
+from kneewatch.rules.rule import MINUTE_S
 
 Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
@@ -374,7 +375,6 @@ def counted(
 IDLE_RUNNING = 0.5
 """An engine is idle in a window if on average fewer requests than this are running (guide 9.2)."""
 
-MINUTE_S = 60.0
 METRICS = (*dict.fromkeys(metric for metric, _ in SUMMED_COUNTERS.values()), *SUMMED_HISTOGRAMS)
 PARTS = tuple(SUMMED_COUNTERS)
 

@@ -11,13 +11,13 @@ from msgspec import Struct, field
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import DAY_S
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
     from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 
 KINDS = ("stage", "cause", "health")
-DAY_S = 24 * 3600.0
 
 
 class Retention(Struct, frozen=True):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.stream import GpuStream, TargetStream
+from kneewatch.agent.stream import GPU_INTERVAL_S, GpuStream, TargetStream
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
@@ -96,7 +96,6 @@ ENDED = "end of the recording: this is its last state"
 LEAVE_S = 0.5
 """Seconds that `stop` waits for threads. A thread that hangs on a server is abandoned."""
 
-GPU_INTERVAL_S = 10.0
 INTERVALS_MISSED = 3
 PATIENCE_S = 10.0
 

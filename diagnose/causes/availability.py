@@ -21,13 +21,12 @@ from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, Se
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import as_sentence, failed_in_a_row, percent, plural, rate, span
 from kneewatch.rules.quantities import Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import HOUR_S, Severity
 
 STALLED_S = 30.0
 STALL_NOTED_S = 10.0
 
 CRASH_LOOP_S = 600.0
-HOUR_S = 3600.0
 CRASHES_WARNING, CRASHES_CRITICAL = 3, 5
 """Number of processes per hour that ended with work in progress: a slow crash loop.
 

@@ -32,10 +32,9 @@ from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Minimum, Signal
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import DAY_S, Severity
 
 GIB = 2**30
-DAY_S = 86_400.0
 
 # --- KV blocks that are never given back ----------------------------------------------------------
 

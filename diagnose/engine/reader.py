@@ -49,7 +49,7 @@ from kneewatch.rules.quantities import (
     RECENT_SCRAPES,
     RECENT_SHARE,
 )
-from kneewatch.rules.rule import LONG_WINDOWS
+from kneewatch.rules.rule import LONG_WINDOWS, SCRAPES_IN_WINDOW
 
 LORA_INFO, RUNNING_ADAPTERS = "lora_requests_info", "running_lora_adapters"
 
@@ -105,9 +105,6 @@ def decides(metric: str, part: str) -> bool:
     unread = part == "created" or (part == "bucket" and metric in BUCKETS_SHOWN)
     return metric in METRICS_READ and not unread
 
-
-SCRAPES_IN_WINDOW = 2.2
-"""The window is at least this many scrape intervals long, so it always contains two scrapes."""
 
 PREFILLS_IN_WINDOW = 3.0
 """The window is at least this many mean prefills long, so it contains a whole one and its end."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import Histogram
+from kneewatch.rules.rule import DAY_S, HOUR_S, WEEK_S
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.causes.evidence import ReplacedProcess
@@ -215,9 +216,6 @@ STEP_S = 300.0
 """Step of range queries: as long as Prometheus's look-back for a value, so that no moment is
 missed."""
 
-HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
-WEEK_S = 7 * DAY_S
 SEEN_MIN = 0.98
 
 PAST_HOURS_S = (900.0, 900.0 + HOUR_S, DAY_S, WEEK_S)

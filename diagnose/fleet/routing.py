@@ -9,7 +9,7 @@ from math import inf, isfinite
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
-from kneewatch.diagnose.fleet.outliers import COLD_S
+from kneewatch.diagnose.fleet.outliers import COLD_S, SLOWER
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.recommend.ledger import LEAST_CHANCE, NEAR_CHANCE
 from kneewatch.diagnose.values import Histogram
@@ -353,7 +353,6 @@ def block_life_s(engine: Engine) -> float | None:
     return capacity * (1 - usage) / written_per_s if written_per_s > 0 else None
 
 
-SLOWER = 1.5
 EVENLY = 1.3
 
 

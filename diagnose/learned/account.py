@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from kneewatch.collector.window import HALF_MS_S
 from kneewatch.diagnose.account_signals import (
     ACCOUNT_SIGNALS,
     ANSWERS,
@@ -117,8 +118,6 @@ CHANCE = 1.5
 
 HALF_STEP = 0.03
 """Speeds are said in steps of 0.05."""
-
-HALF_MS_S = 0.0005
 
 
 class AccountState(Struct, frozen=True):

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from kneewatch.reports.triage.view_model import TriageView
 from kneewatch.rules.formatting import moment, quantity, span
+from kneewatch.rules.rule import DAY_S
 
-DAY_S = 86400.0
 STEPS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 TICKS_MOST = 5
 SHORTEST_S = 120.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
-from kneewatch.diagnose.change import Interval
+from kneewatch.diagnose.change import BRIDGED_S, Interval
 from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED, EXPLAINS
 from kneewatch.reports.weekly import measures as m
@@ -37,9 +37,6 @@ def title(cause: str) -> str:
 # a queue that starts 30 s before the preemptions that caused it is not a separate incident.
 # Causes below warning are not incidents, except those in NOTED.
 
-
-BRIDGED_S = 900.0
-"""If the same cause returns within this many seconds, it belongs to the same incident."""
 
 CASCADE_BRIDGED_S = 300.0
 EFFECT_MARGIN_S = 180.0

@@ -23,10 +23,8 @@ from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Method, TargetQuality
 from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.facts import NO_TARGETS, Targets
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import DAY_S, HOUR_S, Severity
 
-HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
 LEAST_S = 1e-3
 
 

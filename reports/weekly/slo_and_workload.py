@@ -48,6 +48,7 @@ from kneewatch.reports.weekly.tier_sections import (
     WeekdayHour,
 )
 from kneewatch.rules.formatting import duration, stated_duration
+from kneewatch.rules.rule import MINUTE_S
 
 LATENCIES = (
     ("ttft", TTFT),
@@ -205,7 +206,6 @@ def _by_weekday(stated: TierStated, now: TierPeriod) -> tuple[WeekdayHour, ...]:
 # --- A tier's workload: request lengths, arrivals, archetype, drift (guide 1.1 to 1.3) ------------
 
 
-MINUTE_S = 60.0
 LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
 """Minimum mean lengths of long prompts and long outputs. The guide's archetypes differ in these two
 lengths (1.2): RAG has 4,000 and 200 tokens, code generation 200 and 3,000 (8.2)."""

@@ -38,6 +38,7 @@ from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import TARGET_LABELS, ScrapedPages, target_of
+from kneewatch.diagnose.causes.availability import RESTART_NOTED_S
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
@@ -108,8 +109,6 @@ CARRIED = 4
 
 READ_AHEAD = 3
 """Maximum number of spans whose samples are in memory."""
-
-RESTART_NOTED_S = 60.0
 
 
 class ReplayWindow(Struct, frozen=True):

@@ -23,6 +23,7 @@ from kneewatch.reports.weekly.tier_sections import (
     WeekdayHour,
 )
 from kneewatch.rules.formatting import duration, number, quantity, stated_duration
+from kneewatch.rules.rule import HOUR_S
 
 WIDE, TALL = 164, 28
 """Width and height of a sparkline in SVG units. It is stretched to the available space."""
@@ -101,7 +102,6 @@ def heat_words(cell: WeekdayHour) -> str:
 # --- The week by hour, and the knee ---------------------------------------------------------------
 
 
-HOUR_S = 3600.0
 NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 LOG_STEPS, LOG_TICKS_MOST, POWERS_MOST = (1.0, 2.0, 5.0), 6, 20
 NAN = math.nan
