@@ -36,15 +36,19 @@ CALM_S = 110.0
 """No incident begins earlier than this after its capture's start."""
 
 
-class Case(Struct, frozen=True, rename={"from_s": "from", "to_s": "to"}):
-    """What is expected of a capture. `mild`: a note is enough. `page`: a default
-    install must send a message before `to_s`; otherwise none."""
+class Case(Struct, frozen=True, rename={"from_s": "from", "to_s": "to", "begins_s": "begins"}):
+    """What is expected of a capture. `mild`: a note is enough. `never`: causes that are wrong at
+    warning or worse. `page`: a default install must send a message before `to_s`, or none; None:
+    only the verdict at the default window is judged. `wrong`: why it is wrong today."""
 
     want: tuple[str, ...] | None
     from_s: float
     to_s: float
     mild: bool = False
-    page: bool = False
+    page: bool | None = False
+    never: tuple[str, ...] = ()
+    begins_s: float = CALM_S
+    wrong: str = ""
 
     @property
     def least(self) -> Severity:
@@ -60,6 +64,13 @@ class Said(Struct, frozen=True):
     judged: Sequence[Verdict]
     before: Sequence[Verdict]
     message: Sent | None = None
+
+    @property
+    def untrue(self) -> set[str]:
+        """The causes of `never` that were said."""
+        given = (cause for each in self.judged for cause in each.causes)
+        loud = {str(cause.id) for cause in given if cause.severity >= Severity.WARNING}
+        return loud.intersection(self.case.never)
 
     @property
     def share(self) -> float:
@@ -84,6 +95,8 @@ class Said(Struct, frozen=True):
     @property
     def wrong_message(self) -> str:
         """What is wrong with the message; empty if nothing is."""
+        if self.case.page is None:
+            return ""
         if not self.case.page:
             return f"sends {self.message}" if self.message is not None else ""
         in_time = self.message is not None and self.message.after_s <= self.case.to_s
@@ -93,7 +106,7 @@ class Said(Struct, frozen=True):
     def right(self) -> bool:
         """Whether the capture was told right, and nothing was said too early."""
         enough = 1.0 if self.case.want is None else RIGHT_FROM
-        return self.share >= enough and not self.early
+        return self.share >= enough and not self.early and not self.untrue
 
 
 def worded(diagnosis: Verdict) -> str:
@@ -120,9 +133,9 @@ def entries(name: str) -> Iterator[Entry]:
 
 
 def diagnoses(name: str, profile: Profile | None = None) -> list[Verdict]:
-    """Every diagnosis of a capture, oldest first."""
+    """Every diagnosis of a capture's first engine, oldest first."""
     stream = TargetStream(name, profile or Profile(), Limits())
-    return [diagnosis for entry in entries(name) for diagnosis in stream.replay(entry)]
+    return [stream.replay(entry)[0] for entry in entries(name)]
 
 
 def said(name: str, case: Case, given: Sequence[Verdict]) -> Said:
@@ -132,7 +145,7 @@ def said(name: str, case: Case, given: Sequence[Verdict]) -> Said:
         name,
         case,
         [each for each in given if case.from_s <= each.t_s - begun_s <= case.to_s],
-        [each for each in given if each.t_s - begun_s < min(CALM_S, case.from_s)],
+        [each for each in given if each.t_s - begun_s < min(case.begins_s, case.from_s)],
         first_message(given),
     )
 
@@ -147,6 +160,7 @@ def table(every: Sequence[Said]) -> str:
         counts = Counter(map(worded, row.judged)).most_common(3)
         words = ", ".join(f"{cause} {count}" for cause, count in counts)
         early = f"; too early: {row.early}" if row.early else ""
+        early += f"; untrue: {', '.join(sorted(row.untrue))}" if row.untrue else ""
         mark = "yes" if row.right else "NO"
         sent = f"{row.message or '-'!s}" + (" (WRONG)" if row.wrong_message else "")
         lines.append(
@@ -172,7 +186,7 @@ def report(only: Sequence[str] = ()) -> str:
             [
                 said(name, case, diagnoses(name, Profile(window_s=window_s)))
                 for name, case in expected.items()
-                if not only or name in only
+                if (not only or name in only) and (case.page is not None or window_s == WINDOW_S)
             ]
         )
         for window_s in WINDOWS_S

@@ -330,8 +330,10 @@ def is_too_full(advice: Recommendation) -> bool:
 LISTS = {"process_start", "lora_turns"}
 """Evidence that lists what other processes and adapters did, of which a verdict has no figures."""
 
-NOT_OF_SIGNALS = {"engine_restarted", "target_down", "spec_decode_poor", "metrics_stale"}
-"""Their sentences count restarts and failed scrapes, or estimate a speed."""
+NOT_OF_SIGNALS = {
+    *("engine_restarted", "target_down", "spec_decode_poor", "metrics_stale", "host_memory_leak"),
+}
+"""Their sentences count restarts and failed scrapes, estimate a speed, or name hours."""
 
 
 def figures_with_inverses(*figures: Sequence[float]) -> Iterator[float]:
