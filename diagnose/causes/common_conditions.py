@@ -49,6 +49,7 @@ UNMOVED = 1.3
 """A ratio to the usual value that is no larger counts as usual."""
 
 STALL_SHARE = Signal("itl_stall_time_ratio")
+USUAL_STALL_SHARE = BaselineValue("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
 PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)

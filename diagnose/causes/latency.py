@@ -23,6 +23,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ALONE,
     ARRIVALS,
     BATCH,
+    FAR,
     FIRST_TOKENS_VERY_LATE,
     ITL_IS_MISSED,
     ITL_P50_S,
@@ -41,6 +42,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_P99_S,
     TTFT_TARGET_S,
     UNMOVED,
+    USUAL_STALL_SHARE,
     USUAL_TTFT_MEAN_S,
     WINDOW_S,
     apart,
@@ -92,9 +94,11 @@ STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 # What is computed of a prompt is unknown while a prefill of unknown size is under way, maybe a long
 # one.
 PREFILLS_ARE_SLOW = (
-    (Signal(COMPUTED) <= 1.5) & (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM)
+    (Signal(COMPUTED) <= 1.5)
+    & (FirstOf((PREFILL_SPEED_RATIO, USUAL_TTFT_MEAN_S / PREFILL_S)) <= PREFILLS_SLOW_FROM)
 ).assume(unknown=False)
-"""Prompts of nearly the same length are computed far slower than in quiet times."""
+"""Prompts of nearly the same length are computed far slower than in quiet times: where no page
+counts their tokens, far longer than first tokens took."""
 
 SAME_PROMPTS = (
     (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
@@ -126,20 +130,23 @@ PROMPTS_WERE_COMPUTED = (
 Otherwise something else delays decoding.
 """
 
-USUAL_TTFT_S = BaselineValue("ttft_p50_s")
 LONG_AS_EVER = (
-    (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
-    & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
+    (Signal("prefill_p50_s") >= LONG_S)
+    & (BaselineValue("ttft_p50_s") >= LONG_S).assume(unknown=True)
     & ~Check(
         "more_prefill",
         ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
         Number(45.0),  # a burst of requests stays in the account's samples for 30 s
         stretch=False,
     )
-    & ~ITL_IS_MISSED.assume(unknown=False)
-).assume(unknown=False)
-"""Most prompts take half a second or longer, now and in quiet times, they are not more or longer
-than then, and no target says that their pauses harm: they are usual here, and no news."""
+)
+MANY_PAUSES = 0.1
+PAUSES_AS_EVER = (
+    LONG_AS_EVER | ((STALL_SHARE < FAR * USUAL_STALL_SHARE) & (STALL_SHARE < MANY_PAUSES))
+).assume(unknown=False) & ~ITL_IS_MISSED.assume(unknown=False)
+"""Most prompts take half a second or longer, now and in quiet times, and are not more or longer
+than then; or pauses take little time, less than twice their usual share. No target says that they
+harm: they are no news."""
 
 LATE_FROM = Number(5.0)
 LATE_BEHIND_PREFILLS = (
@@ -216,7 +223,7 @@ PREFILL_INTERFERENCE = cause(
         ),
         levels=(
             (Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
-            (Severity.WARNING, ~LONG_AS_EVER),
+            (Severity.WARNING, ~PAUSES_AS_EVER),
         ),
         severity=Severity.INFO,
         instead=(
@@ -233,7 +240,7 @@ PREFILL_INTERFERENCE = cause(
             f"Enable chunked prefill or lower {STEP_TOKENS}",
             "; for strict ITL targets run prefill on its own servers (P/D disaggregation).",
         ),
-        apart=LONG_AS_EVER,
+        apart=PAUSES_AS_EVER,
     ),
     Form(
         # A burst of long prompts is over sooner, and is no fault.
@@ -267,7 +274,7 @@ PREFILL_INTERFERENCE = cause(
         guide=("6.4", "8.5"),
     ),
     # A tail that only misses its target may be usual, and is the baseline for slow steps.
-    unusual=(STALLS & ~LONG_AS_EVER) | LATE_BEHIND_PREFILLS,
+    unusual=(STALLS & ~PAUSES_AS_EVER) | LATE_BEHIND_PREFILLS,
     over=(STALLS_PER_S <= 0.0)
     & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True)
     & (MEAN_TTFT_GROWTH < LATE_FROM).assume(unknown=True)

@@ -28,7 +28,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     FIRST_TOKENS_VERY_LATE,
     ITL_DRIFT,
     ITL_P50_S,
-    ITL_P99_S,
     ITL_TARGET_S,
     KV_USAGE,
     LONG_S,
@@ -43,6 +42,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     TTFT_DRIFT,
     UNMOVED,
     UNTIL_THEN,
+    USUAL_STALL_SHARE,
     VERY_LATE_FROM,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -88,12 +88,12 @@ without either hardly by more than they grew."""
 LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
 PAUSED_FROM = 0.02
-USUAL_ITL_P99_S = ITL_P99_S / Signal("itl_p99_drift_ratio")
-STREAMS_PAUSE = (STALL_SHARE >= PAUSED_FROM) & (
-    (USUAL_ITL_P99_S < 0.25) | ((USUAL_ITL_P99_S < 0.5) & (Signal("itl_p99_drift_ratio") >= 1.5))
+STREAMS_PAUSE = (STALL_SHARE >= (FAR * USUAL_STALL_SHARE).at_least(PAUSED_FROM)) & (
+    (BaselineValue("itl_p99_s") < 0.25) | (Signal("itl_p99_drift_ratio") >= 1.5)
 )
-"""Streams lose so much of their time to pauses of half a second or more, far longer than 99% of the
-gaps before. The share is a lower bound, at least 40% of what is lost to pauses of a second."""
+"""Pauses of half a second or more take twice their usual share of the streams' time, and are no
+usual tail of long gaps. The share is a lower bound, at least 40% of what is lost to pauses of a
+second."""
 
 FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
 """A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
@@ -103,24 +103,12 @@ TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
-PREFILLS_PAUSE = (
-    (BaselineValue("ttft_p50_s") >= LONG_S)
-    & (PREFILL_BUSY >= STALL_SHARE)
-    & (PREFILL_S <= UNMOVED * BaselineValue("ttft_mean_s"))
-).assume(unknown=False)
-"""Most prompts take half a second or longer here, all pauses fit into their prefills, and these are
-no longer than usual."""
-
 PROMPTS_ARE_SHORT = (BaselineValue("ttft_p99_s") < LONG_S).assume(unknown=False)
 """Nearly all first tokens came sooner than a pause lasts: prompts pause no stream."""
 
-PAUSES = (
-    STREAMS_PAUSE
-    & ~PREFILLS_PAUSE
-    & (
-        (PROMPTS_AS_USUAL & ((STALL_SHARE >= 0.05) | PROMPTS_ARE_SHORT))
-        | (~PREFILLS_REACH).assume(unknown=False)
-    )
+PAUSES = STREAMS_PAUSE & (
+    (PROMPTS_AS_USUAL & ((STALL_SHARE >= 0.05) | PROMPTS_ARE_SHORT))
+    | (~PREFILLS_REACH).assume(unknown=False)
 )
 """Streams pause, and more or longer prompts are not the reason. Longer answers never are."""
 

@@ -285,21 +285,14 @@ OTHERS: Mapping[str, Situation] = {
     },
     **{
         f"unexplained_latency:{name}": replace(
-            UNEXPLAINED.but(
-                ttft_p50_drift_ratio=1.0,
-                itl_stall_time_ratio=0.06,
-                itl_p99_s=0.4,
-                itl_p99_drift_ratio=2.0,
-                prefill_busy_ratio=busy,
-                prefill_mean_s=mean_s,
-            ),
-            quiet={**UNEXPLAINED.quiet, "ttft_p50_s": usual_s, "ttft_mean_s": 0.6},
+            UNEXPLAINED.but(ttft_p50_drift_ratio=1.0, itl_stall_time_ratio=0.06, itl_p99_s=0.4),
+            quiet={**UNEXPLAINED.quiet, "itl_p99_s": p99_s, "itl_stall_time_ratio": usual_share},
         )
-        for name, busy, mean_s, usual_s in (
-            (" not with pauses of long prompts as ever", 0.1, 0.6, 0.6),
-            ("pauses, prompts hardly long", 0.1, 0.6, 0.3),
-            ("pauses, longer than the prefills of long prompts", 0.05, 0.6, 0.6),
-            ("pauses, prefills of long prompts longer than usual", 0.1, 0.9, 0.6),
+        for name, p99_s, usual_share in (
+            (" not with pauses as ever", 0.2, 0.035),
+            ("more pauses than ever", 0.2, 0.025),
+            (" not with gaps that are hardly longer", 0.3, 0.01),
+            ("pauses, and all long gaps are longer", 0.26, 0.01),
         )
     },
     "unexplained_latency:pauses, and prefills are short": UNEXPLAINED.but(
@@ -349,6 +342,10 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "prefill_interference: not where prefills are slow": SPIKES.but(
         computed_moved_ratio=1.4, prefill_speed_ratio=0.5
+    ),
+    "prefill_interference: not where prefills take longer than first tokens took": replace(
+        SPIKES.but(computed_moved_ratio=1.4, prefill_mean_s=0.4),
+        quiet={**SPIKES.quiet, "ttft_mean_s": 0.2},
     ),
     "prefill_interference: not where all steps are slow": SPIKES.but(
         engine_speed_ratio=0.5, itl_p50_drift_ratio=2.5
@@ -784,6 +781,15 @@ OTHERS: Mapping[str, Situation] = {
             ("more of them", 0.6, 0.6, {"demand_moved_ratio": 1.5}, 40.0),
             ("longer ones", 0.6, 0.6, {"computed_moved_ratio": 1.5}, 40.0),
             ("longer ones for a moment", 0.6, 0.6, {"computed_moved_ratio": 1.5}, 20.0),
+        )
+    },
+    **{
+        f"prefill_interference:pauses, {name}": replace(
+            STALLS.but(itl_stall_time_ratio=share),
+            quiet={**STALLS.quiet, "itl_stall_time_ratio": usual_share},
+        )
+        for name, share, usual_share in (
+            ("few as ever", 0.08, 0.05), ("few, but more", 0.08, 0.03), ("many as ever", 0.12, 0.1)
         )
     },
     "prefill_interference:long prompts, target missed": replace(

@@ -75,6 +75,7 @@ HEALTHY: Mapping[str, float | None] = {
 QUIET: Mapping[str, float] = {
     "ttft_p99_s": 0.2,
     "itl_p50_s": 0.02,
+    "itl_stall_time_ratio": 0.01,
     "prefix_hit_ratio": 0.6,
     "prefix_hit_tokens_mean": 120.0,
     "finished_length_ratio": 0.3,
@@ -253,13 +254,16 @@ CONCLUSIVE: Mapping[str, Situation] = {
         itl_p50_drift_ratio=3.5,
         itl_p99_s=0.12,
     ),
-    "unexplained_latency": CALM.but(
-        ttft_p50_drift_ratio=4.0,
-        ttft_p99_drift_ratio=4.0,
-        demand_moved_ratio=1.0,
-        computed_moved_ratio=1.0,
-        answers_moved_ratio=1.0,
-    ).lasting(far_off=90.0, pauses=90.0),
+    "unexplained_latency": replace(
+        CALM.but(
+            ttft_p50_drift_ratio=4.0,
+            ttft_p99_drift_ratio=4.0,
+            demand_moved_ratio=1.0,
+            computed_moved_ratio=1.0,
+            answers_moved_ratio=1.0,
+        ).lasting(far_off=90.0, pauses=90.0),
+        quiet={**QUIET, "itl_p99_s": 0.2},
+    ),
     "requests_failing": CALM.but(finished_error_ratio=0.05, finished_error_per_s=0.1),
     "kv_held": CALM.but(
         kv_usage_ratio=0.7,
