@@ -130,9 +130,10 @@ PROMPTS_WERE_COMPUTED = (
 Otherwise something else delays decoding.
 """
 
+USUAL_TTFT_S = BaselineValue("ttft_p50_s")
 LONG_AS_EVER = (
-    (Signal("prefill_p50_s") >= LONG_S)
-    & (BaselineValue("ttft_p50_s") >= LONG_S).assume(unknown=True)
+    (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
+    & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
     & ~Check(
         "more_prefill",
         ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
