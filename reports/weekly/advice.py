@@ -177,6 +177,7 @@ def advice(recommended: Recommended) -> Advice:
         risk=of.risk,
         verify=of.verify,
         guide=of.guide,
+        suffices=of.suffices,
     )
 
 

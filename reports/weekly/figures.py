@@ -83,7 +83,8 @@ class Advice(Struct, frozen=True):
     `fate` is the outcome: open (not applied yet), applied (not measured yet), kept, missed or
     worsened (measured, compared with the prediction), lapsed (never applied and no longer
     recommended), or unknown (a metrics system does not record it). `before`, `predicted` and
-    `measured` are signals by key. `cost_usd_per_hour` is negative for savings.
+    `measured` are signals by key. `cost_usd_per_hour` is negative for savings. `suffices`: whether
+    the change alone removes its cause; None if unknown.
     """
 
     id: str
@@ -101,6 +102,7 @@ class Advice(Struct, frozen=True):
     risk: str
     verify: tuple[str, ...]
     guide: tuple[str, ...]
+    suffices: bool | None
 
 
 # --- Data quality: gaps, restarts, unknown signals -----------------------------------------------

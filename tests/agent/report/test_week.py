@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.window import Buckets
 from tests.agent.running import run
 from tests.agent.store.snapshots import snapshots
+from tests.browser import browser, papers
 from tests.weeks import DAY_S, ITL_S, START_S, TTFT_S, Planted, Week
 
 TO_S = START_S + 7 * DAY_S
 ASKED = ("--to", str(TO_S), "--slo-ttft", str(TTFT_S), "--slo-itl", str(ITL_S))
 NEAR_S = 150.0
 """An incident is told this near its planted start: causes take a window, stages the filling."""
+
+__all__ = ["browser"]
 
 Report = Mapping[str, Any]
 
@@ -189,3 +193,14 @@ def is_bound(part: str) -> bool:
         return not math.isnan(float(part))
     except ValueError:
         return False
+
+
+def test_four_servers_are_six_pages_with_targets_and_without(
+    browser: Browser, made_store: Path, tmp_path: Path
+) -> None:
+    for asked in (ASKED, ASKED[:2]):
+        run("report", "--store", made_store, *asked, "--out", "report.html", cwd=tmp_path)
+        page = browser.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        assert papers(page.pdf(prefer_css_page_size=True, print_background=True)) <= 6
+        page.close()

@@ -34,6 +34,7 @@ def advice(at_s: float, fate: str = "kept") -> Advice:
         risk="Answers may change: check their quality before.",
         verify=("preemptions stay at zero through the next peak",),
         guide=("7.4", "5.3"),
+        suffices=True,
     )  # fmt: skip
 
 

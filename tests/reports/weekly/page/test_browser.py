@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from kneewatch.reports.weekly.page.html import render
 from kneewatch.reports.weekly.report import WeeklyReport
-from tests.browser import Seen, browser, opened
+from tests.browser import Seen, browser, opened, papers
 from tests.reports.weekly.page import examples
 from tests.reports.weekly.page.hostile_report import hostile
 
@@ -112,10 +112,6 @@ def test_links_lead_to_the_sections(browser: Browser, tmp_path: Path) -> None:
         page.get_by_role("navigation").get_by_role("link", name="Money").click()
         expect(page.get_by_role("heading", name="8 Money")).to_be_in_viewport()
         assert seen.errors == []
-
-
-def papers(pdf: bytes) -> int:
-    return len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
 
 
 @pytest.mark.parametrize(
