@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
 from kneewatch.diagnose.account_signals import (
+    AT_THE_DOOR,
+    CHANGED_FROM,
+    DEMAND,
     PREFILL_SPEED,
     SPEED,
     SPEED_ERROR,
@@ -279,6 +282,16 @@ WAITS_BY_NATURE = (
 it takes longer than usual or than is promised. What comes after the first token has no such reason.
 """
 
+CALLS_PILE_UP = (
+    (Signal(AT_THE_DOOR) > 0.0)
+    & (SERVED > 0.0)
+    & (CHANGED_FROM * Signal(DEMAND) <= 1.0)
+    & (TTFT_DRIFT <= UNMOVED)
+).assume(unknown=False)
+"""Calls stay open and fewer than usual reach the engine, which serves those as soon as ever: they
+wait for nothing that the engine has. Connections that clients keep open take no requests from it.
+"""
+
 EAGER = Signal("eager_decode_ratio")
 BY_THE_ENGINE = (
     term(EAGER, 0.5, 0.6, "{value:%} of decode passes run without a CUDA graph", when=EAGER >= 0.5),
@@ -323,7 +336,8 @@ HOST_CONTENTION = cause(
         "its own (CPU manager policy static, cpuset), or move one of both to another node.",
     ),
     Form(
-        gate=(OUTSIDE_S >= 1.0)
+        gate=CALLS_PILE_UP
+        | (OUTSIDE_S >= 1.0)
         & (OUTSIDE_S >= 0.3 * E2E_S)
         & LONGER_THAN_STEPS
         & NOT_EVICTING
@@ -337,13 +351,29 @@ HOST_CONTENTION = cause(
                 "queue nor in prefill nor in decode",
                 signal="e2e_mean_s",
             ),
+            term(
+                Signal(AT_THE_DOOR),
+                None,
+                1.2,
+                "the API server has {value} more open connections than minutes ago, beside the "
+                "requests of the engine",
+                when=CALLS_PILE_UP,
+            ),
             *bound_terms("host")[:1],
         ),
         levels=(
             (Severity.CRITICAL, (OUTSIDE_S >= 60.0) | FIRST_TOKENS_VERY_LATE),
-            (Severity.WARNING, ~WAITS_BY_NATURE),
+            (Severity.WARNING, ~WAITS_BY_NATURE | CALLS_PILE_UP),
         ),
         severity=Severity.INFO,
+        instead=(
+            (
+                CALLS_PILE_UP,
+                "Calls pile up in the API server's process: {open_calls} more are open than "
+                "minutes ago, and x{demand_moved_ratio:.1f} of the usual requests/s reach the "
+                "engine.",
+            ),
+        ),
         say="Requests wait {outside_s:s} outside the engine: in the API server's process, "
         "before or after it.",
         words=(("outside_s", OUTSIDE_S),),

@@ -9,6 +9,7 @@ end.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from kneewatch.diagnose.account_signals import (
     ALL_CANCELLED,
@@ -29,6 +30,10 @@ OPEN_MIN, LAG_S = 4.0, 30.0
 IDLE_S, KEPT_S, GROWTH_MIN = 10.0, 120.0, 2
 """Connections that grow in so many scrapes are calls if they stay for 10 s without a token, others
 after two minutes: the API server closes an idle connection after 5 s, or later if it is told so."""
+
+PILED_MIN, PILED_S = 16.0, 180.0
+"""So many more connections than at any time that long ago, and than all requests that were in
+flight at once since, are calls that the engine never gets. Clients keep no more of them open."""
 
 SOON_S = 20.0
 """Calls that end within so many seconds of the last token were cancelled, not timed out."""
@@ -91,8 +96,8 @@ class OpenCalls:
         """Time and totals of the scrape before the last one with a token."""
         self._before: tuple[float, tuple[float, ...]] | None = None
         self._left_soon, self._grown, self._most = 0.0, 0, 0.0
-        self._levels: deque[tuple[float, float]] = deque()
-        """Connections beside the requests in flight, by time, while tokens came."""
+        self._levels: deque[tuple[float, float, float]] = deque()
+        """Connections beside the requests in flight, and those, by time, while tokens came."""
         self._silence = Silence()
         self.values: dict[str, float | None] = dict.fromkeys(OPEN_CALLS_SIGNALS)
         """The signals, as of the newest scrape."""
@@ -109,7 +114,7 @@ class OpenCalls:
             self.begun = self._before or now
             self._left_soon, self._grown, self._most = 0.0, 0, 0.0
             if files is not None:
-                self._levels.append((t_s, files - in_flight))
+                self._levels.append((t_s, files - in_flight, in_flight))
                 while len(self._levels) > 1 and self._levels[1][0] < t_s - LEVEL_S:
                     self._levels.popleft()
         self._before = now
@@ -119,13 +124,23 @@ class OpenCalls:
             return
         # Calls that do not reach the engine pile up while it still serves those before them.
         settled_s = self._levels[-1][0] - LAG_S if self._levels else 0.0
-        levels = [level for at_s, level in self._levels if at_s <= settled_s]
+        levels = [level for at_s, level, _ in self._levels if at_s <= settled_s]
         if files is not None:
             idle_s = t_s - self.begun[0]
             beyond = files - in_flight - max(levels) if levels else 0.0
-            self.values[AT_THE_DOOR] = self._at_the_door(beyond, idle_s)
+            self.values[AT_THE_DOOR] = (
+                self._piled(t_s) if token else self._at_the_door(beyond, idle_s)
+            )
         is_open = None if files is None or not levels else files - min(levels)
         self.values[CANCELLED] = 0.0 if token else self._cancelled(now, in_flight, is_open)
+
+    def _piled(self, t_s: float) -> float:
+        """Connections beyond any earlier level, while the engine serves others; 0 if few."""
+        newest = [level for at_s, level, _ in self._levels if at_s >= t_s - LAG_S]
+        earlier = [level for at_s, level, _ in self._levels if at_s <= t_s - PILED_S]
+        kept = max(in_flight for *_, in_flight in self._levels)
+        piled = min(newest) - max(earlier, default=inf) - kept
+        return piled if piled >= PILED_MIN else 0.0
 
     def _at_the_door(self, beyond: float, idle_s: float) -> float:
         """Connections beyond their level; 0 unless they are many, and grow or stay."""

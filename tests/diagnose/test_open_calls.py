@@ -40,6 +40,27 @@ def test_calls_that_pile_up_or_stay_wait_at_the_door() -> None:
     assert staying[KEPT_S + EVERY_S] > 0
 
 
+def piled(more_files: Callable[[float], float]) -> list[float]:
+    """The calls that the engine does not get, by scrapes since the tenth minute of a server that
+    serves throughout."""
+    calls, told = OpenCalls(), list[float]()
+    for scrape in range(200):
+        ago_s, running = EVERY_S * scrape - ENDS_S, 5.0 + scrape % 11
+        files = FILES + running + 5.0 * (scrape % 2) + (more_files(ago_s) if ago_s > 0 else 0.0)
+        signals = {"running": running, "waiting": 0.0, "open_files": files}
+        values = Values({}, totals=(0.0,) * 18, generated=10.0)
+        calls.update(EVERY_S * scrape, values, signals, token=True)
+        told += [calls.values[AT_THE_DOOR] or 0.0] * (ago_s >= 0)
+    return told
+
+
+def test_calls_that_the_engine_never_gets_are_told_while_it_serves_others() -> None:
+    stuck = piled(lambda ago_s: 0.8 * ago_s)
+    assert not any(stuck[:4])
+    assert all(stuck[20:])
+    assert not any(piled(lambda ago_s: min(30.0, ago_s))), "clients keep those of a burst"
+
+
 def cancelled(open_files: Callable[[float], float]) -> Iterator[float]:
     """Yields whether the calls of 30 requests count as cancelled, at each scrape after the last
     token of a server that counts no calls. Their gauges stay; 5 connections are idle while it
