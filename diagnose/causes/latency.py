@@ -93,12 +93,15 @@ STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 
 # What is computed of a prompt is unknown while a prefill of unknown size is under way, maybe a long
 # one.
-PREFILLS_ARE_SLOW = (
-    (Signal(COMPUTED) <= 1.5)
-    & (FirstOf((PREFILL_SPEED_RATIO, USUAL_TTFT_MEAN_S / PREFILL_S)) <= PREFILLS_SLOW_FROM)
-).assume(unknown=False)
+PREFILLS_ARE_SLOW = (Signal(COMPUTED) <= 1.5).assume(unknown=False) & (
+    (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM).assume(unknown=False)
+    | (
+        (FirstOf((PREFILL_SPEED_RATIO, USUAL_TTFT_MEAN_S / PREFILL_S)) <= PREFILLS_SLOW_FROM)
+        & (Signal(DEMAND) <= 1.5)
+    ).assume(unknown=False)
+)
 """Prompts of nearly the same length are computed far slower than in quiet times: where no page
-counts their tokens, far longer than first tokens took."""
+counts their tokens, far longer than first tokens took, at a demand at which as few overlap."""
 
 SAME_PROMPTS = (
     (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)

@@ -9,11 +9,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import (
+    CONTEXT_SPLIT,
     KV_DTYPE,
     LONGEST_TOKENS,
     MEMORY_SHARE,
     NO_GRAPHS,
     SEATS,
+    STAGE_SPLIT,
     TENSOR_SPLIT,
 )
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpus
@@ -169,7 +171,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         yield flags, replace(question, launch=changed)
     for tensor, pipeline in sorted(_splits(answer)):
         split = replace(launch, parallel=replace(parallel, tensor=tensor, pipeline=pipeline))
-        stages = f" --pipeline-parallel-size {pipeline}" if pipeline > parallel.pipeline else ""
+        stages = f" {STAGE_SPLIT} {pipeline}" if pipeline > parallel.pipeline else ""
         yield f"{TENSOR_SPLIT} {tensor}{stages}", replace(question, launch=split)
     if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
@@ -210,8 +212,7 @@ def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
     latent = any(isinstance(part.kind, LatentAttention) for part in launch.model.layers)
     ranks = launch.parallel.tensor
     if latent and ranks > 1 and launch.decode_context_parallel == 1:
-        flags = f"--decode-context-parallel-size {ranks}"
-        yield flags, replace(launch, decode_context_parallel=ranks)
+        yield f"{CONTEXT_SPLIT} {ranks}", replace(launch, decode_context_parallel=ranks)
 
 
 def _roomier(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:

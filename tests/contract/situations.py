@@ -344,7 +344,11 @@ OTHERS: Mapping[str, Situation] = {
         computed_moved_ratio=1.4, prefill_speed_ratio=0.5
     ),
     "prefill_interference: not where prefills take longer than first tokens took": replace(
-        SPIKES.but(computed_moved_ratio=1.4, prefill_mean_s=0.4),
+        SPIKES.but(computed_moved_ratio=1.4, demand_moved_ratio=1.4, prefill_mean_s=0.4),
+        quiet={**SPIKES.quiet, "ttft_mean_s": 0.2},
+    ),
+    "prefill_interference:prefills take longer as more arrive": replace(
+        SPIKES.but(computed_moved_ratio=1.0, demand_moved_ratio=1.6, prefill_mean_s=0.4),
         quiet={**SPIKES.quiet, "ttft_mean_s": 0.2},
     ),
     "prefill_interference: not where all steps are slow": SPIKES.but(
