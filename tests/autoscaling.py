@@ -28,8 +28,9 @@ from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
-from kneewatch.diagnose.fleet.inventory import STEP_S, WEEK_S, LabelMap, Past, Peak, Shape
+from kneewatch.diagnose.fleet.inventory import STEP_S, LabelMap, Past, Peak, Shape
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
+from kneewatch.rules.rule import WEEK_S
 from tests.agent.api.serving import service_of, settings_of
 from tests.agent.fleet.prometheus_fleet import saw
 from tests.living_engine import Work

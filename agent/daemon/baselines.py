@@ -14,8 +14,8 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.rules.rule import TRACKED_SIGNALS, WEEK_S
-from kneewatch.rules.seasons import HOUR_S, earlier_hours, hour_start_s, hourly, usual
+from kneewatch.rules.rule import HOUR_S, TRACKED_SIGNALS, WEEK_S
+from kneewatch.rules.seasons import earlier_hours, hour_start_s, hourly, usual
 
 log = logging.getLogger(__name__)
 

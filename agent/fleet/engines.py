@@ -31,12 +31,12 @@ from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.fleet.inventory import HOUR_S, Group, Key, Member, Restarted
+from kneewatch.diagnose.fleet.inventory import Group, Key, Member, Restarted
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import duration
-from kneewatch.rules.rule import LONG_WINDOWS
+from kneewatch.rules.rule import HOUR_S, LONG_WINDOWS
 
 HISTORY_S = 1800.0
 """Seconds of the past that are judged first when an engine is new to us: its usual values are

@@ -37,16 +37,11 @@ from kneewatch.collector.signals.expr import (
 )
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose import gpu as health
-from kneewatch.diagnose.fleet.inventory import (
-    HOUR_S,
-    USUAL_SIGNALS,
-    WEEK_S,
-    Labels,
-    of_process,
-)
+from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Labels, of_process
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
 from kneewatch.rules.facts import duration
+from kneewatch.rules.rule import HOUR_S, WEEK_S
 
 PRESENCE, QUEUED = "num_requests_running", "num_requests_waiting"
 BACKLOG_RATIO = 0.05

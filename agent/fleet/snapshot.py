@@ -34,7 +34,6 @@ from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
-    WEEK_S,
     Key,
     LabelMap,
     Labels,
@@ -51,6 +50,7 @@ from kneewatch.diagnose.fleet.routers import routers_of
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuReading
 from kneewatch.rules.facts import range_s
+from kneewatch.rules.rule import WEEK_S
 
 MODEL = ("modelName", "model_name")
 NODE = ("Hostname", "hostname", "node")

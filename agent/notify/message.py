@@ -307,7 +307,7 @@ CLIENT = "kneewatch"
 MESSAGE_MAX, DESCRIPTION_MAX = 130, 15_000
 """Maximum numbers of characters of Opsgenie's fields."""
 
-PRIORITIES = {CRITICAL.word: "P1", WARNING.word: "P3"}
+PRIORITIES: Mapping[str, str] = {CRITICAL.word: "P1", WARNING.word: "P3"}
 TEST_S = 300.0
 """Seconds after which Alertmanager's test alert ends."""
 

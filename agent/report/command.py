@@ -29,9 +29,9 @@ from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.weekly.build_report import build
-from kneewatch.reports.weekly.observed import DAY_S, Grid, earlier, grid
+from kneewatch.reports.weekly.observed import Grid, earlier, grid
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
-from kneewatch.rules.rule import BY_WORD, Severity
+from kneewatch.rules.rule import BY_WORD, DAY_S, Severity
 
 LONGEST_S = 366 * DAY_S
 """Maximum length of a period in seconds. Every hour of every engine is held in memory and drawn."""

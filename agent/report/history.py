@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import (
     METRICS,
-    MINUTE_S,
     NO_TIMES,
     Counted,
     Increases,
@@ -52,6 +51,7 @@ from kneewatch.reports.weekly.observed import (
     Grid,
     Observed,
 )
+from kneewatch.rules.rule import MINUTE_S
 
 
 def _sums(data: bytes, order: int) -> array[int]:

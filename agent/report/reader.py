@@ -17,13 +17,13 @@ from kneewatch.agent.report.history import EngineHistory, History, Member, seen
 from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportRequest
 from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
 from kneewatch.agent.store.records import Scrapes
+from kneewatch.diagnose.change import BRIDGED_S
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.figures import Gap, TargetQuality
-from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
+from kneewatch.reports.weekly.incidents import episodes
 from kneewatch.reports.weekly.measures import merged_levels
 from kneewatch.reports.weekly.observed import (
-    HOUR_S,
     EngineObserved,
     EnginesObserved,
     Episode,
@@ -34,6 +34,7 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
 )
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.rule import HOUR_S
 
 AROUND_S = 600.0
 """Seconds before and after an incident for which its signals are shown."""

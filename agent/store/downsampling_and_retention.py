@@ -34,9 +34,10 @@ from kneewatch.agent.store.database import (
 from kneewatch.agent.store.engine_cache import EngineCache
 from kneewatch.agent.store.ingest import BATCH_BYTES, CycleWriter, flush_engine, flush_target
 from kneewatch.agent.store.outcomes import Evaluation
-from kneewatch.agent.store.records import DAY_S, Retention, Scrapes
+from kneewatch.agent.store.records import Retention, Scrapes
 from kneewatch.agent.store.stored_series import ChunkRow, insert_chunk, log_damage
 from kneewatch.diagnose.change import BRIDGED_S, UNWATCHED
+from kneewatch.rules.rule import DAY_S
 
 COARSE_S = 60.0
 Fold = Callable[[Sequence[float]], float]

@@ -37,7 +37,7 @@ from kneewatch.agent.store.engine_cache import (
     EngineCache,
 )
 from kneewatch.agent.store.outcomes import Tracking
-from kneewatch.agent.store.records import DAY_S, Cycle, EngineCycle
+from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.agent.store.stored_series import (
     OpenRows,
     columns_by_name,
@@ -47,6 +47,7 @@ from kneewatch.agent.store.stored_series import (
 )
 from kneewatch.collector.errors import StoreError
 from kneewatch.diagnose.change import Change
+from kneewatch.rules.rule import DAY_S
 
 # --- Chunk flush: open rows as chunks -------------------------------------------------------------
 

@@ -46,10 +46,9 @@ from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.judge import Catalogue
-from kneewatch.diagnose.engine.reader import SCRAPES_IN_WINDOW
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import clock
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import SCRAPES_IN_WINDOW, Severity
 
 Size = tuple[int, int]
 

@@ -19,7 +19,6 @@ from kneewatch.diagnose.causes.record import Form, cause, term
 from kneewatch.diagnose.slow_quantities import (
     EQUAL_LOAD,
     HOST_MEMORY,
-    HOUR_S,
     KV_FLOOR,
     SAME_WORK,
     TREND_S,
@@ -32,7 +31,7 @@ from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Minimum, Signal
-from kneewatch.rules.rule import DAY_S, Severity
+from kneewatch.rules.rule import DAY_S, HOUR_S, Severity
 
 GIB = 2**30
 

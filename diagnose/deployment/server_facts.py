@@ -161,8 +161,8 @@ def merge(
         notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
-    launch = {fact.name: fact.value for fact in facts if fact.name in LAUNCH_FACTS}
-    return Server(facts, tuple(dict.fromkeys(notes)), _unknown(completed), launch), completed
+    of_launch = {fact.name: fact.value for fact in facts if fact.name in LAUNCH_FACTS}
+    return Server(facts, tuple(dict.fromkeys(notes)), _unknown(completed), of_launch), completed
 
 
 def models_reading(models: Sequence[str], read_s: float) -> SourceReading:

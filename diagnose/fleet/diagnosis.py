@@ -19,7 +19,7 @@ from kneewatch.diagnose.fleet.absence import (
     absence_notes,
 )
 from kneewatch.diagnose.fleet.engine import Engine, engines_of
-from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Past
+from kneewatch.diagnose.fleet.inventory import Group, Observed, Past
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     average_engine,
@@ -57,7 +57,7 @@ from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.past_recommendations import Incident
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
 from kneewatch.rules.formatting import percent, plural
-from kneewatch.rules.rule import OK, WARNING, Severity, is_queued
+from kneewatch.rules.rule import DAY_S, OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
 
 # --- What tensor parallelism costs: guide 5.1, 8.2 ------------------------------------------------

@@ -25,7 +25,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     printable,
 )
 from kneewatch.diagnose.deployment.vllm_flags import image_version
-from kneewatch.diagnose.fleet.inventory import DAY_S, Group, Observed, Peak
+from kneewatch.diagnose.fleet.inventory import Group, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
@@ -46,7 +46,7 @@ from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio, ratio_
 from kneewatch.diagnose.verdict import Server, Value
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import DAY_S, Severity
 
 SHARED_OUT = (
     "running",

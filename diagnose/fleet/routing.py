@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine import Engine
-from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
+from kneewatch.diagnose.fleet.inventory import Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S, SLOWER
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.recommend.ledger import LEAST_CHANCE, NEAR_CHANCE
@@ -16,7 +16,7 @@ from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import RECENT
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import HOUR_S, Severity
 
 PROMPTS_PER_S = 200.0
 """From this rate of looked-up prompt tokens/s on, a prefix cache's hit ratio is meaningful."""

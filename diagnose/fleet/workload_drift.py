@@ -12,7 +12,7 @@ from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.fleet.inventory import HOUR_S, Past
+from kneewatch.diagnose.fleet.inventory import Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
 from kneewatch.diagnose.learned.length_drift import departure, drift
 from kneewatch.diagnose.lengths import (
@@ -29,7 +29,7 @@ from kneewatch.diagnose.lengths import (
     more_than_chance,
 )
 from kneewatch.rules.formatting import number, percent
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import HOUR_S, Severity
 
 SIGNALS = {side: f"{side}_mean" for side in WORDS}
 """The signals of prompt and answer lengths."""

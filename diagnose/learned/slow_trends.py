@@ -13,7 +13,6 @@ from statistics import correlation, linear_regression
 
 from kneewatch.diagnose.slow_quantities import (
     HOST_MEMORY_USED,
-    HOUR_S,
     LEVELS,
     SLOW,
     STEPS,
@@ -22,6 +21,7 @@ from kneewatch.diagnose.slow_quantities import (
     SlowQuantity,
 )
 from kneewatch.diagnose.values import Signals
+from kneewatch.rules.rule import HOUR_S
 
 
 def _help(slow: SlowQuantity) -> dict[str, str]:

@@ -22,7 +22,6 @@ from kneewatch.collector.signals.vllm import (
 )
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.observed import (
-    HOUR_S,
     NO_TALLY,
     SERVING,
     EnginesObserved,
@@ -32,6 +31,7 @@ from kneewatch.reports.weekly.observed import (
     Tally,
     added,
 )
+from kneewatch.rules.rule import HOUR_S
 
 EMPTY = Span()
 

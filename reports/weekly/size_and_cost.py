@@ -30,13 +30,8 @@ from kneewatch.reports.weekly.advice import levers, live
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.knee import SHORT_OF_CAPACITY, Curve
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, unknown
-from kneewatch.reports.weekly.observed import (
-    HOUR_S,
-    EngineObserved,
-    Span,
-    TierObserved,
-)
-from kneewatch.reports.weekly.slo_and_workload import MINUTE_S, quantile, requests_per_s
+from kneewatch.reports.weekly.observed import EngineObserved, Span, TierObserved
+from kneewatch.reports.weekly.slo_and_workload import quantile, requests_per_s
 from kneewatch.reports.weekly.tier_sections import (
     Lengths,
     MemoryPart,
@@ -47,7 +42,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
 )
 from kneewatch.rules.formatting import number, plural
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import HOUR_S, MINUTE_S, Severity
 
 
 class Need(Struct, frozen=True):

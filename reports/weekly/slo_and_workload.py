@@ -28,7 +28,6 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, TierPeriod, in_turn, judged, trend
 from kneewatch.reports.weekly.observed import (
-    DAY_S,
     EnginesObserved,
     Slot,
     Span,
@@ -48,7 +47,7 @@ from kneewatch.reports.weekly.tier_sections import (
     WeekdayHour,
 )
 from kneewatch.rules.formatting import duration, stated_duration
-from kneewatch.rules.rule import MINUTE_S
+from kneewatch.rules.rule import DAY_S, MINUTE_S
 
 LATENCIES = (
     ("ttft", TTFT),

@@ -22,7 +22,7 @@ from kneewatch.collector.signals.expr import any_of
 from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
-from kneewatch.reports.weekly.observed import DAY_S, HOUR_S
+from kneewatch.rules.rule import DAY_S, HOUR_S
 
 SCRAPES_COUNTED_S = 600.0
 """Seconds over which scrapes are counted. The time is short because during a rollout few pods live

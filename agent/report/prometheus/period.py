@@ -31,7 +31,7 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import MINUTE_S, Floats, Signals, Truths, arrived
+from kneewatch.agent.report.series import Floats, Signals, Truths, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.expr import any_of
@@ -46,6 +46,7 @@ from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.reports.weekly.observed import Grid
+from kneewatch.rules.rule import MINUTE_S
 
 FAILED = "the scrape failed (up is 0)"
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerLog, QueryScope
 from kneewatch.agent.report.request import ReportProgress
-from kneewatch.agent.report.series import MINUTE_S, Floats
+from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
@@ -33,8 +33,9 @@ from kneewatch.reports.weekly.measures import (
     RUNNING,
     WAITING,
 )
-from kneewatch.reports.weekly.observed import HOUR_S, Grid, Slot
+from kneewatch.reports.weekly.observed import Grid, Slot
 from kneewatch.rules.facts import duration
+from kneewatch.rules.rule import HOUR_S, MINUTE_S
 
 RowKey = tuple[Any, ...]
 """The key of a row of an answer: the values of labels."""

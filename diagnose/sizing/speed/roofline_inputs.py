@@ -142,9 +142,9 @@ def on_gpu(gpu: Gpu | None, base: Efficiency = DEFAULT) -> Efficiency:
         base = replace(base, mbu_ratio=min(base.mbu_ratio, _AMD_MBU_RATIO))
     reach = base.mfu_ratio * (_H100_FLOP_PER_S / gpu.bf16_flop_per_s) ** _REACH_POWER
     reach = round(min(reach, max(_MOST_REACH, base.mfu_ratio)), 3)
-    shares = reach, base.expert_mfu_ratio, base.attention_mfu_ratio
+    shares = [reach, base.expert_mfu_ratio, base.attention_mfu_ratio]
     if gpu.accumulates_at_half_rate:
-        shares = tuple(min(2 * share, _HALVED_REACH) for share in shares)
+        shares = [min(2 * share, _HALVED_REACH) for share in shares]
     names = ("mfu_ratio", "expert_mfu_ratio", "attention_mfu_ratio")
     return replace(base, **dict(zip(names, shares, strict=True)))
 

@@ -16,7 +16,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.rules.seasons import HOUR_S, WEEK_S
+from kneewatch.rules.rule import HOUR_S, WEEK_S
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies
 from tests.agent.store.factories import cycle, diagnosis, written

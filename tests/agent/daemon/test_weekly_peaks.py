@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.daemon.baselines import WEEK_S, WeeklyPeaks, peak_of
+from kneewatch.agent.daemon.baselines import WeeklyPeaks, peak_of
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import target_profile
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.rules.rule import WEEK_S
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies
 from tests.agent.store.factories import cycle, diagnosis, written

@@ -13,8 +13,9 @@ import pytest
 from kneewatch.agent.store.downsampling_and_retention import fold_of, mean, minutes
 from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import DAY_S, Cycle, Retention
+from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
+from kneewatch.rules.rule import DAY_S
 from tests.agent.store.factories import EVER, cause, counted, cycle, diagnosis, settle
 from tests.agent.store.snapshots import snapshots
 from tests.reports.documents import document_then

@@ -25,9 +25,10 @@ from kneewatch.agent.store.database import Lock, connect, move_aside
 from kneewatch.agent.store.downsampling_and_retention import ROUND_INTERVAL_S, Maintenance
 from kneewatch.agent.store.ingest import flush_engine
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import DAY_S, Cycle
+from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import BATCH_CYCLES, INBOX_CYCLES, Backlog, Store
 from kneewatch.collector.errors import StoreError
+from kneewatch.rules.rule import DAY_S
 from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
 from tests.agent.store.factories import (
     EVER,

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import DAY_S, Cycle, Retention
+from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
+from kneewatch.rules.rule import DAY_S
 from tests.agent.store.factories import Span
 from tests.agent.store.load import Server, fleet
 from tests.agent.store.snapshots import snapshots

@@ -11,10 +11,11 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.inventory import WEEK_S, Gone, Peak, Why, peak_of
+from kneewatch.diagnose.fleet.inventory import Gone, Peak, Why, peak_of
 from kneewatch.diagnose.fleet.verdict import FleetVerdict, TierSize
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
+from kneewatch.rules.rule import WEEK_S
 from tests.diagnose.fleet.example_fleets import Row, fleet, pod, verdict
 
 GROUP = ("prod/m", "", "")

@@ -23,18 +23,7 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue, Judge
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, Comparisons, diagnose
-from kneewatch.diagnose.fleet.inventory import (
-    DAY_S,
-    WEEK_S,
-    Gone,
-    Key,
-    Observed,
-    Past,
-    Peak,
-    Usual,
-    Values,
-    Why,
-)
+from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Usual, Values, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict, TierVerdict, decode, encode
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
@@ -43,7 +32,7 @@ from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import markdown, text
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import singular
-from kneewatch.rules.rule import STATES
+from kneewatch.rules.rule import DAY_S, STATES, WEEK_S
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.fleet.example_fleets import shaped
 from tests.diagnose.recommend.scenes import PAGE

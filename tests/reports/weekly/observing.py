@@ -21,7 +21,6 @@ from kneewatch.collector.signals.vllm import (
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.observed import (
-    DAY_S,
     SERVING,
     EngineObserved,
     EnginesObserved,
@@ -35,6 +34,7 @@ from kneewatch.reports.weekly.observed import (
     TierStated,
     grid,
 )
+from kneewatch.rules.rule import DAY_S
 
 TO_S = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
 WEEK = grid(TO_S - 7 * DAY_S, TO_S, "UTC")

@@ -29,7 +29,6 @@ from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Period
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
-    HOUR_S,
     SERVING,
     Episode,
     EpisodeObserved,
@@ -45,7 +44,7 @@ from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.reports.weekly.verdict import watched_words
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import number
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import HOUR_S, Severity
 from tests.diagnose.workloads import SMALLEST, lengths_table
 from tests.reports.weekly.observing import (
     BEFORE,

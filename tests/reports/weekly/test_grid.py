@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, earlier, grid
+from kneewatch.reports.weekly.observed import earlier, grid
+from kneewatch.rules.rule import DAY_S, HOUR_S
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

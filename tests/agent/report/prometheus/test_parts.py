@@ -51,7 +51,8 @@ from kneewatch.reports.weekly.measures import (
     WAITING,
     merged_levels,
 )
-from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, Level, grid
+from kneewatch.reports.weekly.observed import SERVING, Level, grid
+from kneewatch.rules.rule import DAY_S, HOUR_S
 from tests.diagnose.fleet.example_fleets import pod, shaped
 
 TO_S = 1_795_262_400.0
