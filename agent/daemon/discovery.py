@@ -28,6 +28,7 @@ from kneewatch.agent.settings.effective import (
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs
 from kneewatch.agent.targets import spec as target_spec
+from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.files import Stamp, read_text, stamp_of, yaml_document
@@ -39,12 +40,13 @@ from kneewatch.diagnose.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
+PATH_ANNOTATION = "prometheus.io/path"
 FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 
 class Server(Struct, frozen=True):
-    """A pod that serves vLLM: its name, its target labels, the URL of its port, and the facts of
-    its spec.
+    """A pod that serves a model: its name, its target labels, the URL of its page, and the facts
+    of its spec.
 
     The facts have no time, so two readings of an unchanged pod compare equal.
     """
@@ -122,7 +124,8 @@ class PodTargets(Job):
             labels = {"namespace": namespace, "pod": str(pod["metadata"]["name"])}
             if node := pod["spec"].get("nodeName"):
                 labels["node"] = str(node)
-            yield Server(name, labels, f"http://{host}:{port}", pod_reading(pod, port, 0.0))
+            url = f"http://{host}:{port}{page_path(pod)}"
+            yield Server(name, labels, url, pod_reading(pod, port, 0.0))
 
 
 def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]:
@@ -180,6 +183,21 @@ def port_number(pod: Pod, port: str) -> int | None:
             if entry.get("name") == port:
                 return int(entry["containerPort"])
     return None
+
+
+def page_path(pod: Pod) -> str:
+    """The path of a pod's page: its annotation prometheus.io/path, else that of the engine whose
+    image a container has; empty at /metrics."""
+    annotations: Mapping[str, str] = pod["metadata"].get("annotations") or {}
+    if path := annotations.get(PATH_ANNOTATION):
+        return "/" + path.lstrip("/")
+    images = [str(container.get("image")) for container in _rows(pod["spec"], "containers")]
+    paths = (
+        kind.path
+        for kind in engine_kinds()
+        if kind.path and any(part in image for part in kind.images for image in images)
+    )
+    return next(paths, "")
 
 
 def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:

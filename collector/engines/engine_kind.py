@@ -95,7 +95,8 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     - `switch_on`: what to do if expected metrics are missing.
     - `flags`: its flag for each of vLLM's; `values`: its word for values of vLLM's; `levers`: what
       to do first about a cause; `words`: what its texts say instead.
-    - `images`: parts of the names of its container images.
+    - `images`: parts of the names of its container images. `path`: where its page is; empty at
+      /metrics.
     - `launchers`: words of a command line that starts it; `memory`: how large its KV cache is, and
       where a running server shows it. `slack`: the rule by which it is sized
       (`SlackRule` of launch.py).
@@ -126,6 +127,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     levers: Texts = field(default_factory=dict[str, str])
     words: Texts = field(default_factory=dict[str, str])
     images: tuple[str, ...] = ()
+    path: str = ""
     launchers: tuple[str, ...] = ()
     memory: str = ""
     slack: dict[str, Any] = field(default_factory=dict[str, Any])

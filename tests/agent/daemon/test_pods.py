@@ -20,6 +20,7 @@ from kneewatch.agent.daemon.discovery import (
     Discovery,
     PodTargets,
     is_serving,
+    page_path,
     pod_specs,
     port_number,
 )
@@ -106,6 +107,19 @@ def test_a_port_is_a_number_or_a_name() -> None:
     assert port_number(pod(), "8000") == 8000
     assert port_number(pod(), "http") == 8080
     assert port_number(pod(), "metrics") is None
+
+
+def test_a_page_is_where_the_pod_or_its_engine_has_it() -> None:
+    assert page_path(pod(image="vllm/vllm-openai:v0.32.0")) == ""
+    other = pod(image="nvcr.io/nvidia/tensorrt-llm/release:1.2")
+    assert page_path(other) == "/prometheus/metrics"
+    other["metadata"]["annotations"] = {"prometheus.io/path": "engine/metrics"}
+    assert page_path(other) == "/engine/metrics"
+    targets = PodTargets(settings(**CHAT), lambda: Api(chat=[other]))
+    assert found(targets) == [("chat/llama-0", "http://10.0.0.7:8000/engine/metrics")]
+    assert pod_specs(targets.servers(), settings(**CHAT))[0].address.endswith(
+        ":8000/engine/metrics"
+    )
 
 
 class Api(Cluster):
