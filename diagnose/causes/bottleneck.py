@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
 from kneewatch.diagnose.account_signals import (
-    AT_THE_DOOR,
     CHANGED_FROM,
     DEMAND,
+    PILED,
     PREFILL_SPEED,
     SPEED,
     SPEED_ERROR,
@@ -283,7 +283,7 @@ it takes longer than usual or than is promised. What comes after the first token
 """
 
 CALLS_PILE_UP = (
-    (Signal(AT_THE_DOOR) > 0.0)
+    (Signal(PILED) > 0.0)
     & (SERVED > 0.0)
     & (CHANGED_FROM * Signal(DEMAND) <= 1.0)
     & (TTFT_DRIFT <= UNMOVED)
@@ -352,7 +352,7 @@ HOST_CONTENTION = cause(
                 signal="e2e_mean_s",
             ),
             term(
-                Signal(AT_THE_DOOR),
+                Signal(PILED),
                 None,
                 1.2,
                 "the API server has {value} more open connections than minutes ago, beside the "
@@ -369,7 +369,7 @@ HOST_CONTENTION = cause(
         instead=(
             (
                 CALLS_PILE_UP,
-                "Calls pile up in the API server's process: {open_calls} more are open than "
+                "Calls pile up in the API server's process: {piled_calls} more are open than "
                 "minutes ago, and x{demand_moved_ratio:.1f} of the usual requests/s reach the "
                 "engine.",
             ),

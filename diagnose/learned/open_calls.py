@@ -16,6 +16,7 @@ from kneewatch.diagnose.account_signals import (
     AT_THE_DOOR,
     CANCELLED,
     OPEN_CALLS_SIGNALS,
+    PILED,
     SILENT,
 )
 from kneewatch.diagnose.learned.work import ACCEPTED, FINISHED
@@ -128,9 +129,8 @@ class OpenCalls:
         if files is not None:
             idle_s = t_s - self.begun[0]
             beyond = files - in_flight - max(levels) if levels else 0.0
-            self.values[AT_THE_DOOR] = (
-                self._piled(t_s) if token else self._at_the_door(beyond, idle_s)
-            )
+            self.values[AT_THE_DOOR] = self._at_the_door(beyond, idle_s)
+            self.values[PILED] = self._piled(t_s) if token else 0.0
         is_open = None if files is None or not levels else files - min(levels)
         self.values[CANCELLED] = 0.0 if token else self._cancelled(now, in_flight, is_open)
 

@@ -660,7 +660,7 @@ OTHERS: Mapping[str, Situation] = {
         quiet={**CALM.quiet, "ttft_mean_s": 0.9},
     ),
     "host_contention:api, calls pile up": CALM.but(
-        open_calls=40.0, demand_moved_ratio=0.5, completed_per_s=1.0, ttft_p50_drift_ratio=1.1,
+        piled_calls=40.0, demand_moved_ratio=0.5, completed_per_s=1.0, ttft_p50_drift_ratio=1.1,
     ),
     "host_contention: not outside for one long step": CALM.but(
         e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=1.0, prefill_p99_s=2.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kneewatch.diagnose.account_signals import AT_THE_DOOR, CANCELLED
+from kneewatch.diagnose.account_signals import AT_THE_DOOR, CANCELLED, PILED
 from kneewatch.diagnose.learned.open_calls import IDLE_S, KEPT_S, OpenCalls
 from kneewatch.diagnose.values import Values
 
@@ -50,7 +50,7 @@ def piled(more_files: Callable[[float], float]) -> list[float]:
         signals = {"running": running, "waiting": 0.0, "open_files": files}
         values = Values({}, totals=(0.0,) * 18, generated=10.0)
         calls.update(EVERY_S * scrape, values, signals, token=True)
-        told += [calls.values[AT_THE_DOOR] or 0.0] * (ago_s >= 0)
+        told += [calls.values[PILED] or 0.0] * (ago_s >= 0)
     return told
 
 
