@@ -67,7 +67,7 @@ PLAIN_COUNTS = re.compile(
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
     r"|cascade_severity"
     r"|(preempted|errors|accepted)_in_window|lmcache_healthy|awake(_min)?"
-    r"|backlog_drains|engine_speed_samples|open_(calls|files)|queue_limit"
+    r"|backlog_drains|engine_speed_samples|open_(calls|files)|piled_calls|queue_limit"
 )
 
 
