@@ -10,5 +10,5 @@ mkdir -p "$out"
 wheel=$(ls "$out"/kneewatch-*.whl)
 "$(dirname "$python")"/check-wheel-contents "$wheel"
 "$python" -m venv "$out/env"
-"$out/env/bin/python" -m pip install --quiet "$wheel"
+"$out/env/bin/python" -I -m pip install --quiet "$wheel"
 "$out/env/bin/python" -I tests/installed.py "$wheel"
