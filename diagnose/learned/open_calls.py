@@ -136,9 +136,12 @@ class OpenCalls:
 
     def _piled(self, t_s: float) -> float:
         """Connections beyond any earlier level, while the engine serves others; 0 if few."""
+        (_, first, _), (_, last, in_flight) = self._levels[0], self._levels[-1]
+        if last - first - in_flight < PILED_MIN:  # it cannot be more than this
+            return 0.0
         newest = [level for at_s, level, _ in self._levels if at_s >= t_s - LAG_S]
         earlier = [level for at_s, level, _ in self._levels if at_s <= t_s - PILED_S]
-        kept = max(in_flight for *_, in_flight in self._levels)
+        kept = max(running for *_, running in self._levels)
         piled = min(newest) - max(earlier, default=inf) - kept
         return piled if piled >= PILED_MIN else 0.0
 
