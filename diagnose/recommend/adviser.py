@@ -441,9 +441,12 @@ class Adviser:
         self._forget()
 
     def _forget(self) -> None:
+        self._end_incidents()
+        self._queue.forget()
+
+    def _end_incidents(self) -> None:
         self._causes, self._recommendations = (), ()
         self._incidents.clear()
-        self._queue.forget()
 
     def advise(
         self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
@@ -472,10 +475,10 @@ class Adviser:
         else:
             self._queue.forget()
         if not cause_ids:
-            self._causes, self._recommendations = (), ()
-            self._incidents.clear()
+            if self._causes:
+                self._end_incidents()
             return ()
-        now_long = was_short and self._queue.seen_s >= facts.window_s
+        trend_is_new = was_short and self._queue.seen_s >= facts.window_s
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
@@ -483,7 +486,7 @@ class Adviser:
         elif (
             cause_ids == self._causes
             and facts.now_s - self._computed_s < facts.window_s
-            and not now_long
+            and not trend_is_new
         ):
             return self._recommendations
         self._causes, self._computed_s = cause_ids, facts.now_s

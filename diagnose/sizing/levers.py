@@ -193,12 +193,12 @@ def _splits(answer: Size) -> set[tuple[int, int]]:
     """Degrees of tensor and pipeline parallelism: twice as many ranks in a node, and the fewest
     GPUs that hold a replica."""
     launch, fewest = answer.question.launch, answer.fewest and answer.fewest.spread
-    now, found = launch.parallel, set[tuple[int, int]]()
+    now, splits = launch.parallel, set[tuple[int, int]]()
     if launch.gpu is None or launch.gpu.node_gpus == 1 or 2 * now.tensor <= launch.gpu.node_gpus:
-        found.add((2 * now.tensor, now.pipeline))
+        splits.add((2 * now.tensor, now.pipeline))
     if fewest and fewest.tensor * fewest.pipeline > now.tensor * now.pipeline:
-        found.add((fewest.tensor, fewest.pipeline))
-    return found
+        splits.add((fewest.tensor, fewest.pipeline))
+    return splits
 
 
 def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
