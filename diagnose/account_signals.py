@@ -18,12 +18,9 @@ STREAM = "stream_moved_ratio"
 MOVED_FOR, SEATED = "moved_for_s", "running_queued_avg"
 STREAM_RATE, STREAM_USUAL = "stream_tokens_per_s", "stream_usual_tokens_per_s"
 
-_TABLES = packaged_tables("diagnose", "account_signals.toml")
+_TABLES = packaged_tables("diagnose", "derived_signals.toml")
 ACCOUNT_SIGNALS: Mapping[str, str] = _TABLES["account"]
 """Help texts of the account's signals."""
-
-FOLLOWED_SIGNALS: Mapping[str, str] = _TABLES["followed"]
-"""Help texts of the other signals that are followed; the numbers in braces are limits."""
 
 LEARNED_FROM = 0.85
 """An engine with a lower speed is slow: its samples are not learned."""

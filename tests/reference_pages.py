@@ -11,6 +11,7 @@ from typing import cast
 from kneewatch.agent.settings.table import BENCHMARK
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.rule_files import alert_group
@@ -27,7 +28,7 @@ from kneewatch.diagnose.causes.record import (
     Tested,
 )
 from kneewatch.diagnose.fleet import outliers, routers, routing
-from kneewatch.diagnose.learned.derived_signals import DERIVED
+from kneewatch.diagnose.learned import derived_signals
 from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.check import Check
@@ -240,7 +241,12 @@ def function_block(function: Callable[..., object]) -> str:
     return "\n\n".join(lines)
 
 
-HELP = {s.key: s.help for s in (*VLLM_SIGNALS, *GPU_SIGNALS)} | {s.key: s.help for s in DERIVED}
+DERIVED_HELP = {
+    key: text.format(**vars(derived_signals))
+    for group in packaged_tables("diagnose", "derived_signals.toml").values()
+    for key, text in group.items()
+}
+HELP = {s.key: s.help for s in (*VLLM_SIGNALS, *GPU_SIGNALS)} | DERIVED_HELP
 """What each signal measures, by its key."""
 
 

@@ -7,22 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import sub
 
-from msgspec import Struct
-
 from kneewatch.diagnose.account_signals import (
-    ACCOUNT_SIGNALS,
     ALL_CANCELLED,
     AT_THE_DOOR,
     CANCELLED,
-    FOLLOWED_SIGNALS,
     HIT_SPREAD,
-    OPEN_CALLS_SIGNALS,
     STOP_DUE,
     STOPPED,
     STOPS_EVERY,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
-from kneewatch.diagnose.learned import slow_trends
 from kneewatch.diagnose.learned.open_calls import OpenCalls
 from kneewatch.diagnose.learned.work import SPEED_MARGIN, decoding, prefill_explains
 from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
@@ -77,164 +71,69 @@ LONGEST = Minimum(Signal("output_tokens_p99"), Number(4096.0))
 """Tokens of the longest answer that admission expects: SGLang expects at most 4,096."""
 
 
-class DerivedSignal(Struct, frozen=True):
-    """A quantity computed from signals. Its key ends with the unit; plain counts have none.
-
-    `of` is its expression, evaluated at each scrape and compiled to a recording rule. It is None if
-    a module follows the quantity from scrape to scrape, or reads it elsewhere than on vLLM's page.
-    """
-
-    key: str
-    help: str
-    of: Quantity | None = None
-
-    @property
-    def momentary(self) -> bool:
-        """Whether signals of one moment suffice to compute it, without a baseline or earlier
-        scrapes."""
-        return self.of is not None and not self._reads(BaselineValue, UsualValue)
-
-    @property
-    def gap(self) -> str:
-        """Why the derived signal may be None although its signals have values; empty if it
-        cannot."""
-        if self._reads(BaselineValue):
-            return NO_BASELINE
-        return NO_TARGET if self._reads(Target) else ""
-
-    def _reads(self, *kinds: type[Quantity]) -> bool:
-        return any(isinstance(node, kinds) for node in nodes(self.of))
-
-
-def _in_window(key: str, per_s: str) -> DerivedSignal:
-    """A derived signal: the number of events in the window, computed from their rate.
-
-    Used to ignore shares that rest on too few events.
-    """
-    return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
-
-
-def _drift(key: str, of: str) -> DerivedSignal:
-    """A derived signal: a signal divided by its baseline."""
-    return DerivedSignal(key, f"{of} over its quiet baseline", Signal(of) / BaselineValue(of))
-
-
-FOLLOWED: Mapping[str, str] = {
+DERIVED: Mapping[str, Quantity] = {
+    "preempted_in_window": WindowSeconds() * Signal("preemption_per_s"),
+    "errors_in_window": WindowSeconds() * Signal("finished_error_per_s"),
+    "accepted_in_window": WindowSeconds() * Signal("accepted_per_s"),
     **{
-        key: text.format(longest_s=LONGEST_PREFILL_S, medians=TYPICAL)
-        for key, text in FOLLOWED_SIGNALS.items()
-    },
-    **slow_trends.HELP,
-    **ACCOUNT_SIGNALS,
-    **OPEN_CALLS_SIGNALS,
-}
-"""Help texts of derived signals without an expression.
-
-A module follows them from scrape to scrape, or reads them elsewhere than on vLLM's page.
-"""
-
-DERIVED: tuple[DerivedSignal, ...] = (
-    _in_window("preempted_in_window", "preemption_per_s"),
-    _in_window("errors_in_window", "finished_error_per_s"),
-    _in_window("accepted_in_window", "accepted_per_s"),
-    _drift("ttft_p99_drift_ratio", "ttft_p99_s"),
-    _drift("ttft_p50_drift_ratio", "ttft_p50_s"),
-    _drift("itl_p99_drift_ratio", "itl_p99_s"),
-    _drift("itl_p50_drift_ratio", "itl_p50_s"),
-    _drift("itl_mean_drift_ratio", "itl_mean_s"),
-    _drift("ttft_p99_p50_drift_ratio", "ttft_p99_p50_ratio"),
-    _drift("kv_transfer_drift_ratio", "kv_transfer_mean_s"),
-    DerivedSignal(
-        "finished_length_drift_points",
-        "finished_length_ratio less its quiet baseline",
-        Signal("finished_length_ratio") - BaselineValue("finished_length_ratio"),
-    ),
-    DerivedSignal(
-        "prefix_hit_quiet_ratio",
-        "prefix_hit_ratio's quiet baseline, at least expect.prefix_hit_ratio",
-        BaselineValue("prefix_hit_ratio"),
-    ),
-    DerivedSignal(
-        "prefill_busy_ratio",
-        "mean number of prompts under prefill: arrival_per_s x prefill_mean_s",
-        Signal("arrival_per_s") * Signal("prefill_mean_s"),
-    ),
-    DerivedSignal(
-        "prompt_tail_ratio",
-        "prompt length P99 over P95",
-        Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
-    ),
-    DerivedSignal(
-        "prompt_p99_kv_share_ratio",
-        "P99 prompt length over the KV cache's capacity",
-        Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
-    ),
-    DerivedSignal(
-        "kv_claimed_ratio",
-        "kv_usage_avg_ratio plus what admission keeps free: a prompt and a longest answer, and a "
-        "share of what running requests may still generate (kv_reserve_share_ratio); the longest "
-        "answer is at least the P99 of those that ended",
-        Signal("kv_usage_avg_ratio")
-        + (
-            Signal("prompt_tokens_mean")
-            + LONGEST
-            + Signal("kv_reserve_share_ratio")
-            * Signal("running_avg")
-            * (LONGEST - 0.5 * Signal("output_tokens_mean"))
+        f"{name}_drift_ratio": Signal(of) / BaselineValue(of)
+        for name, of in (
+            ("ttft_p99", "ttft_p99_s"),
+            ("ttft_p50", "ttft_p50_s"),
+            ("itl_p99", "itl_p99_s"),
+            ("itl_p50", "itl_p50_s"),
+            ("itl_mean", "itl_mean_s"),
+            ("ttft_p99_p50", "ttft_p99_p50_ratio"),
+            ("kv_transfer", "kv_transfer_mean_s"),
         )
-        / Signal("kv_capacity_tokens"),
-    ),
-    DerivedSignal(
-        "queue_wait_estimate_ratio",
-        "expected_wait_s over the TTFT target",
-        Signal("expected_wait_s") / Target("ttft_p99_s"),
-    ),
-    DerivedSignal(
-        "input_limit_tokens",
-        "input limit for the gateway: twice the P95 prompt, at least its P99",
-        (2.0 * Signal("prompt_tokens_p95")).at_least(Signal("prompt_tokens_p99")),
-    ),
-    DerivedSignal(
-        "output_limit_tokens",
-        "output limit for the gateway: three times output_tokens_mean's quiet baseline",
-        OUTPUT_MULTIPLE * BaselineValue("output_tokens_mean"),
-    ),
-    DerivedSignal(
-        "queue_limit",
-        "requests that may queue: those served in 85% of the TTFT target less a mean prefill; no "
-        "value while none queues",
-        (QUEUE_OF_LIMIT * Target("ttft_p99_s") - Signal("prefill_mean_s").otherwise(0.0))
-        * (Signal("waiting_avg") / Signal("expected_wait_s")),
-    ),
-    DerivedSignal(
-        "spec_accepted_usual_tokens",
-        "spec_accepted_per_draft_tokens at this hour in earlier weeks",
-        UsualValue(SPEC_ACCEPTED.signal),
-    ),
-    *(DerivedSignal(key, text) for key, text in FOLLOWED.items()),
-)
-"""Every derived signal. Rules, causes, recording rules, the fleet and the reference use this
-list."""
-
-MOMENTARY: Mapping[str, Quantity] = {
-    signal.key: signal.of for signal in DERIVED if signal.of is not None and signal.momentary
+    },
+    "finished_length_drift_points": Signal("finished_length_ratio")
+    - BaselineValue("finished_length_ratio"),
+    "prefix_hit_quiet_ratio": BaselineValue("prefix_hit_ratio"),
+    "prefill_busy_ratio": Signal("arrival_per_s") * Signal("prefill_mean_s"),
+    "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
+    "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
+    "kv_claimed_ratio": Signal("kv_usage_avg_ratio")
+    + (
+        Signal("prompt_tokens_mean")
+        + LONGEST
+        + Signal("kv_reserve_share_ratio")
+        * Signal("running_avg")
+        * (LONGEST - 0.5 * Signal("output_tokens_mean"))
+    )
+    / Signal("kv_capacity_tokens"),
+    "queue_wait_estimate_ratio": Signal("expected_wait_s") / Target("ttft_p99_s"),
+    "input_limit_tokens": (2.0 * Signal("prompt_tokens_p95")).at_least(Signal("prompt_tokens_p99")),
+    "output_limit_tokens": OUTPUT_MULTIPLE * BaselineValue("output_tokens_mean"),
+    "queue_limit": (QUEUE_OF_LIMIT * Target("ttft_p99_s") - Signal("prefill_mean_s").otherwise(0.0))
+    * (Signal("waiting_avg") / Signal("expected_wait_s")),
+    "spec_accepted_usual_tokens": UsualValue(SPEC_ACCEPTED.signal),
 }
-"""Expressions of the derived signals that can be computed from one moment, by key."""
+"""The derived signals with an expression, evaluated at each scrape; `derived_signals.toml` has the
+help texts. The unit ends the key; plain counts have none."""
 
-BLANK: Mapping[str, float | None] = {
-    signal.key: None for signal in DERIVED if signal.of is not None
-}
+
+def _reads(of: Quantity, *kinds: type[Quantity]) -> bool:
+    return any(isinstance(node, kinds) for node in nodes(of))
+
+
+_OF_BASELINE = {key for key, of in DERIVED.items() if _reads(of, BaselineValue, UsualValue)}
+
+BLANK: Mapping[str, float | None] = dict.fromkeys(DERIVED)
 """The derived signals with an expression, in order, without values."""
 
-momentary = each_value(MOMENTARY)
+momentary = each_value({key: of for key, of in DERIVED.items() if key not in _OF_BASELINE})
 """Values of the derived signals that one moment suffices for, by key."""
 
-against_baseline = each_value(
-    {signal.key: signal.of for signal in DERIVED if signal.of and not signal.momentary}
-)
+against_baseline = each_value({key: of for key, of in DERIVED.items() if key in _OF_BASELINE})
 """Values of the derived signals that compare a signal with its baseline, by key."""
 
-_GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
+_GAPS = {
+    key: NO_BASELINE if _reads(of, BaselineValue) else NO_TARGET
+    for key, of in DERIVED.items()
+    if _reads(of, BaselineValue, Target)
+}
+"""Why a derived signal may be unknown although its signals have values."""
 
 
 def derive(

@@ -16,35 +16,10 @@ from kneewatch.diagnose.slow_quantities import (
     LEVELS,
     SLOW,
     STEPS,
-    WORK,
     WORK_TOKENS,
     SlowQuantity,
 )
 from kneewatch.diagnose.values import Signals
-from kneewatch.rules.rule import HOUR_S
-
-
-def _help(slow: SlowQuantity) -> dict[str, str]:
-    minutes, hours = slow.span_s / 60, STEPS * slow.span_s / HOUR_S
-    fold = "lowest" if slow.fold == "min" else "mean"
-    return {
-        slow.level: f"{fold} {slow.signal} of the last {minutes:.0f} minutes",
-        slow.before: f"{slow.level} of {hours:.0f} hours before, by a line through its values",
-        slow.growth: f"growth of {slow.level} over {hours:.0f} hours, by that line",
-        slow.straight: f"share of the variance of {slow.level} that the line explains",
-        slow.late: f"newest step of {slow.level}, of {minutes:.0f} minutes, over the line's",
-    }
-
-
-HELP: Mapping[str, str] = {
-    HOST_MEMORY_USED: "memory of the server's control group on this node, where that has a limit, "
-    "without file cache that can be dropped; else host_process_bytes",
-    "host_memory_limit_bytes": "limit of that control group",
-    **{key: text for slow in SLOW for key, text in _help(slow).items()},
-    WORK.level: "mean of running_avg times a request's mean tokens, prompt and answer, over the "
-    "last 30 minutes",
-}
-"""Help texts of the derived signals."""
 
 
 def work_tokens(values: Signals) -> float | None:

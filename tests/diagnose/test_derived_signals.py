@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from kneewatch.diagnose.account_signals import (
+    ACCOUNT_SIGNALS,
+    OPEN_CALLS_SIGNALS,
+    PREFILL_SILENCE,
+    STALL,
+)
 from kneewatch.diagnose.learned.derived_signals import (
     DERIVED,
     against_baseline,
     momentary,
 )
+from kneewatch.diagnose.slow_quantities import SLOW
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import BaselineValue
+from tests.reference_pages import DERIVED_HELP
 
 TARGETS = Targets(ttft_p99_s=2.0)
-EXPRESSIONS = {signal.key: signal.of for signal in DERIVED if signal.of is not None}
 DRIFTS = {
     key: node.key
-    for key, of in EXPRESSIONS.items()
+    for key, of in DERIVED.items()
     for node in nodes(of)
     if isinstance(node, BaselineValue) and key.endswith("_drift_ratio")
 }
@@ -78,3 +85,9 @@ def test_a_drift_is_held_against_the_usual_hour_where_that_is_worse() -> None:
 def test_limits_for_the_gateway(key: str, values: dict[str, float], limit: float | None) -> None:
     found = momentary(Moment(values, TARGETS))[key]
     assert found == (None if limit is None else pytest.approx(limit))
+
+
+def test_every_derived_signal_has_a_help_text() -> None:
+    keys = {*DERIVED, *ACCOUNT_SIGNALS, *OPEN_CALLS_SIGNALS, STALL, PREFILL_SILENCE}
+    keys |= {key for slow in SLOW for key in slow.keys}
+    assert keys <= DERIVED_HELP.keys()

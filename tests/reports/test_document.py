@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.diagnose.ranking import EXPLAINS
 from kneewatch.diagnose.verdict import SYMPTOMS, Evidence, Verdict
 from kneewatch.reports.json_schemas import schema as schema_of
@@ -22,6 +21,7 @@ from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WORDS
 from kneewatch.rules.wire import rounded
 from tests.recordings import CAPTURES, FIRST_CAUSES, diagnoses
+from tests.reference_pages import DERIVED_HELP
 from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.documents import document
 from tests.reports.schema import problems, schema
@@ -196,7 +196,7 @@ def test_the_schema_knows_every_word() -> None:
 def test_every_signal_has_a_unit_or_is_a_count() -> None:
     stated = configured(ttft_slo_s=1.0, gpus=1, peak_flop_per_s=1.0, peak_bytes_per_s=1.0)
     keys = {signal.key for signal in (*VLLM_SIGNALS, *GPU_SIGNALS, *stated)}
-    keys |= {signal.key for signal in DERIVED}
+    keys |= DERIVED_HELP.keys()
     units = [re.compile(p) for p in schema()["$defs"]["signals"]["patternProperties"]]
     lacking = {key for key in keys if not any(unit.search(key) for unit in units)}
     assert {key for key in lacking if not PLAIN_COUNTS.fullmatch(key)} == set()

@@ -9,7 +9,6 @@ import pytest
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.rules.cascade import (
     EVICT_CRITICAL_PER_S,
     EVICT_WARNING_PER_S,
@@ -19,6 +18,7 @@ from kneewatch.rules.cascade import (
 from kneewatch.rules.library import RULES, RULES_BY_ID, slo_rules, with_thresholds
 from kneewatch.rules.lifecycle import RuleState
 from kneewatch.rules.rule import Bound, Rule, Severity
+from tests.reference_pages import DERIVED_HELP
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 
 SIGNALS = {
@@ -28,7 +28,7 @@ SIGNALS = {
         *GPU_SIGNALS,
         *configured(ttft_slo_s=1.0, gpus=8, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
     )
-} | {signal.key for signal in DERIVED}
+} | DERIVED_HELP.keys()
 SECTION = re.compile(r"\b\d\.\d\b")
 
 
