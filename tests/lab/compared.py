@@ -46,7 +46,7 @@ class Run(Struct, frozen=True):
 class Row(Struct, frozen=True, kw_only=True):
     """A number before, as predicted (None: not), and as measured after.
 
-    `near` is good enough whatever the ratio.
+    `near` is good enough whatever the ratio. If a band was stated, only what lies in it is right.
     """
 
     what: str
@@ -55,12 +55,16 @@ class Row(Struct, frozen=True, kw_only=True):
     measured: float | None
     near: float = 0.0
     relation: Relation = "is"
+    band: tuple[float, float] | None = None
 
     @property
     def off(self) -> float | None:
         """How far the measured number is on the wrong side of the predicted one."""
         if self.measured is None or self.predicted is None:
             return None
+        if self.band is not None:
+            low, high = self.band
+            return max(0.0, low - self.measured, self.measured - high)
         apart = self.measured - self.predicted
         if self.relation == "at most":
             return max(0.0, apart)
@@ -69,7 +73,7 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def right(self) -> bool:
         """Whether it is within the tolerance."""
-        return self._within(NEAR_RATIO)
+        return self._within(NEAR_RATIO if self.band is None else 0.0)
 
     @property
     def gross(self) -> bool:
@@ -139,9 +143,12 @@ MEASURED: Mapping[str, Told] = {
     ),
 }
 
+TAILS: Mapping[str, str] = {"TTFT, P99, s": "ttft_p99", "ITL, P99, s": "itl_p99"}
+
 SHOWN: Mapping[str, str] = {
     "TTFT, mean, s": "ttft_mean_s",
     "ITL, mean, s": "itl_mean_s",
+    **{what: f"{key}_s" for what, key in TAILS.items()},
     "output tokens per s": "generation_tokens_per_s",
 }
 """What is shown though nothing was said of it: a cure can hurt elsewhere."""
@@ -162,6 +169,7 @@ def compared(recommendation: Mapping[str, Any], before: Run, after: Run) -> list
         if key in predicted and (key != "draft_tokens" or predicted[key] == 0)
     ]
     rows += [*_running(predicted, before, after), *_promised(recommendation, before, after)]
+    rows += _tails(predicted, before, after)
     return rows + [
         Row(what=what, before=before.signal(key), predicted=None, measured=after.signal(key))
         for what, key in SHOWN.items()
@@ -180,6 +188,19 @@ def _running(predicted: Mapping[str, float], before: Run, after: Run) -> Iterato
             measured=after.signal("running_avg"),
             near=1,
         )
+
+
+def _tails(predicted: Mapping[str, float], before: Run, after: Run) -> Iterator[Row]:
+    """P99 of TTFT and ITL, each with the band that was stated."""
+    for what, key in TAILS.items():
+        if f"{key}_s" in predicted:
+            yield Row(
+                what=what,
+                before=before.signal(f"{key}_s"),
+                predicted=predicted[f"{key}_s"],
+                measured=after.signal(f"{key}_s"),
+                band=(predicted[f"{key}_low_s"], predicted[f"{key}_high_s"]),
+            )
 
 
 def _promised(recommendation: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]:
@@ -264,8 +285,9 @@ def table(rows: Sequence[Row]) -> list[str]:
     lines = ["| | Before | Predicted | Measured | |", "| --- | ---: | ---: | ---: | --- |"]
     for row in rows:
         word = "" if row.relation == "is" else f"{row.relation} "
+        ends = "" if row.band is None else " ({} to {})".format(*map(number, row.band))
         lines.append(
-            f"| {row.what} | {number(row.before)} | {word}{number(row.predicted)} "
+            f"| {row.what} | {number(row.before)} | {word}{number(row.predicted)}{ends} "
             f"| {number(row.measured)} | {row.verdict} |"
         )
     return lines

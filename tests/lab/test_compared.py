@@ -75,6 +75,19 @@ def test_seats_limit_what_fits() -> None:
     assert row_of["running, mean"].predicted == 18
 
 
+@pytest.mark.parametrize(
+    ("measured_s", "verdict"),
+    [(0.31, "right"), (0.59, "right"), (0.74, "off by +85%"), (0.9, "GROSSLY off by +125%")],
+)
+def test_a_p99_is_right_in_the_band_that_was_stated(measured_s: float, verdict: str) -> None:
+    band = {"ttft_p99_s": 0.4, "ttft_p99_low_s": 0.3, "ttft_p99_high_s": 0.6}
+    before = run(ttft_p99_s=2.0, itl_p99_s=0.1)
+    row_of = rows(recommended("replicas", band), before, run(ttft_p99_s=measured_s, itl_p99_s=0.1))
+    assert row_of["TTFT, P99, s"].verdict == verdict
+    assert row_of["ITL, P99, s"].verdict == "not predicted"
+    assert "0.4 (0.3 to 0.6)" in table(list(row_of.values()))[2]
+
+
 def test_prefill_falls_to_a_step_by_the_hits() -> None:
     before = run(prefill_mean_s=0.31, itl_p50_s=0.01)
     after = run(prefill_mean_s=0.04, prefix_hit_ratio=0.9)
