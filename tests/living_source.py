@@ -100,7 +100,7 @@ class SimulatedMoment:
 
     def __init__(self, scraped: Scraped, at_s: float) -> None:
         self._scraped, self.at_s = scraped, at_s
-        self.source = SimulatedSource(scraped)
+        self.source, self.log = SimulatedSource(scraped), AnswerLog()
 
     def instants(self, queries: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
         """The samples of each question."""
@@ -148,9 +148,6 @@ class SimulatedMoment:
             case "any scrapes":
                 scraped_lately = (row.over(at_s, 300.0) for row in scraped.named("up"))
                 return [Sample({}, 1.0)] if any(len(s) >= 3 for s in scraped_lately) else []
-            case "age_s":
-                started = scraped.now("process_start_time_seconds", at_s)
-                return [Sample(each.labels, at_s - each.value) for each in started]
             case "sm_clock_mhz" | "gpus":
                 clocks = scraped.now("DCGM_FI_DEV_SM_CLOCK", at_s)
                 one = key == "gpus"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kneewatch.agent.fleet.queries import AnswerLog, QueryScope
+from kneewatch.agent.fleet.queries import AnswerLog, QueryScope, SlowAnswers
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -78,6 +78,7 @@ class FleetEngines:
         self._adding = threading.Lock()
         self._spans_s: dict[Target, float] = {}
         """The seconds that were last read of each target."""
+        self.slow: SlowAnswers = {}
 
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.queries import QueryMoment, QueryScope
+from kneewatch.agent.fleet.queries import QueryMoment, QueryScope, SlowAnswers, slowly
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import (
@@ -108,16 +108,16 @@ Space = tuple[str, str, str]
 job."""
 
 
-def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape) -> Observed:
+def presence_of(
+    moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape, slow: SlowAnswers
+) -> Observed:
     """The replicas of the last hour: those that serve (`shape`), and those that do not.
 
     After a scrape fails, a metrics system can return the old values for minutes; these are dropped.
     """
-    answers = moment.instants(
-        {"vanished": queries.vanished(scope), "scrapes": queries.scrapes(scope)}
-    )
-    vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
-    seen_s = {vanished.key(sample.labels): sample.value for sample in answers["vanished"]}
+    left = moment.instants({"vanished": queries.vanished(scope)})["vanished"]
+    vanished = shape_of((sample.labels for sample in left), names)
+    seen_s = {vanished.key(sample.labels): sample.value for sample in left}
     seen = [*shape.members, *vanished.members]
     jobs = sorted({job for member in seen if (job := member.labels.get("job"))})
     targets = moment.instants({"up": queries.targets(jobs)})["up"] if jobs else ()
@@ -130,7 +130,9 @@ def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: 
         (member, seen_s.get(member.key)) for member in vanished.members
     ]
     gone = _gone(stopped, members, failing, failures)
-    interval_s = scrape_interval_s(answers["scrapes"], shape)
+    engines = frozenset(member.key for member in shape.members)
+    counts = slowly(slow, moment, {"scrapes": queries.scrapes(scope)}, engines)
+    interval_s = scrape_interval_s(counts["scrapes"], shape)
     empty = {row.pool for row in gone} - {member.pool for member in members}
     zero, is_scraping = None, True
     if empty:

@@ -4,9 +4,10 @@ errors. I/O edge."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
+from math import inf
 from threading import Lock
 
 from msgspec import Struct, field
@@ -37,7 +38,7 @@ from kneewatch.collector.signals.expr import (
 )
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose import gpu as health
-from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Labels, of_process
+from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels, of_process
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
 from kneewatch.rules.facts import duration
@@ -206,13 +207,25 @@ def vanished(scope: QueryScope) -> str:
 
 
 @of_scope
-def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
-    """Queries, by signal, for what an engine's page does not have: its usual requests (of an hour,
-    because a minute may have too few) and how much prompts compute."""
+def own_queries(scope: QueryScope) -> Mapping[str, str]:
+    """Queries, by signal, for how much prompts compute."""
     by_key = {key: scope.either(expr.promql) for key, expr in OWN.items()}
-    lengths = replace(scope, window_s=HOUR_S)
-    by_key |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
     return {key: query for key, query in by_key.items() if query}
+
+
+@of_scope
+def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
+    """Queries, by signal, for the last hour of an engine: its usual requests (a minute may have too
+    few) and how many ran."""
+    hourly = replace(scope, window_s=HOUR_S)
+    by_key = {key: hourly.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
+    return {key: query for key, query in by_key.items() if query} | {
+        "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
+        "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
+        "running_hour_ago": scope.either(
+            lambda dialect: dialect.folded(f"{{}} offset {duration(HOUR_S)}", PRESENCE)
+        ),
+    }
 
 
 SCRAPES_OVER_S = 300.0
@@ -230,23 +243,6 @@ def scrapes(scope: QueryScope) -> str:
             f"and ({dialect.series(PRESENCE)} offset {span})"
         )
     )
-
-
-@of_scope
-def process_queries(scope: QueryScope) -> Mapping[str, str]:
-    """Queries for the age of each process, and for running requests over the last hour."""
-    hour = duration(HOUR_S)
-    hourly = replace(scope, window_s=HOUR_S)
-    # The process start has no model and engine labels, so it is joined in Python.
-    age = f"max by ({scope.of_process}) (time() - {scope.series('process_start_time_seconds')})"
-    return {
-        "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
-        "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
-        "running_hour_ago": scope.either(
-            lambda dialect: dialect.folded(f"{{}} offset {hour}", PRESENCE)
-        ),
-        "age_s": age,
-    }
 
 
 STARTS_SEEN_S = 6 * HOUR_S
@@ -484,6 +480,37 @@ class QueryMoment(Struct, frozen=True):
             return ()
         self.log.warn(piece.warnings)
         return piece.tracks
+
+
+SLOW_S = 60.0
+"""Seconds for which answers about an hour are used, and for which an exporter counts as missing
+whose metrics a metrics system does not have."""
+
+
+Answered = tuple[float, Mapping[str, str], Collection[Key], Mapping[str, Sequence[Sample]]]
+SlowAnswers = dict[tuple[str, ...], Answered]
+"""When some queries were asked, the queries, the engines that they are about, and the samples; by
+the queries' names."""
+
+
+def slowly(
+    kept: SlowAnswers,
+    moment: QueryMoment,
+    queries: Mapping[str, str],
+    about: Collection[Key] = (),
+) -> Mapping[str, Sequence[Sample]]:
+    """The samples of each query: up to SLOW_S old if they are about an hour of the same engines
+    (`about`), or if none of these queries had a sample. `kept` has the answers of moments
+    before."""
+    name = tuple(queries)
+    at_s, asked, engines, answers = kept.get(name, (-inf, {}, (), {}))
+    holds = bool(about) or not any(answers.values())
+    is_same = asked == queries and engines == about
+    if not (holds and is_same and 0 <= moment.at_s - at_s < SLOW_S):
+        answers = moment.instants(queries)
+        is_whole = not (moment.log.warnings or moment.log.failed)
+        kept[name] = moment.at_s if is_whole else -inf, queries, about, answers
+    return answers
 
 
 def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:

@@ -21,7 +21,9 @@ from kneewatch.agent.fleet.queries import (
     AnswerLog,
     QueryMoment,
     QueryScope,
+    SlowAnswers,
     checked_selector,
+    slowly,
 )
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
@@ -43,7 +45,6 @@ from kneewatch.diagnose.fleet.inventory import (
     Past,
     Shape,
     label_map,
-    of_process,
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import routers_of
@@ -252,14 +253,14 @@ def observe(
     shape = shape_of([sample.labels for sample in running], config.names)
     scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)
-    observed = config.shard.of(presence_of(moment, scope, config.names, shape))
+    observed = config.shard.of(presence_of(moment, scope, config.names, shape, engines.slow))
     interval_s = observed.scrape_interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.profile.window_s, interval_s))
     if not running and not observed.gone:
         raise _no_series_error(source, config)
-    observed, gpus = _with_pods(moment, scope, observed)
-    answers = moment.instants(router_queries())
+    observed, gpus = _with_pods(moment, scope, observed, engines.slow)
+    answers = slowly(engines.slow, moment, router_queries())
     members = observed.shape.members
     past = config.past
     if past is None:
@@ -284,9 +285,15 @@ def observe(
         stopped=observed.stopped,
     )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
+    ages = {
+        key: {"age_s": at_s - engine.started_s}
+        for key, engine in judged.items()
+        if engine.started_s is not None
+    }
     return replace(
         observed,
         window_s=scope.window_s,
+        values={key: {**own, **ages.get(key, {})} for key, own in observed.values.items()},
         verdicts=verdicts_of(judged),
         configs={key: engine.config for key, engine in judged.items()},
         past=past,
@@ -328,25 +335,23 @@ def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict
 
 
 def _with_pods(
-    moment: QueryMoment, scope: QueryScope, observed: Observed
+    moment: QueryMoment, scope: QueryScope, observed: Observed, slow: SlowAnswers
 ) -> tuple[Observed, dict[Key, GpuReading]]:
-    """Add the data of hours, pods, processes and GPUs. Returns also the GPUs with an XID."""
+    """Add the data of hours, pods and GPUs. Returns also the GPUs with an XID."""
     shape = observed.shape
     values: Values = {member.key: {} for member in shape.members}
-    hourly = queries.hourly_queries(scope)
-    extra_queries = {
-        **hourly,
-        **queries.process_queries(scope),
-        **queries.gpu_queries(scope),
-        "images": queries.images(),
-    }
-    answers = moment.instants(extra_queries)
-    for key in (*hourly, "running_hour_avg", "running_hour_max", "running_hour_ago"):
-        _spread(values, shape, key, answers[key])
-    _by_process(values, shape, "age_s", answers["age_s"])
-    of_gpus = {key: answers[key] for key in (*queries.GPUS, queries.COUNTED, *XIDS)}
-    shape, gpus, faulty = with_gpus(shape, of_gpus)
-    images = images_of(shape.members, answers["images"])
+    of_engines = slowly(
+        slow,
+        moment,
+        {**queries.hourly_queries(scope), "images": queries.images()},
+        frozenset(values),
+    )
+    images = images_of(shape.members, of_engines["images"])
+    figures = {**of_engines, **moment.instants(queries.own_queries(scope))}
+    for key, samples in figures.items():
+        if key != "images":
+            _spread(values, shape, key, samples)
+    shape, gpus, faulty = with_gpus(shape, slowly(slow, moment, queries.gpu_queries(scope)))
     observed = replace(observed, shape=shape, values=values, gpus=gpus, images=images)
     return observed, readings_of(gpus, faulty)
 
@@ -356,16 +361,6 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
         engine = values.get(shape.key(sample.labels))
         if engine is not None and sample.value == sample.value:
             engine[key] = sample.value
-
-
-def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """Copy a value to all engines of a metrics page. The page reports such a value only once."""
-    names = of_process(shape.by)
-    value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
-    for member in shape.members:
-        value = value_by_labels.get(tuple(member.labels.get(name, "") for name in names))
-        if value is not None:
-            values[member.key][key] = value
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:

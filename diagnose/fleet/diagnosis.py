@@ -547,7 +547,7 @@ def diagnose(
         for note in server.notes
     ]
     blind = bool(observed.warnings or observed.failed)
-    severity = max([c.severity for c in ranked] + [e.severity for e in engines], default=OK)
+    severity = max([c.severity for c in ranked] + [e.severity for e in worst[:1]], default=OK)
     unseen = blind or not engines or any(engine.health == "unknown" for engine in engines)
     incidents = {} if comparisons is None else comparisons.incidents
     sizes = sizes_of(tiers, observed, ranked, stated, targets, incidents, blind=blind)
@@ -576,7 +576,7 @@ def diagnose(
         splits=splits,
         engines=[engine_verdict(engine) for engine in worst],
         gone=[GoneReplica(row.replica, row.pool, row.down) for row in observed.gone],
-        raw=sorted({key for engine in engines for key in engine.values}),
+        raw=sorted(set[str]().union(*[engine.values for engine in engines])),
         warnings=observed.warnings,
         notes=notes,
         load=replace(observed.load, seconds=round(observed.load.seconds, 3)),

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
 from kneewatch.diagnose.verdict import Cause, Verdict
-from kneewatch.rules.rule import Finding, Severity, State
+from kneewatch.rules.rule import IN_BOUNDS, Finding, Severity, State
 
 
 class Engine(Struct, frozen=True):
@@ -44,7 +44,7 @@ class Engine(Struct, frozen=True):
     def findings(self) -> Sequence[Finding]:
         """The findings whose threshold is crossed."""
         found = () if self.verdict is None else self.verdict.findings
-        return [finding for finding in found if finding.severity]
+        return [finding for finding in found if finding.state not in IN_BOUNDS]
 
     @property
     def severity(self) -> Severity:
