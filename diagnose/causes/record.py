@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, field
 
@@ -93,19 +93,14 @@ class Term(Struct, frozen=True, dict=True):
     signal: str | Callable[[Facts], str] = ""
 
     @cached_property
-    def read(self) -> Read:
-        """`value`, compiled to Python."""
-        return self.value.read()
-
-    @cached_property
-    def bound(self) -> Read:
-        """`threshold`, compiled to Python."""
-        return (lambda _: None) if self.threshold is None else self.threshold.read()
-
-    @cached_property
-    def holds(self) -> Holds:
-        """`when`, compiled to Python."""
-        return self.when.python()
+    def counted(self) -> Callable[[Facts], tuple[float, float | None] | None]:
+        """Its value and threshold; None while it does not count."""
+        scope = Scope()
+        value, *checks = scope.checked(self.value)
+        checks.append(self.when.source(scope))
+        bound = "None" if self.threshold is None else self.threshold.source(scope)
+        source = f"({value}, {bound}) if {' and '.join(checks)} else None"
+        return cast("Callable[[Facts], tuple[float, float | None] | None]", scope.function(source))
 
     def key(self, facts: Facts) -> str:
         """The signal that the evidence is listed under."""
@@ -303,9 +298,8 @@ class Examiner:
 def log_odds(terms: Sequence[Term], facts: Facts, start: float) -> float:
     """`start` plus the log-odds of all terms."""
     for each in terms:
-        value = each.read(facts)
-        if value is not None and each.holds(facts):
-            start += each.weight.value * strength(value, each.bound(facts), below=each.below)
+        if (value_and_bound := each.counted(facts)) is not None:
+            start += each.weight.value * strength(*value_and_bound, below=each.below)
     return start
 
 
@@ -313,11 +307,10 @@ def weigh(terms: Sequence[Term], case: Case, facts: Facts, words: Words = ()) ->
     """Add all terms to a case as evidence. `words` are the named quantities that their sentences
     use."""
     for each in terms:
-        value = each.read(facts)
-        if value is not None and each.holds(facts):
+        if (value_and_bound := each.counted(facts)) is not None:
+            value, bound = value_and_bound
             text = _said(each.say, words, facts, value)
-            key, bound, weight = each.key(facts), each.bound(facts), each.weight.value
-            case.weigh(key, value, bound, weight, text, below=each.below)
+            case.weigh(each.key(facts), value, bound, each.weight.value, text, below=each.below)
 
 
 # --- sentences ----------------------------------------------------------------------------------

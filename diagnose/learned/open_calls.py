@@ -9,6 +9,7 @@ end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 
 from kneewatch.diagnose.account_signals import (
@@ -123,16 +124,20 @@ class OpenCalls:
         self.values[SILENT] = self._silence.update(t_s, values, in_flight)
         if self.begun is None or running is None:
             return
+        if token:  # the levels of ten minutes matter only once tokens stop
+            self.values[CANCELLED] = 0.0
+            if files is not None:
+                self.values[AT_THE_DOOR], self.values[PILED] = 0.0, self._piled(t_s)
+            return
         # Calls that do not reach the engine pile up while it still serves those before them.
         settled_s = self._levels[-1][0] - LAG_S if self._levels else 0.0
         levels = [level for at_s, level, _ in self._levels if at_s <= settled_s]
+        is_open = None
         if files is not None:
-            idle_s = t_s - self.begun[0]
-            beyond = files - in_flight - max(levels) if levels else 0.0
-            self.values[AT_THE_DOOR] = self._at_the_door(beyond, idle_s)
-            self.values[PILED] = self._piled(t_s) if token else 0.0
-        is_open = None if files is None or not levels else files - min(levels)
-        self.values[CANCELLED] = 0.0 if token else self._cancelled(now, in_flight, is_open)
+            door = self._at_the_door(files - in_flight, levels, t_s - self.begun[0])
+            self.values[AT_THE_DOOR], self.values[PILED] = door, 0.0
+            is_open = files - min(levels) if levels else None
+        self.values[CANCELLED] = self._cancelled(now, in_flight, is_open)
 
     def _piled(self, t_s: float) -> float:
         """Connections beyond any earlier level, while the engine serves others; 0 if few."""
@@ -145,10 +150,16 @@ class OpenCalls:
         piled = min(newest) - max(earlier, default=inf) - kept
         return piled if piled >= PILED_MIN else 0.0
 
-    def _at_the_door(self, beyond: float, idle_s: float) -> float:
-        """Connections beyond their level; 0 unless they are many, and grow or stay."""
-        if beyond > self._most:
-            self._most, self._grown = beyond, self._grown + 1
+    def _at_the_door(self, beside: float, levels: Sequence[float], idle_s: float) -> float:
+        """Connections beyond their level; 0 unless they are many, and grow or stay. They may have
+        grown at the scrape with the last token already."""
+        if not levels:
+            return 0.0
+        level, beyond = max(levels), 0.0
+        for connections in (self._levels[-1][1], beside):
+            beyond = connections - level
+            if beyond > self._most:
+                self._most, self._grown = beyond, self._grown + 1
         stay_s = IDLE_S if self._grown >= GROWTH_MIN else KEPT_S
         return beyond if beyond >= OPEN_MIN and idle_s >= stay_s else 0.0
 
