@@ -49,6 +49,7 @@ NUMBERS: tuple[Column, ...] = (
     ("ttft_p99_s", "TTFT P99", duration),
     ("itl_p99_s", "ITL P99", duration),
     ("longest_step_s", "longest step", duration),
+    ("prefill_p99_s", "prefill P99", duration),
     ("waiting", "queued", number),
     ("waiting_deferred", "deferred", number),
     ("spec_acceptance_ratio", "acceptance", percent),

@@ -182,13 +182,17 @@ def _tails(
 def _worse(recommendation: Recommendation) -> Iterator[str]:
     """The latencies that the change makes clearly worse."""
     before, then = recommendation.before, recommendation.predicted
-    for name, key in (("ITL", "itl_s"), ("TTFT", "ttft_s")):
+    for name, key in (
+        ("Mean ITL", "itl_s"),
+        ("Mean TTFT", "ttft_s"),
+        ("P99 of prefill", "prefill_p99_s"),
+    ):
         if before.get(key) and then.get(key, 0.0) >= WORSE_RATIO * before[key]:
             yield f"{name} rises from {duration(before[key])} to {duration(then[key])}"
 
 
 def _worse_words(worsens: tuple[str, ...]) -> str:
-    return f"Mean {' and '.join(worsens)}." if worsens else ""
+    return " ".join(f"{each}." for each in worsens)
 
 
 def _own_risk(recommendation: Recommendation) -> str:

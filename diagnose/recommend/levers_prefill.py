@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import floor, log2
+from math import ceil, floor, inf, log2
 
 from kneewatch.collector.engines.engine_kind import (
     NO_PREFIX_CACHE,
@@ -86,15 +86,29 @@ def splits_prompts(context: LeverContext, budget: int) -> bool:
 
 
 def step_numbers(context: LeverContext, budget: int | None) -> dict[str, float]:
-    """The longest step and the stalls with this budget; {} if the prefill rate is unknown."""
-    token_s = _token_s(context)
+    """The longest step, the longest prefills and the stalls with this budget.
+
+    A prompt in more steps waits for as many decodes more. {} if the prefill rate is unknown.
+    """
+    token_s, tokens = _token_s(context), context.get("prompt_tokens_p99")
     if budget is None or token_s is None:
         return {}
     # The same step also decodes a token for every running stream.
-    step_s = budget * token_s + context.get("itl_p50_s")
-    if step_s >= STALL_BUCKET_S:
-        return {"longest_step_s": step_s}
-    return {"longest_step_s": step_s, "itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}
+    step_s = budget * token_s + (decode_s := context.get("itl_p50_s"))
+    numbers = {"longest_step_s": step_s}
+    if decode_s and (more := ceil(tokens / budget) - ceil(tokens / _step_tokens(context))) > 0:
+        numbers["prefill_p99_s"] = context.get("prefill_p99_s") + more * decode_s
+    if step_s < STALL_BUCKET_S:
+        numbers |= {"itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}
+    return numbers
+
+
+def _step_tokens(context: LeverContext) -> float:
+    """The most prompt tokens of a step today; without chunks a step holds any prompt."""
+    launch = context.server.launch
+    if context.server.chunked_prefill is False:
+        return inf
+    return launch.max_num_batched_tokens or launch.defaults.max_num_batched_tokens
 
 
 def _token_s(context: LeverContext) -> float | None:

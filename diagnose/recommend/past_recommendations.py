@@ -326,7 +326,7 @@ MEASURES: Mapping[str, Measure] = {
 
 FELT: Mapping[str, frozenset[str]] = {
     "preemption_per_s": frozenset(),
-    "ttft_s": frozenset({"waiting", "queue_wait_s", "prefill_mean_s"}),
+    "ttft_s": frozenset({"waiting", "queue_wait_s", "prefill_mean_s", "prefill_p99_s"}),
     "itl_s": frozenset({"itl_stall_per_s", "itl_stall_time_ratio"}),
 }
 """Numbers that users notice, each with related numbers.

@@ -132,6 +132,7 @@ MEASURED: Mapping[str, Told] = {
     "ttft_s": Told("TTFT, mean, s", 0.02, _signal("ttft_mean_s")),
     "itl_s": Told("ITL, mean, s", 0.002, _signal("itl_mean_s")),
     "prefill_mean_s": Told("prefill, mean, s", 0.01, _signal("prefill_mean_s")),
+    "prefill_p99_s": Told("prefill, P99, s", 0.05, _signal("prefill_p99_s")),
     "itl_stall_per_s": Told("outputs 0.5 s late, per s", 0.05, _signal("itl_stall_per_s")),
     "itl_stall_time_ratio": Told("stalled share", 0.01, _signal("itl_stall_time_ratio")),
     "longest_step_s": Told(

@@ -313,6 +313,8 @@ def test_a_budget_by_the_prefill_rate() -> None:
     assert changes(advice) == {"--max-num-batched-tokens": (None, 512)}
     assert advice.predicted["longest_step_s"] == pytest.approx(512 / 3000 + 0.02, rel=5e-4)
     assert advice.predicted["itl_stall_per_s"] == advice.predicted["itl_stall_time_ratio"] == 0
+    # 12 steps instead of one: each of the other 11 decodes for the streams too.
+    assert advice.predicted["prefill_p99_s"] == pytest.approx(2.0 + 11 * 0.02)
 
 
 def test_the_last_chunk_of_a_long_prompt_is_the_longest() -> None:
@@ -337,7 +339,11 @@ def test_steps_of_half_a_second_do_not_end_the_pauses() -> None:
     advice = advised("prefill_interference", situation=slow, stated=stated)[
         "max-num-batched-tokens"
     ]
-    assert advice.predicted == {"longest_step_s": pytest.approx(256 / 300 + 0.02, rel=5e-4)}
+    step_s, prefill_s = 256 / 300 + 0.02, 20.0 + 23 * 0.02
+    assert advice.predicted == {
+        "longest_step_s": pytest.approx(step_s, rel=5e-4),
+        "prefill_p99_s": pytest.approx(prefill_s),
+    }
 
 
 def test_chunked_prefill_that_the_launch_switches_off() -> None:
