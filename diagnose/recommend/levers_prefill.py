@@ -11,6 +11,7 @@ from kneewatch.collector.engines.engine_kind import (
     WEIGHTS_FORMAT,
 )
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS
 from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.causes.common_conditions import why_together
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
@@ -362,7 +363,10 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
     gpu = server.stated.gpu
     command_line = server.stated.command_line
     given = None if command_line is None else command_line.text(WEIGHTS_FORMAT)
-    if gpu is None or given is not None or (launch is not None and launch.scheme.linear_bits < 16):
+    # vLLM refuses another format than that of a quantized checkpoint, also of experts alone.
+    own = None if launch is None else launch.scheme
+    is_quantized = own is not None and min(own.linear_bits, own.expert_bits) < FULL_BITS
+    if gpu is None or given is not None or is_quantized:
         return None
     scheme = "fp8"
     change: tuple[str, str | None, str] = (WEIGHTS_FORMAT, None, scheme)

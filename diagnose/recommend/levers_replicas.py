@@ -42,7 +42,14 @@ DRAIN_S = 300.0
 PEAK_OVER = SAFETY_DEFAULT
 """The safety factor leaves this much room for a peak over the mean."""
 
+HELD_SAFETY = 1.2
+"""Replicas recommended before stay while they have this safety factor: what is left of it is what
+estimates of one load vary by."""
+
 MOST_TENSOR_PARALLEL = 8
+MORE_CACHE_FROM = 1.05
+"""Fixed bytes, or KV heads that each GPU has a copy of, leave a wider server no more KV cache."""
+
 MOST_TIMES_REPEATED = 2
 """Times the present replicas, and one more: a step where clients repeat calls that they give up."""
 
@@ -65,8 +72,9 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     if needed <= now and REPLICAS not in context.held:
         return None
     # What is held is for the load that may return. It has not while a backlog drains.
-    total = max(now + 1, needed)
-    total = total if drains else context.steady(REPLICAS, total)
+    total, held = max(now + 1, needed), context.held.get(REPLICAS)
+    if isinstance(held, int) and not drains and held > now and now * ratio * HELD_SAFETY <= held:
+        total = held
     if demand.repeats:
         total = min(total, MOST_TIMES_REPEATED * now + 1)
     if demand.callers is None:  # the backlog is served once
@@ -304,6 +312,9 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
     if wider is None or capacity is None:
         return None
     ratio = capacity / server.capacity_tokens
+    more = ratio >= MORE_CACHE_FROM
+    if context.for_kv and not more:
+        return None
     gpus = to * launch.parallel.pipeline
     after = After(capacity_tokens=capacity, launch=wider, gpus=gpus, other_steps=True)
     numbers = predicted(context, after)
@@ -312,8 +323,10 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
         context,
         "tensor-parallel",
         [(TENSOR_SPLIT, now, to)],
-        f"Weights spread over {to} GPUs leave {ratio:.1f}x the KV cache per replica, and each GPU "
-        "reads half the weight bytes per step.",
+        f"Weights spread over {to} GPUs"
+        + f" leave {ratio:.1f}x the KV cache per replica, and each GPU reads" * more
+        + ": each GPU reads" * (not more)
+        + " half the weight bytes per step.",
         before=present(context),
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * server.replicas,

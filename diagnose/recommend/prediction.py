@@ -445,15 +445,18 @@ def calibrated(
         now = performance(costs, load, own)
         own = replace(
             own,
-            decode_factor=_accepted(own.decode_factor * itl_s / now.itl_s),
-            prefill_factor=_accepted(own.prefill_factor * prefill_s / now.prefill_s),
+            decode_factor=_accepted(own.decode_factor * itl_s / now.itl_s, shares.mbu_ratio),
+            prefill_factor=_accepted(
+                own.prefill_factor * prefill_s / now.prefill_s, shares.mfu_ratio
+            ),
         )
     met = abs(performance(costs, load, own).itl_s / itl_s - 1)
     return own if met <= _CALIBRATED_RATIO else alike
 
 
-def _accepted(factor: float) -> float:
-    return min(max(factor, SCALE_LOW), SCALE_HIGH)
+def _accepted(factor: float, share: float) -> float:
+    """The factor within the accepted range. One below the share of the peak would exceed it."""
+    return min(max(factor, SCALE_LOW, share), SCALE_HIGH)
 
 
 def _present_load(context: LeverContext, launch: Launch) -> Load:

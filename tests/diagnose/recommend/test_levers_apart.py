@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.recommendation import Recommendation
@@ -183,6 +184,30 @@ def test_fp8_weights_free_room_and_are_not_made_twice() -> None:
 
     again = advised("decode_bound", situation=FULL, stated=launched("--quantization fp8"))
     assert "fp8-weights" not in again
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3"])
+def test_a_quantized_checkpoint_is_not_quantized_again(name: str) -> None:
+    """vLLM refuses another format than the checkpoint's, also where only experts have one."""
+    stated = replace(LLAMA, model=model(name), gpu=gpu("b200"), tensor_parallel=8)
+    for cause in ("decode_bound", "queue_saturation"):
+        levers = advised(cause, situation=FULL.but(itl_mean_s=0.02), stated=stated)
+        assert levers
+        assert not {"fp8-weights", "awq-weights", "int8-weights"} & levers.keys()
+
+
+def test_a_wider_split_without_more_kv_cache_is_not_for_the_kv_cache() -> None:
+    """Qwen3-30B-A3B has 4 KV heads: 8 GPUs have two copies of each, and the bytes are fixed."""
+    moe = model("Qwen/Qwen3-30B-A3B")
+    stated = replace(LLAMA, model=moe, gpu=gpu("h200"), tensor_parallel=4)
+    page = {**PAGE, "kv_cache_memory_bytes": str(20 * 2**30)}
+    assert "tensor-parallel" not in advised("kv_pressure", page=page, stated=stated)
+    (wider,) = [
+        each
+        for each in advised("decode_bound", page=page, stated=stated).values()
+        if each.id == "tensor-parallel"
+    ]
+    assert wider.summary.startswith("Weights spread over 8 GPUs: each GPU reads half the weight")
 
 
 A100 = replace(LLAMA, gpu=gpu("a100-80gb"))

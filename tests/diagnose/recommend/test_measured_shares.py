@@ -181,6 +181,17 @@ def test_decode_and_prefill_have_a_factor_each() -> None:
     assert predicted.ttft_s == pytest.approx(truth.ttft_s, rel=0.02)
 
 
+@pytest.mark.parametrize(("itl_times", "prefill_times"), [(1.0, 1.5), (1.2, 1.5), (1.2, 2.0)])
+def test_no_step_reads_faster_than_the_memory(itl_times: float, prefill_times: float) -> None:
+    """Longer prefills take more of the gaps between tokens, and leave less for decoding."""
+    now = performance(KNOWN, CHAT, DEFAULT)
+    itl_s, prefill_s = itl_times * now.itl_s, prefill_times * now.prefill_s
+    own = calibrated(KNOWN, CHAT, DEFAULT, itl_s=itl_s, prefill_s=prefill_s)
+    assert own is not None
+    assert own.decode_factor >= own.mbu_ratio
+    assert own.prefill_factor >= own.mfu_ratio
+
+
 def test_a_server_far_from_the_roofline_is_not_calibrated() -> None:
     itl_s = 3 * performance(KNOWN, CHAT).itl_s
     assert calibrated(KNOWN, CHAT, DEFAULT, itl_s=itl_s, prefill_s=0.1) is None
