@@ -49,7 +49,7 @@ from kneewatch.rules.formatting import (
     wrapped,
 )
 from kneewatch.rules.library import rule_of
-from kneewatch.rules.rule import IN_BOUNDS, MORE_IS_BETTER, Finding, Severity
+from kneewatch.rules.rule import MORE_IS_BETTER, Finding, Severity
 
 EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
@@ -236,22 +236,6 @@ def changed_words(diagnosis: Verdict) -> str:
     return UNKNOWN_CHANGE if diagnosis.causes and diagnosis.values else ""
 
 
-def raised_words(diagnosis: Verdict) -> str:
-    """What makes the verdict graver than each of its causes: the stage, and rules that a cause
-    covers. Empty if a cause is as grave, or if there is none."""
-    grave = diagnosis.severity
-    if not diagnosis.causes or max(cause.severity for cause in diagnosis.causes) >= grave:
-        return ""
-    stage = diagnosis.stage
-    parts = [f"stage {stage.number} ({stage.name})"] if stage.severity == grave else []
-    parts += [
-        finding_words(finding, diagnosis)
-        for finding in diagnosis.findings
-        if finding.severity == grave and finding.state not in IN_BOUNDS
-    ]
-    return f"{grave.word} because of {' and '.join(parts)}"
-
-
 def slo_words(diagnosis: Verdict) -> str:
     """The forecast of when TTFT P99 exceeds its target, as text to append to a line. Empty without
     a forecast, and where a critical verdict would only add that it may be now."""
@@ -421,7 +405,6 @@ def _numbers(diagnosis: Verdict, numbers: Sequence[advice.Column]) -> list[tuple
 
 def _body(diagnosis: Verdict, style: Style) -> list[Row]:
     lines = [
-        raised_words(diagnosis),
         changed_words(diagnosis),
         stage_words(diagnosis),
         "; ".join(f"{when}: {numbers}" for when, numbers in figures(diagnosis)),

@@ -27,7 +27,6 @@ from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     figures,
-    raised_words,
     stage_words,
     summary_words,
 )
@@ -256,8 +255,6 @@ def _lines(event: Event, diagnosis: Verdict, cause: Cause | None) -> list[Line]:
     lines = list[Line]()
     if cause is not None:
         lines = [Line("", summary_words(cause, diagnosis.t_s)), *action_lines(diagnosis, cause)]
-        if raised := raised_words(diagnosis):
-            lines.insert(1, Line("verdict", raised))
         # An effect at the load of another moment would contradict the figures of this one.
         bests = [b for b in advice.advised(diagnosis, cause)[:1] if b.as_of_s in (None, event.t_s)]
         lines += [Line(advice.EXPECTED, n) for best in bests if (n := advice.numbers_words(best))]

@@ -134,7 +134,7 @@ class Form(Struct, frozen=True, kw_only=True):
     - `summary`: what the form means, in one sentence, if the cause has several.
     - `guide`: sections of the sizing guide, if not those of the cause.
     - `apart`: while this is true, the cause explains no other cause.
-    - `root`: this form explains the causes in the record's `heads`.
+    - `root`: this form explains the causes in the record's `heads`, and none of its `levers` helps.
     """
 
     gate: Condition

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.engine.diagnosis import CauseTracker, health
+from kneewatch.diagnose.engine.diagnosis import CauseTracker, as_severe, health
 from kneewatch.diagnose.fleet.engine import engine_of
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
@@ -73,7 +73,7 @@ def _with(diagnosis: Verdict, more: Sequence[Cause]) -> Verdict:
     severity = worst_of(causes, diagnosis.stage, diagnosis.findings)
     return replace(
         diagnosis,
-        causes=causes,
+        causes=as_severe(causes, severity, diagnosis.findings),
         health=health(severity, readable=readable),
         recommendations=[each for each in diagnosis.recommendations if each.cause in heads],
     )

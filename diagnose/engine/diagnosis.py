@@ -9,7 +9,7 @@ from typing import Generic
 from msgspec.structs import replace
 
 from kneewatch.diagnose.account_signals import SILENT
-from kneewatch.diagnose.cause import AnyCause, Cause
+from kneewatch.diagnose.cause import AnyCause, Cause, Evidence
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.common_conditions import VERY_LATE_FROM, VERY_LATE_S
 from kneewatch.diagnose.causes.evidence import Facts
@@ -18,8 +18,9 @@ from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.ranking import BY_ID, EXPLAINS, OF_LATENCY, WAITS_FOR
 from kneewatch.diagnose.verdict import NO_STAGE, SYMPTOMS
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import duration, span, stated_duration
-from kneewatch.rules.rule import WARNING, Severity, State
+from kneewatch.rules.formatting import duration, quantity, span, stated_duration
+from kneewatch.rules.library import rule_of
+from kneewatch.rules.rule import WARNING, Finding, Severity, State
 
 SLOW_DRIFT = 3.0
 
@@ -57,6 +58,21 @@ def health(severity: Severity, *, readable: bool) -> State:
     if not readable and severity < WARNING:
         return "unknown"
     return severity.word
+
+
+def as_severe(causes: list[Cause], severity: Severity, findings: Iterable[Finding]) -> list[Cause]:
+    """The causes of a verdict with this severity: the first takes it, as it is what to act on, and
+    the rules that are so severe head its evidence. A note stays a note."""
+    if not causes or not WARNING <= causes[0].severity < severity:
+        return causes
+    evidence = list[Evidence]()
+    for finding in findings:
+        if finding.severity == severity:
+            rule, signal, value = rule_of(finding), finding.signal, finding.value
+            text = f"{rule.summary}: {quantity(signal, value)}"
+            evidence.append(Evidence(signal, value, rule.threshold(severity), text))
+    evidence += causes[0].evidence
+    return [replace(causes[0], severity=severity, evidence=tuple(evidence)), *causes[1:]]
 
 
 def judged_against(targets: Targets, proposed: Targets, *, has_baseline: bool) -> str:

@@ -34,6 +34,7 @@ from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
     Aftermath,
     CauseTracker,
+    as_severe,
     canary_words,
     health,
     judged_against,
@@ -228,6 +229,8 @@ class Judge:
         crossed = [finding for finding in findings if finding.state not in IN_BOUNDS]
         causes, lacks_core = self._causes(facts, values, crossed)
         stage = UNKNOWN_STAGE if missing else facts.stage
+        severity = worst_of(causes, stage, crossed)
+        causes = as_severe(causes, severity, findings)
         readable = not lacks_core and values.scrapes > 1
         targets, canary = self._profile.targets, values.canary
         moved = facts.values.get(MOVED_FOR) is not None
@@ -241,7 +244,7 @@ class Judge:
             target=self._target,
             engine=self._key.engine,
             model=self._key.model,
-            health=health(worst_of(causes, stage, crossed), readable=readable),
+            health=health(severity, readable=readable),
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),

@@ -52,7 +52,7 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.formatting import duration, percent, stated_duration
+from kneewatch.rules.formatting import duration, figure, percent, stated_duration
 
 
 def checked_recommendation(
@@ -123,9 +123,10 @@ def with_residual(recommendation: Recommendation, context: LeverContext) -> Reco
     numbers = recommendation.predicted
     demand, waiting = numbers.get("kv_demand_ratio"), context.demand.waiting
     if demand is not None and demand > 1:
+        need = figure(round(demand, 1 if demand >= 1.1 else 3))
         left = (
-            f"Not enough alone: the load would still need {demand:.1f}x the KV cache, and vLLM "
-            "would still preempt requests."
+            f"Not enough alone: the load would still need {need}x the KV cache, and vLLM would "
+            "still preempt requests."
         )
     elif demand is not None and demand > KV_TARGET_RATIO:
         left = (
@@ -460,13 +461,8 @@ class Adviser:
         if self._restarted and facts.config:
             self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
-        # Where the GPUs idle for the host, no flag and no replica mends slow steps: its text does.
         cause_ids = tuple(
-            [
-                cause.id
-                for cause in causes
-                if BY_ID[cause.id].levers and not (cause.root and cause.id == "decode_bound")
-            ]
+            [cause.id for cause in causes if BY_ID[cause.id].levers and not cause.root]
         )
         if "prefix_churn" in cause_ids and not _churn_holds(facts, causes):
             cause_ids = tuple([cause for cause in cause_ids if cause != "prefix_churn"])

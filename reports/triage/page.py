@@ -21,7 +21,6 @@ from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     changed_words,
     latency_basis,
-    raised_words,
     server_words,
     stage_words,
     summary_words,
@@ -195,8 +194,7 @@ FILTERS: dict[str, Any] = {
     for filtered in (
         besides, changed_words, command, cost, date, doubt, gist, of_load,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
-        raised_words, replaced,
-        server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
+        replaced, server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
         unbroken,
     )
 } | {"change_title": title}  # fmt: skip

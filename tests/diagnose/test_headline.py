@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kneewatch.agent.notify.events import problems
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Finding, Severity
-from tests.recordings import CAPTURES, diagnoses
+from tests.agent.notify.factories import state
+from tests.recordings import CAPTURES, NO_TARGETS, diagnoses
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,25 @@ def test_a_note_is_not_the_headline_of_something_worse(said: Verdict) -> None:
     staged = replace(said, causes=[note()], findings=quiet(said))
     assert staged.severity >= Severity.WARNING
     assert staged.headline == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("lora_thrash", "TTFT P50"), ("kv_pressure_cascade", "vLLM preempts")]
+)
+def test_the_first_cause_is_as_severe_as_the_verdict(name: str, rule: str) -> None:
+    """The message that it becomes, the page and the metrics say one severity."""
+    targets = Targets(ttft_p99_s=0.5, itl_p99_s=0.1) if name == "lora_thrash" else NO_TARGETS
+    raised = 0
+    for verdict in diagnoses(CAPTURES / f"{name}.jsonl.gz", targets=targets):
+        first = next(iter(verdict.causes), None)
+        if first is None or first.severity < Severity.WARNING:
+            continue
+        assert first.severity.word == verdict.severity.word
+        found = problems(state(verdict), Severity.WARNING).values()
+        assert max(event.severity for event in found) == verdict.severity
+        if first.evidence[0].text.startswith(rule):
+            raised += 1
+            assert first.severity == Severity.CRITICAL
+            now = verdict.values[first.evidence[0].signal]
+            assert first.evidence[0].value == pytest.approx(now, rel=1e-4)
+    assert raised

@@ -51,21 +51,6 @@ TURNING = (
 )
 
 
-@pytest.mark.parametrize("render", [as_text, as_markdown])
-def test_a_verdict_graver_than_its_causes_says_what_makes_it_so(
-    render: Callable[[Verdict], str],
-) -> None:
-    minor = replace(PRESSURE, severity=Severity.WARNING)
-    evicting = finding("KV-EVICT", "critical", 0.241)
-    said = render(changed(SICK, causes=[minor], findings=[evicting])).replace("\n  ", " ")
-    assert "ritical because of KV-EVICT: vLLM preempts running requests" in said
-    assert "because of" not in render(changed(SICK, causes=[PRESSURE], findings=[evicting]))
-    ending = replace(PRESSURE, severity=Severity.INFO)
-    assert "arning because of stage 3 (queueing)" in render(
-        changed(SICK, health="warning", causes=[ending])
-    )
-
-
 def test_a_newest_value_far_below_the_window_stands_beside_the_windows_mean() -> None:
     values = {**SICK.values, "kv_usage_ratio": 0.65, "kv_usage_avg_ratio": 0.98, "waiting": 0.0}
     fallen = changed(SICK, values={**values, "waiting_avg": 12.0})

@@ -23,7 +23,6 @@ from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.diagnose.recommend.ledger import BACKLOG
 from kneewatch.diagnose.recommend.recommendation import Change
 from kneewatch.rules.formatting import cut_after_sentence
-from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import FP8, receiver, sick, state
 from tests.reports.diagnoses import NOW_S, PRESSURE
 
@@ -88,17 +87,6 @@ def test_no_effect_at_the_load_of_another_moment(tmp_path: Path) -> None:
     earlier = replace(FP8, as_of_s=NOW_S - 14)
     message = events.message(began(tmp_path, recommendations=(earlier,)), receiver="x", base=BASE)
     assert "expected" not in formats.text(message)
-
-
-def test_a_warning_under_a_critical_verdict_says_what_makes_it_critical(tmp_path: Path) -> None:
-    milder = replace(PRESSURE, id="gpu_throttled", severity=Severity.WARNING)
-    found = events.problems(state(sick(causes=[milder]), name="gpu-7"), Severity.WARNING)
-    (event,) = (each for each in found.values() if each.key.id == "gpu_throttled")
-    message = events.message([event], receiver="x", base="")
-    assert message.headline.startswith("WARNING: gpu_throttled")
-    assert "verdict: critical because of stage 3 (queueing)" in formats.text(message)
-    alike = events.message(began(tmp_path), receiver="x", base="")
-    assert "verdict: " not in formats.text(alike), "where the cause is as grave"
 
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) -> None:
