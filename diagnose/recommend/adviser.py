@@ -461,14 +461,18 @@ class Adviser:
         if self._restarted and facts.config:
             self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
+        # No token comes out: more replicas or seats would be for a load that is not served.
+        stalled = facts.streaks_s.get("stalled", 0.0) >= STALL_NOTED_S
         cause_ids = tuple(
-            [cause.id for cause in causes if BY_ID[cause.id].levers and not cause.root]
+            [
+                cause.id
+                for cause in causes
+                if (record := BY_ID[cause.id]).levers
+                and not cause.root
+                and not (stalled and record.capacity)
+                and (cause.id != "prefix_churn" or _churn_holds(cause, causes, facts))
+            ]
         )
-        if "prefix_churn" in cause_ids and not _churn_holds(facts, causes):
-            cause_ids = tuple([cause for cause in cause_ids if cause != "prefix_churn"])
-        if facts.streaks_s.get("stalled", 0.0) >= STALL_NOTED_S:
-            # No token comes out: more replicas or seats would be for a load that is not served.
-            cause_ids = tuple([cause for cause in cause_ids if not BY_ID[cause].capacity])
         was_short = self._queue.seen_s < facts.window_s
         if cause_ids or (facts.values.get("waiting") or 0.0) >= 1:
             self._queue.add(facts.now_s, facts.values, facts.window_s)
@@ -499,42 +503,22 @@ class Adviser:
             weekly_peak_requests=self.weekly_peak_requests,
             curve=curve,
         )
-        requests = _requests(facts)
-        running = facts.values.get("running_max") or 0.0
+        requests = facts.get("running_avg") + facts.get("waiting_avg")
         allowed = self._tracker.allowed(
-            facts.now_s, recommendations, requests=requests, running=running
+            facts.now_s, recommendations, requests=requests, running=facts.get("running_max")
         )
-        given = tuple(_without_lone_queue_limit(allowed))
+        others = {each.cause for each in allowed if each.id != QUEUE_LIMIT}
+        given = tuple([each for each in allowed if each.cause in others])
         self._tracker.advised(facts.now_s, given, requests=requests)
         self._recommendations = given
         return given
 
 
-def _without_lone_queue_limit(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
-    """The recommendations, without any queue limit that is the only one for its cause."""
-    others = {
-        recommendation.cause
-        for recommendation in recommendations
-        if recommendation.id != QUEUE_LIMIT
-    }
-    return [
-        recommendation
-        for recommendation in recommendations
-        if recommendation.id != QUEUE_LIMIT or recommendation.cause in others
-    ]
-
-
-def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
+def _churn_holds(churn: Cause, causes: Sequence[Cause], facts: Facts) -> bool:
     """Whether more KV cache would help against prefix churn.
 
     It would not if prompts share no prefix now, or if the churn is only a brief dip.
     """
     if any(cause.id == "prefix_reuse_lost" for cause in causes):
         return False
-    churn = next(cause for cause in causes if cause.id == "prefix_churn")
     return churn.since_s is None or facts.now_s - churn.since_s >= facts.window_s
-
-
-def _requests(facts: Facts) -> float:
-    """The mean number of requests that run or wait."""
-    return (facts.values.get("running_avg") or 0.0) + (facts.values.get("waiting_avg") or 0.0)
