@@ -25,6 +25,9 @@ VERIFY_S = 300.0
 MOVED = 1.25
 """A recommended size changes if the new one goes further by at least this ratio; less is noise."""
 
+MORE_CACHE_FROM = 1.05
+"""From this ratio on, a larger KV cache is worth a restart."""
+
 KV_AHEAD = "kv_exhaustion_ahead"
 """For this cause, sizes are for the expected load instead of the present load."""
 

@@ -12,7 +12,13 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
-from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice, rounded_up
+from kneewatch.diagnose.recommend.context import (
+    MORE_CACHE_FROM,
+    SETTLE_WORDS,
+    LeverContext,
+    advice,
+    rounded_up,
+)
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
 from kneewatch.diagnose.recommend.ledger import PREFIX_ROUTING
 from kneewatch.diagnose.recommend.prediction import (
@@ -95,8 +101,8 @@ def _unfixed(
 ) -> Recommendation | None:
     """A higher value of the flag that fixes the cache, which then holds so many times the tokens;
     None if the load needs no more, or no more fits."""
-    capacity, (_, now, to) = context.server.capacity_tokens, change
-    if not capacity or _times_needed(context) <= 1 or to <= now:
+    capacity = context.server.capacity_tokens
+    if not capacity or _times_needed(context) <= 1 or times < MORE_CACHE_FROM:
         return None
     return _larger(
         context,

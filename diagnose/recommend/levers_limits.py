@@ -27,6 +27,7 @@ from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_launch,
+    computed_memory,
     latencies,
     predicted,
     present,
@@ -386,10 +387,13 @@ def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
     if launch is None or launch.gpu is None or launch.adapters is None:
         return {}
     wider = changed_launch(context, adapters=Adapters(slots, launch.adapters.rank))
-    capacity = resized_tokens(context, wider)
+    capacity, blocks = resized_tokens(context, wider), context.server.blocks_override
     if capacity is None:
-        # Without an override of the blocks, no capacity means that vLLM would not start.
-        return {"kv_demand_ratio": inf} if context.server.blocks_override is None else {}
+        # Blocks that are overridden keep their number, as far as the slots leave memory for them.
+        memory = None if blocks is None else computed_memory(wider)
+        most = 0 if memory is None else memory.layout.blocks(memory.available_bytes.low)
+        fits = blocks is not None and most >= blocks
+        return {} if fits else {"kv_demand_ratio": inf}
     return predicted(context, After(capacity_tokens=capacity, launch=wider))
 
 

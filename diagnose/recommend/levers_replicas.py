@@ -11,7 +11,12 @@ from kneewatch.diagnose.account_signals import CHANGED_FROM, STREAM_RATE, STREAM
 from kneewatch.diagnose.capacity import Comparison, Degree
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
+from kneewatch.diagnose.recommend.context import (
+    MORE_CACHE_FROM,
+    SETTLE_WORDS,
+    LeverContext,
+    advice,
+)
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -47,9 +52,6 @@ HELD_SAFETY = 1.2
 estimates of one load vary by."""
 
 MOST_TENSOR_PARALLEL = 8
-MORE_CACHE_FROM = 1.05
-"""Fixed bytes, or KV heads that each GPU has a copy of, leave a wider server no more KV cache."""
-
 MOST_TIMES_REPEATED = 2
 """Times the present replicas, and one more: a step where clients repeat calls that they give up."""
 
@@ -313,7 +315,7 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
         return None
     ratio = capacity / server.capacity_tokens
     more = ratio >= MORE_CACHE_FROM
-    if context.for_kv and not more:
+    if context.for_kv and not more:  # fixed bytes, or each GPU has a copy of the same KV heads
         return None
     gpus = to * launch.parallel.pipeline
     after = After(capacity_tokens=capacity, launch=wider, gpus=gpus, other_steps=True)

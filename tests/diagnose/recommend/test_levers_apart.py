@@ -141,6 +141,24 @@ def test_fewer_slots_where_the_load_needs_the_cache() -> None:
     assert advice.predicted["kv_demand_ratio"] <= 0.9
 
 
+@pytest.mark.parametrize(("blocks", "offered"), [(10_100, False), (12_000, True)])
+def test_a_cache_that_hardly_grows_is_not_worth_a_restart(blocks: int, *, offered: bool) -> None:
+    fitting = {"num_gpu_blocks_override": "10001", "kv_cache_memory_bytes": str(blocks * 2 * 2**20)}
+    levers = advised("kv_pressure", page={**PAGE, **fitting}, stated=LLAMA)
+    assert ("kv-blocks" in levers) is offered
+
+
+def test_no_slots_that_leave_no_memory_for_the_blocks_of_an_override() -> None:
+    """Weights of 16 GB and the buffers of many slots do not fit into 24 GB beside the blocks."""
+    line = launched("--enable-lora --max-loras 1 --max-lora-rank 64").command_line
+    waits = CALM.but(lora_max=1.0, lora_running=1.0, lora_waiting=60.0, waiting_deferred_avg=9.0)
+    for name, offered in (("h100-sxm", True), ("a10", False)):
+        stated = replace(LLAMA, gpu=gpu(name), command_line=line)
+        page = {**PAGE, "num_gpu_blocks": "2600", "num_gpu_blocks_override": "2600"}
+        levers = advised("adapter_thrash", situation=waits, page=page, stated=stated)
+        assert ("max-loras" in levers) is offered, name
+
+
 def test_no_slots_where_the_cache_is_short_already() -> None:
     full = FULL.but(lora_max=2.0, waiting_deferred_avg=3.2, lora_waiting=30.0)
     assert with_adapters(full, "--enable-lora --max-loras 2") is None
