@@ -7,8 +7,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import symptoms
 from kneewatch.diagnose.ranking import ranked
+from kneewatch.diagnose.verdict import symptom_actions
 from kneewatch.rules.facts import Targets
+from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, cause
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
+from tests.reports.diagnoses import SICK
 
 LATE = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
 FEW = CALM.but(running_avg=2.0)
@@ -107,3 +110,19 @@ def test_a_symptom_shows_though_its_cause_is_folded_into_another() -> None:
     causes = ranked(list(both.values()))
     assert [cause.id for cause in causes] == ["kv_pressure"]
     assert symptoms(evicting.facts(), causes) == ["S8"]
+
+
+PINNED = FULL.but(running=64.0, running_avg=64.0, running_max=64.0, kv_usage_avg_ratio=0.3,
+                  preemption_per_s=0.0, waiting_slope_per_s=0.5)  # fmt: skip
+
+
+def test_a_symptom_says_what_the_ledger_has_first_a_limit_before_hardware() -> None:
+    stated = replace(LLAMA, flags={"--max-num-seqs": "64", "--quantization": "fp8"})
+    levers = advised("queue_saturation", situation=PINNED.but(itl_mean_drift_ratio=1.0),
+                     stated=stated)  # fmt: skip
+    verdict = replace(
+        SICK, causes=[cause("queue_saturation")], symptoms=["S3"],
+        recommendations=tuple(levers.values()),
+    )  # fmt: skip
+    assert [*levers][:2] == ["max-num-seqs-up", "replicas"]
+    assert symptom_actions(verdict)["S3"].startswith("--max-num-seqs ")
