@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from kneewatch.diagnose.recommend.ledger import BACKLOG
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
     Recommendation,
+    ServeCommand,
     change_words,
     changes_words,
 )
@@ -217,6 +219,11 @@ RUN = "run: "
 """The start of a row with a command, which must stay one line to be copied."""
 
 
+def args_words(command: ServeCommand) -> str:
+    """The args of the container as YAML and JSON have them; empty without a pod."""
+    return json.dumps(command.container_args) if command.container_args else ""
+
+
 def command_rows(recommendation: Recommendation) -> list[str]:
     """The whole command after the change, with what it changes and what it may lack."""
     command = recommendation.command
@@ -225,6 +232,7 @@ def command_rows(recommendation: Recommendation) -> list[str]:
     parts = (
         ("changed", ", ".join(command.changed)),
         ("dropped", ", ".join(command.removed)),
+        ("as the container's args", args_words(command)),
         ("not in the command", "; ".join(command.unknown)),
         ("cost", restart_words(recommendation)),
     )

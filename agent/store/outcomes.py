@@ -267,16 +267,10 @@ def _evaluate(
         signals_show_change(change, before, after) for change in document["changes"]
     ):
         return
-    outcome = outcome_of(document, before, after)
-    measured = {} if outcome is None else dict(outcome.measured)
+    word, measured = outcome_of(document, before, after)
     connection.execute(
         "UPDATE recommendations SET fate = ?, measured = ?, applied_s = ? WHERE id = ?",
-        (
-            APPLIED if outcome is None else outcome.word,
-            orjson.dumps(measured).decode(),
-            watched_s,
-            row,
-        ),
+        (word, orjson.dumps(measured).decode(), watched_s, row),
     )
 
 

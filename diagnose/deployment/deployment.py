@@ -124,7 +124,7 @@ class Reported(Struct, frozen=True):
 
     `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them; the weights include
     adapters. `kv_cache_tokens` is the whole cache. `start_s` is the time to load the weights and to
-    capture CUDA graphs.
+    capture CUDA graphs. `in_pod`: the server's pod was read.
     """
 
     max_model_len: int | None = None
@@ -132,6 +132,7 @@ class Reported(Struct, frozen=True):
     available_kv_bytes: float | None = None
     kv_cache_tokens: float | None = None
     start_s: float | None = None
+    in_pod: bool = False
 
 
 NOT_REPORTED = Reported()

@@ -359,6 +359,7 @@ def _completed(
             # The page's own figure is read with its blocks, which may contradict it.
             kv_cache_tokens=_number(tokens) if tokens and tokens.source != PAGE else None,
             start_s=_start_s(chosen),
+            in_pod=any(fact.source == POD for fact in chosen.values()),
         ),
     )
 

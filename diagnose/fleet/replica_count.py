@@ -262,25 +262,21 @@ def _size_at_peak(
             needed=_replicas_after(more, now),
             advice=_cost_of_replicas(replace(more, summary=summary), tier),
         )
+    kept = replace(sized, needed=now)
     if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
-        return replace(sized, needed=now, why=f"{_peak_words(peak, used)}: the size is right")
+        return replace(kept, why=f"{_peak_words(peak, used)}: the size is right")
     if problems:
-        return replace(sized, needed=now, why=f"not reduced while there is a problem: {problems}")
+        return replace(kept, why=f"not reduced while there is a problem: {problems}")
     if not peak.weekly:
         seen = f"{span(peak.seen_ratio * peak.span_s)} of load"
-        return replace(
-            sized, needed=now, why=f"not reduced after only {seen}: it needs a week's peak"
-        )
+        return replace(kept, why=f"not reduced after only {seen}: it needs a week's peak")
     if context.demand.requests <= 0:
-        return replace(
-            sized, needed=now, why="not reduced: no request is running now to measure ITL"
-        )
+        return replace(kept, why="not reduced: no request is running now to measure ITL")
     fewer = fewer_replicas(context)
     if fewer is None or not fewer.changes:
         of_each = " Of each engine:" if tier.engines_each != 1 else ""
         detail = f".{of_each} {fewer.summary}" if fewer else ""
-        why = f"{_peak_words(peak, used)}{detail}"
-        return replace(sized, needed=now, why=why)
+        return replace(kept, why=f"{_peak_words(peak, used)}{detail}")
     total = _replicas_after(fewer)
     summary = (
         f"{_peak_words(peak, used)}: {total} replicas are enough with "
@@ -296,8 +292,9 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
     engines = tier.engines_each or 1
 
     def dollars(figures: Mapping[str, float]) -> dict[str, float]:
-        times = {"usd_per_hour": engines}
-        return {key: value * times.get(key, 1) for key, value in figures.items()}
+        return {
+            key: value * (engines if key == "usd_per_hour" else 1) for key, value in figures.items()
+        }
 
     cost = advice.cost_usd_per_hour
     return replace(

@@ -48,7 +48,7 @@ from kneewatch.diagnose.recommend.ledger import (
 )
 from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
@@ -263,10 +263,12 @@ def _sufficient_pair(
     for first, second in sorted(
         combinations(grow, 2), key=lambda pair: not all(map(is_free, pair))
     ):
-        flags = [change.flag for change in (*first.changes, *second.changes)]
-        if len(set(flags)) < len(flags) or TENSOR_SPLIT in flags:
+        changes = (*first.changes, *second.changes)
+        by_flag = {change.flag: change for change in changes}
+        if len(by_flag) < len(changes) or TENSOR_SPLIT in by_flag:
             continue
-        now, total = _replicas(second if second.id == REPLICAS else first)
+        added = by_flag.get(REPLICAS, Change(REPLICAS, 1, 1))
+        now, total = float(added.before or 1), float(added.after or 1)
         after = After(
             capacity_tokens=capacity * _growth(first) * _growth(second),
             share_ratio=now / total,
@@ -282,18 +284,7 @@ def _sufficient_pair(
 
 
 def _growth(recommendation: Recommendation) -> float:
-    return (
-        1.0
-        if recommendation.id == REPLICAS
-        else recommendation.predicted.get("kv_capacity_ratio", 1.0)
-    )
-
-
-def _replicas(recommendation: Recommendation) -> tuple[float, float]:
-    if recommendation.id != REPLICAS:
-        return 1.0, 1.0
-    (change,) = recommendation.changes
-    return float(change.before or 1), float(change.after or 1)
+    return recommendation.predicted.get("kv_capacity_ratio", 1.0)
 
 
 def _joined(

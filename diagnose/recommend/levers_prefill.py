@@ -400,16 +400,11 @@ def quantized_weights(context: LeverContext) -> Recommendation | None:
 def _freed_words(context: LeverContext) -> str:
     """What the freed memory is used for, as the end of a sentence."""
     server = context.server
-    fixed = [
-        flag
-        for flag, value in (
-            ("--kv-cache-memory-bytes", server.kv_memory_bytes),
-            ("--num-gpu-blocks-override", server.blocks_override),
-        )
-        if value is not None
-    ]
+    fixed = "" if server.kv_memory_bytes is None else "--kv-cache-memory-bytes"
+    if server.blocks_override is not None:  # it wins
+        fixed = "--num-gpu-blocks-override"
     if fixed:
-        return f". The freed memory stays unused until you raise or remove {fixed[0]}."
+        return f". The freed memory stays unused until you raise or remove {fixed}."
     return "; vLLM uses the freed memory for the KV cache."
 
 

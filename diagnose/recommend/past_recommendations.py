@@ -298,31 +298,22 @@ ChangeDocument = Mapping[str, Any]
 """A change as in the JSON document: flag, from, to."""
 
 
-class Measure(Struct, frozen=True):
-    """The signal that measures a predicted number.
-
-    A prediction within `near` of the signal always counts as right.
-    """
-
-    signal: str
-    near: float
-
-
-MEASURES: Mapping[str, Measure] = {
-    "kv_capacity_tokens": Measure("kv_capacity_tokens", 64),
-    "kv_usage_ratio": Measure("kv_usage_avg_ratio", 0.03),
-    "preemption_per_s": Measure("preemption_per_s", 0.05),
-    "waiting": Measure("waiting_avg", 1),
-    "waiting_deferred": Measure("waiting_deferred_avg", 1),
-    "queue_wait_s": Measure("queue_mean_s", 0.05),
-    "ttft_s": Measure("ttft_mean_s", 0.02),
-    "itl_s": Measure("itl_mean_s", 0.002),
-    "prefill_mean_s": Measure("prefill_mean_s", 0.01),
-    "itl_stall_per_s": Measure("itl_stall_per_s", 0.05),
-    "itl_stall_time_ratio": Measure("itl_stall_time_ratio", 0.01),
-    "spec_acceptance_ratio": Measure("spec_acceptance_ratio", 0.05),
-    "lora_max": Measure("lora_max", 0),
+MEASURES: Mapping[str, tuple[str, float]] = {
+    "kv_capacity_tokens": ("kv_capacity_tokens", 64),
+    "kv_usage_ratio": ("kv_usage_avg_ratio", 0.03),
+    "preemption_per_s": ("preemption_per_s", 0.05),
+    "waiting": ("waiting_avg", 1),
+    "waiting_deferred": ("waiting_deferred_avg", 1),
+    "queue_wait_s": ("queue_mean_s", 0.05),
+    "ttft_s": ("ttft_mean_s", 0.02),
+    "itl_s": ("itl_mean_s", 0.002),
+    "prefill_mean_s": ("prefill_mean_s", 0.01),
+    "itl_stall_per_s": ("itl_stall_per_s", 0.05),
+    "itl_stall_time_ratio": ("itl_stall_time_ratio", 0.01),
+    "spec_acceptance_ratio": ("spec_acceptance_ratio", 0.05),
+    "lora_max": ("lora_max", 0),
 }
+"""For each predicted number, the signal that measures it, and how near is right in any case."""
 
 FELT: Mapping[str, frozenset[str]] = {
     "preemption_per_s": frozenset(),
@@ -339,15 +330,8 @@ EVIDENT = frozenset({ADAPTER_SLOTS, SPECULATION, SEATS})
 """Flags that no label shows, but whose effect the signals show."""
 
 EVIDENCE = ("running_max", "lora_max", "spec_draft_tokens_per_s", "running_avg", "waiting_avg")
-SIGNALS = tuple(dict.fromkeys([*(m.signal for m in MEASURES.values()), *EVIDENCE]))
+SIGNALS = tuple(dict.fromkeys([*(signal for signal, _ in MEASURES.values()), *EVIDENCE]))
 """The signals that are compared before and after a change."""
-
-
-class Outcome(Struct, frozen=True):
-    """The verdict as one word, and the measured values of the predicted numbers."""
-
-    word: str
-    measured: Mapping[str, float]
 
 
 def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> bool:
@@ -369,9 +353,13 @@ def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> 
     return False
 
 
-def outcome_of(document: Mapping[str, Any], before: Means, after: Means) -> Outcome | None:
-    """The outcome of a followed recommendation; None if no predicted number can be measured.
+def outcome_of(
+    document: Mapping[str, Any], before: Means, after: Means
+) -> tuple[str, dict[str, float]]:
+    """The outcome of a followed recommendation as a word, and the measured values of the predicted
+    numbers.
 
+    - applied: none of them can be measured.
     - kept: every number is as predicted or better.
     - worsened: a predicted number, or a number that users notice, got worse without being predicted
       to.
@@ -380,29 +368,28 @@ def outcome_of(document: Mapping[str, Any], before: Means, after: Means) -> Outc
     measured: dict[str, float] = {}
     right, worse = True, False
     predicted = document["predicted"]
-    for key, measure in MEASURES.items():
-        expected, now = predicted.get(key), after.get(measure.signal)
+    for key, (signal, near) in MEASURES.items():
+        expected, now, old = predicted.get(key), after.get(signal), before.get(signal)
         if expected is None or now is None:
             continue
         measured[key] = now
-        if _worse(measure, now, expected):
+        if _worse(signal, near, now, expected):
             right = False
-            worse = worse or _grew_worse(measure, before, now)
+            worse = worse or _worse(signal, near, now, old)
     if not measured:
-        return None
+        return APPLIED, measured
     for key, parts in FELT.items():
-        measure, now = MEASURES[key], after.get(MEASURES[key].signal)
+        signal, near = MEASURES[key]
+        now, old = after.get(signal), before.get(signal)
         predicted_keys = predicted.keys() & {key, *parts}
-        if not predicted_keys and now is not None and _grew_worse(measure, before, now):
+        if not predicted_keys and now is not None and _worse(signal, near, now, old):
             measured[key], worse = now, True
-    return Outcome(WORSENED if worse else KEPT if right else MISSED, measured)
+    return WORSENED if worse else KEPT if right else MISSED, measured
 
 
-def _grew_worse(measure: Measure, before: Means, now: float) -> bool:
-    old = before.get(measure.signal)
-    return old is not None and _worse(measure, now, old)
-
-
-def _worse(measure: Measure, now: float, than: float) -> bool:
-    apart = than - now if measure.signal in MORE_IS_BETTER else now - than
-    return apart > max(measure.near, NEAR_RATIO * abs(than))
+def _worse(signal: str, near: float, now: float, than: float | None) -> bool:
+    """Whether a signal is clearly worse than another value; false if that is unknown."""
+    if than is None:
+        return False
+    apart = than - now if signal in MORE_IS_BETTER else now - than
+    return apart > max(near, NEAR_RATIO * abs(than))

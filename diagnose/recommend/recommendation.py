@@ -35,6 +35,8 @@ class ServeCommand(Struct, frozen=True, kw_only=True):
     - `line`: the command, quoted for a shell.
     - `changed`: its arguments that are new or have another value.
     - `removed`: flags of the present command that it lacks.
+    - `container_args`: the same as the `args` of the container in a pod's spec or a chart's values;
+      empty if the server's pod is not read.
     - `unknown`: what the line may lack, and what it does not show.
     - `restart_at_least_s`: seconds that vLLM took at its last start to load the weights and to
       capture CUDA graphs; null if its log is not read.
@@ -46,6 +48,7 @@ class ServeCommand(Struct, frozen=True, kw_only=True):
     line: str
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    container_args: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     restart_at_least_s: Figure | None = None
     lost_requests: int | None = None

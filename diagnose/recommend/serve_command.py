@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -49,8 +50,11 @@ def with_command(
         return recommendation
     hit_ratio, start_s = values.get("prefix_hit_ratio"), stated.reported.start_s
     running, waiting = values.get("running_avg"), values.get("waiting_avg")
+    words = shlex.split(command.line)[2:] if stated.reported.in_pod else []
     command = replace(
         command,
+        # Kubernetes expands a variable in parentheses only.
+        container_args=tuple([re.sub(r"\$(\w+)", r"$(\1)", word) for word in words]),
         restart_at_least_s=None if start_s is None else round(start_s),
         lost_requests=None if running is None else round(running + (waiting or 0.0)),
         lost_prefix_hit_ratio=None if hit_ratio is None else round(hit_ratio, 2),

@@ -29,6 +29,7 @@ from kneewatch.reports.diagnosis_text import (
 from kneewatch.reports.health import counted
 from kneewatch.reports.recommendation_text import (
     advised,
+    args_words,
     besides,
     command,
     do_first_label,
@@ -192,7 +193,7 @@ def unbroken(text: str) -> Markup:
 FILTERS: dict[str, Any] = {
     filtered.__name__: filtered
     for filtered in (
-        besides, changed_words, command, cost, date, doubt, gist, of_load,
+        args_words, besides, changed_words, command, cost, date, doubt, gist, of_load,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
         replaced, server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
         unbroken,

@@ -57,6 +57,9 @@ def test_a_server_and_its_process_complete_what_is_not_set() -> None:
     assert by_name["num_gpu_blocks"] == KnownFact("num_gpu_blocks", 1000, "page", read_s=9.0)
     assert facts.notes == ()
     assert [row.name for row in facts.unknown] == ["gpu", "replicas"]
+    assert not stated.reported.in_pod
+    pod = replace(process(f"vllm serve {LLAMA} --max-num-seqs 64"), source="pod")
+    assert merged(NOTHING, pod)[1].reported.in_pod
 
 
 def test_a_setting_wins_and_the_conflict_is_a_note() -> None:

@@ -117,6 +117,17 @@ def test_a_verdict_has_the_command_and_what_the_restart_costs() -> None:
     assert "ends 160 requests unless drained" in rows[-1]
 
 
+def test_a_server_in_a_pod_gets_the_args_of_its_container() -> None:
+    line = parse_command("vllm serve m --api-key $KEY --served-model-name 'a b'", origin="f")
+    stated = replace(LAUNCHED, command_line=line, reported=Reported(in_pod=True))
+    (row,) = [row for row in command_rows(best(stated=stated)) if "container's args" in row]
+    assert row == (
+        'as the container\'s args: ["m", "--api-key", "$(API_KEY)", "--served-model-name", "a b", '
+        '"--kv-cache-dtype", "fp8"]'
+    )
+    assert not any("container's args" in row for row in command_rows(best()))
+
+
 def test_without_a_known_launch_no_command_is_made_up() -> None:
     assert best(stated=NOTHING).command is None
     assert command_rows(best(stated=NOTHING)) == []
