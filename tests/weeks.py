@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.captures import capture_name
-from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention, engine_cycles
+from kneewatch.agent.store.records import Cycle, EngineCycle, Retention, engine_cycles
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
@@ -282,7 +282,8 @@ class Server:
             replace(
                 replayed,
                 diagnosis=replace(replayed.diagnosis, t_s=t_s),
-                raw=RawCounters(columns, values),
+                columns=columns,
+                counters=values,
                 restart=None,
             )
             for replayed in said

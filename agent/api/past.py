@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import worst_first
+from kneewatch.agent.store.columns import DamagedError
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store
@@ -67,10 +68,10 @@ class History(Struct, frozen=True):
             damaged: list[str] = []
             for engine in engines:
                 verdict = reader.waiting(engine, waiting, at_s) if waiting else None
-                if verdict is None:
-                    look = reader.lookup(engine.id, at_s)
-                    verdict = look.verdict
-                    damaged += [engine.target] if look.damaged else []
+                try:
+                    verdict = verdict or reader.lookup(engine.id, at_s)
+                except DamagedError:
+                    damaged.append(engine.target)
                 verdicts += [] if verdict is None else [verdict]
             return worst_first(verdicts), tuple(dict.fromkeys(damaged))
 

@@ -25,15 +25,16 @@ from kneewatch.agent.report.series import (
 )
 from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
 from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
-from kneewatch.agent.store.database import COUNTERS
+from kneewatch.agent.store.database import COUNTERS, rows_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.store.stored_series import (
+    OPEN_COUNTERS,
     chunk_reader,
     chunk_rows,
     columns_by_name,
     log_damage,
-    open_counters,
+    open_rows,
     signal_parts,
 )
 from kneewatch.collector.engines.engine_kind import PROGRAM
@@ -159,13 +160,10 @@ class History(Reader):
                         yield chosen.counted(CounterChunk(read, NUMPY))
                 except DamagedError as error:
                     log_damage("counters", row.id, error)
-            opened = [
-                (t_s, row)
-                for _, t_s, row in open_counters(connection, engine_id)
-                if from_s <= t_s <= to_s
-            ]
+            ids = rows_of(engine_id)
+            opened = list(open_rows(connection, OPEN_COUNTERS, ids, from_s=from_s, to_s=to_s))
         if opened:
-            times, rows = zip(*opened, strict=True)
+            _, times, rows = zip(*opened, strict=True)
             columns = {
                 column: values
                 for column, values in columns_by_name(rows).items()

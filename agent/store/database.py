@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from kneewatch.agent.store.chunks import column_of, column_row
-from kneewatch.agent.store.columns import DamagedError
+from kneewatch.agent.store.columns import DamagedError, decoding
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.packaged import packaged_text
 from kneewatch.collector.scrape_history import Column
@@ -121,22 +121,18 @@ def keys_of(names: bytes) -> list[str]:
     Raises:
         DamagedError: the layout cannot be decoded.
     """
-    try:
+    with decoding("layout"):
         return [str(key) for key in orjson.loads(names)]
-    except (ValueError, TypeError) as error:
-        raise DamagedError(f"a layout cannot be read: {error}") from error
 
 
-def columns_of(names: bytes) -> tuple[Column, ...]:
+def columns_of(names: bytes) -> list[Column]:
     """The counters in a layout.
 
     Raises:
         DamagedError: the layout cannot be decoded.
     """
-    try:
-        return tuple(column_of(row) for row in orjson.loads(names))
-    except (ValueError, TypeError) as error:
-        raise DamagedError(f"a layout cannot be read: {error}") from error
+    with decoding("layout"):
+        return [column_of(row) for row in orjson.loads(names)]
 
 
 STORE_NAME = "kneewatch.db"

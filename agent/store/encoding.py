@@ -221,18 +221,12 @@ class EngineName(Struct, frozen=True):
     replica: str
 
 
-class PackedRecommendation(Struct, frozen=True):
-    """An encoded recommendation: `name` identifies it, `document` is its JSON."""
-
-    name: str
-    document: bytes
-
-
 class PackedEngine(Struct, frozen=True):
     """The encoded state of one engine after a scrape.
 
     `signals` are float32 in the order of `keys`. `counters` are float64 in the order of `columns`.
     `read`: the page could be read. `document` is None if the previous document is still valid.
+    `recommendations` are JSON documents by name.
     """
 
     name: EngineName
@@ -244,7 +238,7 @@ class PackedEngine(Struct, frozen=True):
     conditions: tuple[Interval, ...]
     read: bool
     document: bytes | None
-    recommendations: tuple[PackedRecommendation, ...]
+    recommendations: Mapping[str, bytes]
     config: Mapping[str, str]
     started_s: float | None
     restart: Restart | None
@@ -267,7 +261,7 @@ class _Last(Struct):
 
     fingerprint: int | None = None
     recommendations: Sequence[Recommendation] = ()
-    packed: tuple[PackedRecommendation, ...] = ()
+    packed: Mapping[str, bytes] = {}
 
 
 class Packer:
@@ -296,7 +290,7 @@ class Packer:
         return PackedCycle(cycle.t_s, cycle.target, cycle.labels, error, engines, size)
 
     def _engine(self, target: str, cycle: EngineCycle) -> PackedEngine:
-        diagnosis, raw = cycle.diagnosis, cycle.raw
+        diagnosis = cycle.diagnosis
         if len(self._last) > ENGINES_REMEMBERED:
             self._last.clear()
         name = EngineName(target, diagnosis.model, diagnosis.engine, cycle.replica)
@@ -308,8 +302,8 @@ class Packer:
             diagnosis.t_s,
             self._keys.setdefault(keys, keys),
             to_bytes(array("f", values)),
-            () if raw is None else raw.columns,
-            b"" if raw is None else to_bytes(array("d", raw.values)),
+            cycle.columns,
+            to_bytes(array("d", cycle.counters)),
             conditions_of(diagnosis),
             diagnosis.was_read,
             _document(last, diagnosis),
@@ -333,15 +327,15 @@ def _only_restart(what: Changed | None) -> Changed | None:
     return None if what is None or what.restart is None else Changed(restart=what.restart)
 
 
-def _recommendations(last: _Last, diagnosis: Verdict) -> tuple[PackedRecommendation, ...]:
+def _recommendations(last: _Last, diagnosis: Verdict) -> Mapping[str, bytes]:
     # Unchanged recommendations stay the same object, which `Tracking` relies on.
     if last.recommendations is not diagnosis.recommendations:
         last.recommendations = diagnosis.recommendations
-        last.packed = tuple([_packed(advice) for advice in diagnosis.recommendations])
+        last.packed = dict(map(_packed, diagnosis.recommendations))
     return last.packed
 
 
-def _packed(advice: Recommendation) -> PackedRecommendation:
+def _packed(advice: Recommendation) -> tuple[str, bytes]:
     changes = msgspec.json.encode(advice.changes).decode()
     document = msgspec.json.encode(in_document(advice))
-    return PackedRecommendation(f"{advice.id} {advice.cause} {changes}", document)
+    return f"{advice.id} {advice.cause} {changes}", document

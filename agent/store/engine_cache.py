@@ -11,7 +11,7 @@ import orjson
 from msgspec import Struct, field
 
 from kneewatch.agent.store.database import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
-from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
+from kneewatch.agent.store.encoding import EngineName
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.change import Interval, IntervalBook
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
@@ -87,7 +87,7 @@ class CachedEngine(Struct):
     config: Mapping[str, str] | None = None
     started_s: float | None = None
     documents: DocumentChain | None = None
-    recommendations: tuple[PackedRecommendation, ...] = ()
+    recommendations: Mapping[str, bytes] = {}
     active: dict[str, RecommendationRow] = field(default_factory=dict[str, RecommendationRow])
     session: bool = False
     """Whether this process has written a cycle of this engine."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -39,10 +38,13 @@ from kneewatch.agent.store.engine_cache import (
 from kneewatch.agent.store.outcomes import Tracking
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.agent.store.stored_series import (
-    OpenRows,
+    OPEN_COUNTERS,
+    OPEN_SIGNALS,
+    Name,
+    OpenTable,
     columns_by_name,
     insert_chunk,
-    open_counters,
+    open_rows,
     scrapes_from_rows,
 )
 from kneewatch.collector.errors import StoreError
@@ -59,12 +61,10 @@ FLUSH_ROWS = 720
 def flush_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool = False) -> None:
     """Write an engine's open rows as chunks. The newest row of counters stays open, because the
     next row may replace it. With `over`, the engine has ended and that row is written too."""
-    _flush_signals(connection, engine_id)
-    newest = connection.execute(
-        "SELECT max(id) FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id)
-    ).fetchone()[0]
-    if newest is not None:
-        _flush_counters(connection, engine_id, newest + 1 if over else newest)
+    times = _flush(connection, engine_id, SIGNALS, OPEN_SIGNALS, pack_signals)
+    if times:
+        connection.execute("UPDATE engines SET last_s = ? WHERE id = ?", (times[-1], engine_id))
+    _flush(connection, engine_id, COUNTERS, OPEN_COUNTERS, pack_counters, left=0 if over else 1)
 
 
 def flush_target(connection: sqlite3.Connection, target_id: int) -> None:
@@ -85,46 +85,34 @@ def flush_target(connection: sqlite3.Connection, target_id: int) -> None:
         _delete(connection, "open_scrapes", target_id, rows[-1][0])
 
 
-def _flush_signals(connection: sqlite3.Connection, engine_id: int) -> None:
-    open_rows, ids, times = OpenRows(connection), array("q"), array("d")
-    decoded: list[tuple[dict[str, int], array[float]]] = []
-    rows = connection.execute(
-        "SELECT id, t_s, layout_id, body FROM open_signals WHERE id BETWEEN ? AND ? ORDER BY id",
-        rows_of(engine_id),
-    )
-    last = None
-    for last, t_s, layout_id, body in rows:
-        row = open_rows.row(layout_id, body)
-        if row is not None:
-            ids.append(last)
-            times.append(t_s)
-            decoded.append(row)
-    if last is None:
-        return
-    if times:
-        insert_chunk(
-            connection,
-            (SIGNALS, engine_id, 0.0),
-            (ids[0] & SEQUENCE_MASK, ids[-1] & SEQUENCE_MASK),
-            times,
-            pack_signals(times, columns_by_name(decoded)),
-        )
-        connection.execute("UPDATE engines SET last_s = ? WHERE id = ?", (times[-1], engine_id))
-    _delete(connection, "open_signals", engine_id, last)
-
-
-def _flush_counters(connection: sqlite3.Connection, engine_id: int, before: int) -> None:
-    decoded = list(open_counters(connection, engine_id, before=before))
+def _flush(
+    connection: sqlite3.Connection,
+    engine_id: int,
+    kind: int,
+    of: OpenTable[Name],
+    pack: Callable[[Sequence[float], Mapping[Name, Sequence[float]]], bytes],
+    *,
+    left: int = 0,
+) -> Sequence[float]:
+    """Write open rows as a chunk, except the newest `left`. Returns the times of the chunk."""
+    (first, last), times = rows_of(engine_id), tuple[float, ...]()
+    (newest,) = connection.execute(
+        f"SELECT max(id) FROM {of[0]} WHERE id BETWEEN ? AND ?", (first, last)
+    ).fetchone()
+    if newest is None:
+        return times
+    decoded = list(open_rows(connection, of, (first, newest - left)))
     if decoded:
         ids, times, rows = zip(*decoded, strict=True)
         insert_chunk(
             connection,
-            (COUNTERS, engine_id, 0.0),
+            (kind, engine_id, 0.0),
             (ids[0] & SEQUENCE_MASK, ids[-1] & SEQUENCE_MASK),
             times,
-            pack_counters(times, columns_by_name(rows)),
+            pack(times, columns_by_name(rows)),
         )
-    _delete(connection, "open_counters", engine_id, before - 1)
+    _delete(connection, of[0], engine_id, newest - left)
+    return times
 
 
 def _delete(connection: sqlite3.Connection, table: str, owner_id: int, last: int) -> None:
@@ -179,12 +167,12 @@ class CycleWriter:
     def close(self, engine: CachedEngine) -> None:
         """End all open intervals and recommendations of an engine at its last scrape."""
         self._write_changes(engine, engine.book.close())
-        self._tracking.set_active(engine, (), engine.last_s)
+        self._tracking.set_active(engine, {}, engine.last_s)
 
     def _write_engine(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
         if not engine.session:
             self._write_changes(engine, engine.book.pause())
-            self._tracking.set_active(engine, (), engine.last_s)
+            self._tracking.set_active(engine, {}, engine.last_s)
             engine.session = True
             self._cache.fresh.add(engine.id)
         self._execute(

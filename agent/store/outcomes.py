@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from kneewatch.agent.store.encoding import PackedEngine, PackedRecommendation
+from kneewatch.agent.store.encoding import PackedEngine
 from kneewatch.agent.store.engine_cache import CachedEngine, RecommendationRow
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.store.stored_series import read_signals
@@ -51,52 +51,46 @@ class Tracking:
             self._config(engine, row, packed)
         self.set_active(engine, packed.recommendations, packed.t_s)
 
-    def set_active(
-        self, engine: CachedEngine, current: tuple[PackedRecommendation, ...], t_s: float
-    ) -> None:
+    def set_active(self, engine: CachedEngine, current: Mapping[str, bytes], t_s: float) -> None:
         """Set the active recommendations of an engine: new ones begin, and those that are not in
-        `current` end."""
+        `current` end. `current` are their documents by name."""
         if engine.recommendations is current and not (engine.active and not current):
             return
         engine.recommendations = current
-        names = {recommendation.name for recommendation in current}
-        for name in [name for name in engine.active if name not in names]:
+        for name in [name for name in engine.active if name not in current]:
             self._execute(
                 "UPDATE recommendations SET last_s = ? WHERE id = ?",
                 (engine.last_s, engine.active.pop(name).id),
             )
-        for recommendation in current:
-            row = engine.active.get(recommendation.name)
+        for name, document in current.items():
+            row = engine.active.get(name)
             if row is None:
-                engine.active[recommendation.name] = self._begin(engine, recommendation, t_s)
-            elif (
-                row.document != recommendation.document
-                and abs(t_s - row.written_s) >= REWRITE_INTERVAL_S
-            ):
-                self._rewrite(row.id, recommendation)
-                row.document, row.written_s = recommendation.document, t_s
+                engine.active[name] = self._begin(engine, name, document, t_s)
+            elif row.document != document and abs(t_s - row.written_s) >= REWRITE_INTERVAL_S:
+                self._rewrite(row.id, document)
+                row.document, row.written_s = document, t_s
 
     def _begin(
-        self, engine: CachedEngine, recommendation: PackedRecommendation, t_s: float
+        self, engine: CachedEngine, name: str, document: bytes, t_s: float
     ) -> RecommendationRow:
         before = self._execute(
             "SELECT id FROM recommendations WHERE engine_id = ? AND name = ? AND fate = ?"
             " AND last_s > ? ORDER BY id DESC LIMIT 1",
-            (engine.id, recommendation.name, OPEN, t_s - LAPSED_S),
+            (engine.id, name, OPEN, t_s - LAPSED_S),
         ).fetchone()
         if before is not None:
-            self._rewrite(before[0], recommendation)
-            return RecommendationRow(before[0], recommendation.document, t_s)
+            self._rewrite(before[0], document)
+            return RecommendationRow(before[0], document, t_s)
         inserted = self._execute(
             "INSERT INTO recommendations (engine_id, name, document, first_s) VALUES (?, ?, ?, ?)",
-            (engine.id, recommendation.name, recommendation.document, t_s),
+            (engine.id, name, document, t_s),
         )
-        return RecommendationRow(inserted.lastrowid or 0, recommendation.document, t_s)
+        return RecommendationRow(inserted.lastrowid or 0, document, t_s)
 
-    def _rewrite(self, row: int, recommendation: PackedRecommendation) -> None:
+    def _rewrite(self, row: int, document: bytes) -> None:
         self._execute(
             "UPDATE recommendations SET document = ?, last_s = NULL WHERE id = ?",
-            (recommendation.document, row),
+            (document, row),
         )
 
     def _config(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:

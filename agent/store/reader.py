@@ -27,19 +27,14 @@ from kneewatch.agent.store.encoding import (
     decompress_document,
     verdict_at_scrape,
 )
-from kneewatch.agent.store.records import (
-    KINDS,
-    Scrapes,
-    Series,
-    StoredEngine,
-    VerdictLookup,
-)
+from kneewatch.agent.store.records import KINDS, Scrapes, Series, StoredEngine
 from kneewatch.agent.store.stored_series import (
+    OPEN_SIGNALS,
     ChunkRow,
-    OpenRows,
     chunk_reader,
     chunk_rows,
     log_damage,
+    open_rows,
     read_scrapes,
     read_signals,
 )
@@ -157,7 +152,7 @@ def _newest_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) 
 
 def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
     rows = connection.execute(
-        "SELECT t_s, layout_id, body FROM open_signals WHERE id BETWEEN ? AND ? AND t_s <= ?"
+        "SELECT t_s, id FROM open_signals WHERE id BETWEEN ? AND ? AND t_s <= ?"
         " ORDER BY t_s DESC, id DESC LIMIT ?",
         (*rows_of(engine_id), at_s, TIMES_KEPT),
     ).fetchall()
@@ -165,14 +160,14 @@ def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) ->
         return None
 
     def values() -> Mapping[str, float]:
-        _, layout_id, body = rows[0]
-        row = OpenRows(connection).row(layout_id, body)
+        ids = rows[0][1], rows[0][1]
+        row = next(open_rows(connection, OPEN_SIGNALS, ids), None)
         if row is None:
             raise DamagedError("a scrape's signals cannot be read")
-        positions, numbers = row
-        return {key: numbers[at] for key, at in positions.items()}
+        places, numbers = row[2]
+        return {key: numbers[at] for key, at in places.items()}
 
-    times = [row[0] for row in reversed(rows)]
+    times = [t_s for t_s, _ in reversed(rows)]
     return Scrape(times[-1], away_s(times), exact=True, values=values)
 
 
@@ -297,27 +292,33 @@ class Reader:
         ]
 
     def verdict(self, engine_id: int, at_s: float) -> Verdict | None:
-        """The verdict that was valid at a time. None if there is none."""
-        return self.lookup(engine_id, at_s).verdict
+        """The verdict that was valid at a time. None if there is none, or if it is damaged."""
+        with contextlib.suppress(DamagedError):
+            return self.lookup(engine_id, at_s)
+        return None
 
-    def lookup(self, engine_id: int, at_s: float) -> VerdictLookup:
-        """The diagnosis that was valid at a time, and whether the data is damaged."""
+    def lookup(self, engine_id: int, at_s: float) -> Verdict | None:
+        """The verdict that was valid at a time. None if there is none.
+
+        Raises:
+            DamagedError: the stored data is damaged.
+        """
         with self._snapshot() as connection:
             try:
                 scrape = _newest_scrape(connection, engine_id, at_s)
                 if scrape is None or not scrape.covers(at_s):
-                    return VerdictLookup(None)
+                    return None
                 stored = _stored_document(connection, engine_id, scrape.t_s)
                 if stored is None:
-                    return VerdictLookup(None)
+                    return None
                 document, exact = stored
                 values, averaged = scrape.values(), not scrape.exact
-                return VerdictLookup(
-                    verdict_at_scrape(document, scrape.t_s, values, averaged=averaged, exact=exact)
+                return verdict_at_scrape(
+                    document, scrape.t_s, values, averaged=averaged, exact=exact
                 )
             except DamagedError as error:
                 log_damage("document", engine_id, error)
-                return VerdictLookup(None, damaged=True)
+                raise
 
     def waiting(
         self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float

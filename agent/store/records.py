@@ -85,32 +85,15 @@ class Series(Struct, frozen=True):
     values: Mapping[str, array[float]]
 
 
-class VerdictLookup(Struct, frozen=True):
-    """The verdict that was valid at a time.
-
-    `verdict` is None if the engine was not watched then, or if the stored data is `damaged`.
-    """
-
-    verdict: Verdict | None
-    damaged: bool = False
-
-
 # --- Input: one cycle of one target ---------------------------------------------------------------
 
 
-class RawCounters(Struct, frozen=True):
-    """The counters of an engine from its page, including parts of histograms.
-
-    Shapes: `columns` and `values` (counters,). NaN if the page lacks the series. `columns` is the
-    same object as long as the page has the same series.
-    """
-
-    columns: tuple[Column, ...]
-    values: tuple[float, ...]
-
-
 class EngineCycle(Struct, frozen=True):
-    """The state of one engine after a scrape. `raw` is None if the page could not be read.
+    """The state of one engine after a scrape.
+
+    `columns` and `counters` are the counters on its page with their values, including parts of
+    histograms: NaN if the page lacks the series, none if the page could not be read. `columns` is
+    the same object as long as the page has the same series. Shapes: (counters,).
 
     `config` are the labels of cache_config_info. `started_s` is the start time of the process, None
     if the page lacks it. `restart` is a restart that was detected at this scrape. `replica`
@@ -118,7 +101,8 @@ class EngineCycle(Struct, frozen=True):
     """
 
     diagnosis: Verdict
-    raw: RawCounters | None = None
+    columns: tuple[Column, ...] = ()
+    counters: Sequence[float] = ()
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     started_s: float | None = None
     restart: Restart | None = None
@@ -163,7 +147,7 @@ def engine_cycle(
         return EngineCycle(diagnosis, replica=replica)
     return EngineCycle(
         diagnosis,
-        RawCounters(*engine.reader.counters()),
+        *engine.reader.counters(),
         engine.config,
         engine.reader.history.started_s,
         engine.restart or restart,

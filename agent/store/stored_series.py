@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 from array import array
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -96,90 +96,61 @@ def log_damage(what: str, where: object, error: DamagedError) -> None:
     log.warning("skipping damaged history what=%s at=%s reason=%s", what, where, error)
 
 
-class OpenRows:
-    """Decodes open rows of signals."""
+OpenTable = tuple[str, str, Callable[[bytes], Iterable[Name]]]
+"""A table of open rows: its name, the type code of its values, and the names in a layout."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._layouts: dict[int, dict[str, int]] = {}
+OPEN_SIGNALS: OpenTable[str] = ("open_signals", "f", keys_of)
+OPEN_COUNTERS: OpenTable[Column] = ("open_counters", "d", columns_of)
 
-    def positions(self, layout_id: int) -> dict[str, int]:
-        """The index of each signal in the values of a layout. Empty if the layout is damaged."""
-        positions = self._layouts.get(layout_id)
-        if positions is None:
-            row = self._connection.execute(
-                "SELECT names FROM layouts WHERE id = ?", (layout_id,)
-            ).fetchone()
-            positions = {}
-            try:
-                positions = {key: at for at, key in enumerate(keys_of(row[0] if row else b""))}
-            except DamagedError as error:
-                log_damage("layout", layout_id, error)
-            self._layouts[layout_id] = positions
-        return positions
-
-    def rows(
-        self, engine_id: int, *, from_s: float, to_s: float
-    ) -> Iterator[tuple[float, dict[str, int], array[float]]]:
-        """Yields the open scrapes in order of arrival. Each has its time, the index of each signal
-        in the values, and the values."""
-        rows = self._connection.execute(
-            "SELECT t_s, layout_id, body FROM open_signals"
-            " WHERE id BETWEEN ? AND ? AND t_s BETWEEN ? AND ? ORDER BY id",
-            (*rows_of(engine_id), from_s, to_s),
-        )
-        for t_s, layout_id, body in rows:
-            row = self.row(layout_id, body)
-            if row is not None:
-                yield t_s, *row
-
-    def row(self, layout_id: int, body: bytes) -> tuple[dict[str, int], array[float]] | None:
-        """An open scrape: the index of each signal in the values, and the values. None if the row
-        is damaged."""
-        positions = self.positions(layout_id)
-        try:
-            values = floats_from_bytes("f", body)
-        except DamagedError as error:
-            log_damage("scrape", layout_id, error)
-            return None
-        return (positions, values) if len(values) == len(positions) else None
+OpenRow = tuple[dict[Name, int], "array[float]"]
+"""The index of each name in the values, and the values."""
 
 
-def open_counters(
-    connection: sqlite3.Connection, engine_id: int, *, before: int | None = None
-) -> Iterator[tuple[int, float, tuple[dict[Column, int], array[float]]]]:
-    """Yields the open rows of counters in order of arrival. Each has its id, its time, and a pair:
-    the index of each counter in the values, and the values.
-
-    `before`: only rows with a smaller id.
-    """
-    first, last = rows_of(engine_id)
+def open_rows(
+    connection: sqlite3.Connection,
+    of: OpenTable[Name],
+    ids: tuple[int, int],
+    *,
+    from_s: float = -math.inf,
+    to_s: float = math.inf,
+) -> Iterator[tuple[int, float, OpenRow[Name]]]:
+    """Yields the open rows with these ids, from the first to the last, in order of arrival. Each
+    has its id, its time and its values. Damaged rows are left out."""
+    table, typecode, names_of = of
     rows = connection.execute(
-        "SELECT c.id, t_s, names, body FROM open_counters c"
-        " LEFT JOIN layouts l ON l.id = layout_id WHERE c.id BETWEEN ? AND ? ORDER BY c.id",
-        (first, last if before is None else before - 1),
+        f"SELECT id, t_s, layout_id, body FROM {table}"
+        " WHERE id BETWEEN ? AND ? AND t_s BETWEEN ? AND ? ORDER BY id",
+        (*ids, from_s, to_s),
     )
-    layouts: dict[bytes, dict[Column, int]] = {}
-    for row, t_s, names, body in rows:
+    layouts: dict[int, dict[Name, int]] = {}
+    for row, t_s, layout_id, body in rows:
+        places = layouts.get(layout_id)
+        if places is None:
+            places = layouts[layout_id] = _places(connection, layout_id, names_of)
         try:
-            if names not in layouts:
-                layouts[names] = {column: at for at, column in enumerate(columns_of(names or b""))}
-            values = floats_from_bytes("d", body)
+            values = floats_from_bytes(typecode, body)
         except DamagedError as error:
-            log_damage("counters", row, error)
+            log_damage(table, row, error)
             continue
-        if len(values) == len(layouts[names]):
-            yield row, t_s, (layouts[names], values)
+        if len(values) == len(places):
+            yield row, t_s, (places, values)
 
 
-def columns_by_name(
-    rows: Sequence[tuple[dict[Name, int], array[float]]],
-) -> Mapping[Name, Sequence[float]]:
-    """The values of each column. A row is a pair: the index of each column in the values, and the
-    values.
+def _places(
+    connection: sqlite3.Connection, layout_id: int, names_of: Callable[[bytes], Iterable[Name]]
+) -> dict[Name, int]:
+    """The index of each name of a layout in the values. Empty if the layout is damaged."""
+    row = connection.execute("SELECT names FROM layouts WHERE id = ?", (layout_id,)).fetchone()
+    try:
+        return {name: at for at, name in enumerate(names_of(row[0] if row else b""))}
+    except DamagedError as error:
+        log_damage("layout", layout_id, error)
+        return {}
 
-    NaN where a row lacks the column. There must be at least one row.
-    """
+
+def columns_by_name(rows: Sequence[OpenRow[Name]]) -> Mapping[Name, Sequence[float]]:
+    """The values of each column. NaN where a row lacks the column. There must be at least one
+    row."""
     first = rows[0][0]
     if all(places is first for places, _ in rows):
         return dict(zip(first, zip(*(values for _, values in rows), strict=True), strict=True))
@@ -266,12 +237,12 @@ def signal_parts(
                 key: array("d", [column[at] for at in inside]) for key, column in values.items()
             }
         yield Series(times, values)
-    open_rows = list(OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s))
-    if open_rows:
-        columns = columns_by_name([(places, row) for _, places, row in open_rows])
-        unknown = [math.nan] * len(open_rows)
+    opened = list(open_rows(connection, OPEN_SIGNALS, rows_of(engine_id), from_s=from_s, to_s=to_s))
+    if opened:
+        columns = columns_by_name([row for _, _, row in opened])
+        unknown = [math.nan] * len(opened)
         yield Series(
-            array("d", [t_s for t_s, _, _ in open_rows]),
+            array("d", [t_s for _, t_s, _ in opened]),
             {key: array("d", columns.get(key, unknown)) for key in keys},
         )
 

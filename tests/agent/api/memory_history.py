@@ -9,7 +9,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import KINDS, Series, StoredEngine, VerdictLookup
+from kneewatch.agent.store.records import KINDS, Series, StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.verdict import Verdict
@@ -41,9 +41,9 @@ class Remembered:
             return None
         return replace(verdict, t_s=min(at_s, verdict.t_s))
 
-    def lookup(self, engine_id: int, at_s: float) -> VerdictLookup:
+    def lookup(self, engine_id: int, at_s: float) -> Verdict | None:
         """The same; nothing of it is damaged."""
-        return VerdictLookup(self.verdict(engine_id, at_s))
+        return self.verdict(engine_id, at_s)
 
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether there is one."""

@@ -81,14 +81,12 @@ def test_what_a_cycle_leaves(serving: Start, kept: Kept, watching: Watching) -> 
     assert engine.started_s is not None
     assert 1.7e9 < engine.started_s < 1.9e9
     assert (engine.restart, engine.replica) == (None, "")
-    assert engine.raw is not None
-    by_name = dict(zip(engine.raw.columns, engine.raw.values, strict=True))
+    by_name = dict(zip(engine.columns, engine.counters, strict=True))
     tokens = [by_name[column] for column in by_name if column.metric == "generation_tokens"]
     assert tokens[0] > 0
     (before,) = first.engines
-    assert before.raw is not None
-    assert before.raw.columns is engine.raw.columns, "as long as the series are the same"
-    assert before.raw.values != engine.raw.values
+    assert before.columns is engine.columns, "as long as the series are the same"
+    assert before.counters != engine.counters
 
 
 def test_what_the_board_shows(serving: Start, kept: Kept, watching: Watching) -> None:
@@ -130,7 +128,7 @@ def test_a_dead_target_is_backed_off_from_and_comes_back(
         )
         assert not state.sources[0].success
         assert kept.cycles[-1].error == state.sources[0].error != ""
-        assert kept.cycles[-1].engines[0].raw is None
+        assert kept.cycles[-1].engines[0].columns == ()
         gone["is"] = False
         assert run(target_watch, 2) == [None, None]
     assert (kept.states[-1].failing, kept.states[-1].interval_s) == (0, 5.0)
@@ -181,16 +179,14 @@ def test_columns_are_others_only_when_others_come(
     )
     pages = [plain, gauge, counter, plain]
     run(watching(target(serving(in_turn([page.encode() for page in pages])).url)), 4)
-    raws = [cycle.engines[0].raw for cycle in kept.cycles]
-    first, second, third, fourth = (raw for raw in raws if raw is not None)
+    engines = [cycle.engines[0] for cycle in kept.cycles]
+    first, second, third, fourth = (engine for engine in engines if engine.columns)
     assert second.columns is first.columns
     assert len(third.columns) == len(first.columns) + 1
-    assert third.values[-1] == 5
+    assert third.counters[-1] == 5
     assert fourth.columns is third.columns
-    assert math.isnan(fourth.values[-1])
-    assert [len(raw.values) == len(raw.columns) for raw in (first, second, third, fourth)] == [
-        True
-    ] * 4
+    assert math.isnan(fourth.counters[-1])
+    assert all(len(engine.counters) == len(engine.columns) for engine in engines)
 
 
 def test_engines_and_tiers(serving: Start, kept: Kept, watching: Watching) -> None:
@@ -201,7 +197,7 @@ def test_engines_and_tiers(serving: Start, kept: Kept, watching: Watching) -> No
     assert {diagnosis.tier for diagnosis in kept.states[-1].diagnoses} == {"tiny@h100-sxm"}
     stored = [engine.diagnosis for engine in kept.cycles[-1].engines]
     assert stored == list(kept.states[-1].diagnoses)
-    assert all(engine.raw for engine in kept.cycles[-1].engines)
+    assert all(engine.columns for engine in kept.cycles[-1].engines)
 
 
 def test_the_tier_that_a_label_states(serving: Start, kept: Kept, watching: Watching) -> None:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from kneewatch.agent.report.history import History
 from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import RawCounters
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Grid, TierStated
@@ -72,7 +71,7 @@ def test_a_signal_that_nobody_has_is_unknown(made_store: Path, key: str) -> None
 
 def test_a_counter_that_no_open_scrape_has_is_left_out(tmp_path: Path) -> None:
     first, second = COLUMNS[:2]
-    raws = [RawCounters((first, second), (math.nan, value)) for value in (3.0, 5.0)]
+    raws = [((first, second), (math.nan, value)) for value in (3.0, 5.0)]
     path = tmp_path / "store.db"
     written(path, *(cycle(diagnosis(100.0 + 70 * at), raw=raw) for at, raw in enumerate(raws)))
     with closing(History(path)) as history:

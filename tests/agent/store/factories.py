@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from kneewatch.agent.captures import capture_name
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
+from kneewatch.agent.store.records import Cycle, EngineCycle, Retention, engine_cycle
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
@@ -84,14 +84,18 @@ def diagnosis(
     )
 
 
-def counted(total: float) -> RawCounters:
+Raw = tuple[tuple[Column, ...], Sequence[float]]
+"""Counters of a page and their values."""
+
+
+def counted(total: float) -> Raw:
     """Counters that all stand at a number."""
-    return RawCounters(COLUMNS, (total,) * len(COLUMNS))
+    return COLUMNS, (total,) * len(COLUMNS)
 
 
 def cycle(
     *diagnoses: Verdict,
-    raw: RawCounters | None = None,
+    raw: Raw = ((), ()),
     config: Mapping[str, str] | None = None,
     started_s: float | None = None,
     restart: Restart | None = None,
@@ -99,7 +103,7 @@ def cycle(
     labels: Mapping[str, str] | None = None,
 ) -> Cycle:
     """The cycle that gave these diagnoses, all of one target."""
-    engines = tuple(EngineCycle(d, raw, config or {}, started_s, restart) for d in diagnoses)
+    engines = tuple(EngineCycle(d, *raw, config or {}, started_s, restart) for d in diagnoses)
     first = diagnoses[0]
     return Cycle(first.t_s, first.target, labels or {}, engines, error)
 
@@ -138,15 +142,7 @@ def recorded(name: str) -> list[Cycle]:
     for entry in CaptureReader(path):
         diagnoses = stream.replay(entry)
         newest = {id(engine.newest): engine for engine in stream.monitor.engines}
-        engines: list[EngineCycle] = []
-        for verdict in diagnoses:
-            engine = newest.get(id(verdict))
-            if engine is None or not verdict.was_read:
-                engines.append(EngineCycle(verdict))
-                continue
-            raw = RawCounters(*engine.reader.counters())
-            started_s = engine.reader.history.started_s
-            engines.append(EngineCycle(verdict, raw, engine.config, started_s, engine.restart))
+        engines = [engine_cycle(verdict, newest.get(id(verdict)), None) for verdict in diagnoses]
         error = stream.monitor.last_error
         said = None if error is None else str(error)
         cycles.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), said))

@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from kneewatch.agent.captures import capture_name
-from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
+from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
@@ -196,7 +196,7 @@ class Server:
         engines = tuple(
             EngineCycle(
                 diagnosis,
-                RawCounters(*engine.reader.counters()),
+                *engine.reader.counters(),
                 engine.config,
                 engine.reader.history.started_s,
                 engine.restart,

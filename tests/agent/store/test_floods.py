@@ -14,7 +14,7 @@ import pytest
 from kneewatch.agent.store import engine_cache as ledgers
 from kneewatch.agent.store.engine_cache import NEW_ENGINES_S
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import Cycle, RawCounters, Retention
+from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Column
 from tests.agent.store.factories import (
@@ -135,7 +135,7 @@ def test_texts_without_end_do_not_fill_the_file(
         columns = tuple(Column(f"c{n}", (("l", f"{number:02}" * 500),)) for n in range(10))
         config = {f"label_{at}": f"{number:02}" * 7_500 for at in range(8)}
         verdict = diagnosis(START_S + number, stage_since_s=START_S)
-        store.put(cycle(verdict, config=config, raw=RawCounters(columns, (1.0,) * 10)))
+        store.put(cycle(verdict, config=config, raw=(columns, (1.0,) * 10)))
     settle(store)
     store.close(PATIENCE_S)
     with closing(sqlite3.connect(store.path)) as connection:

@@ -127,15 +127,14 @@ def test_counters_are_kept_exactly_each_minute_and_around_restarts(
     cycles: list[Cycle], reader: Reader
 ) -> None:
     engine = reader.engines()[-1]
-    pages = [(scrape.t_s, e) for scrape in cycles for e in scrape.engines if e.raw is not None]
+    pages = [(scrape.t_s, e) for scrape in cycles for e in scrape.engines if e.columns]
     exact = {
         t_s: {
             column: value
-            for column, value in zip(e.raw.columns, e.raw.values, strict=True)
+            for column, value in zip(e.columns, e.counters, strict=True)
             if value == value
         }
         for t_s, e in pages
-        if e.raw is not None
     }
     counters = snapshots(reader.path, engine.id, **EVER)
     for snapshot in counters:
