@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kneewatch.agent.api.families import Families, described
+from kneewatch.agent.api.metrics import Families, described
 from kneewatch.agent.api.parameters import TRIAGE_FORMS, Unavailable, moment
 from kneewatch.agent.api.responses import (
     HTML,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kneewatch.agent.api.families import Families, described
 from kneewatch.agent.api.responses import clean
 from kneewatch.agent.api.service import (
     GONE,
@@ -26,6 +26,7 @@ from kneewatch.agent.api.service import (
     shown,
 )
 from kneewatch.agent.target_state import TargetState
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
@@ -33,6 +34,41 @@ from kneewatch.reports.health import RANKS, rank_of
 from kneewatch.rules.library import RULES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Described = Mapping[str, tuple[str, Sequence[str]]]
+"""Help text and label names of metrics, by metric name without the prefix `kneewatch_`. Names of
+counters end in `_total`."""
+
+
+def described(section: str) -> Described:
+    rows = packaged_tables("agent.api", "metrics.toml")[section]
+    return {name: (row["help"], row.get("labels", ())) for name, row in rows.items()}
+
+
+class Families:
+    """Metric families, to which samples are added."""
+
+    def __init__(self, described: Described) -> None:
+        self._families = {
+            name: (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
+                f"kneewatch_{name}", help_text, labels=labels
+            )
+            for name, (help_text, labels) in described.items()
+        }
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample. A value of None adds nothing."""
+        if value is not None:
+            self._families[name].add_metric(tuple(map(clean, labels)), float(value))
+
+    def add_labelled(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Add a sample that has its own label names instead of those of the family."""
+        self._families[name].add_sample(f"kneewatch_{name}", dict(labels), value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._families.values())
+
+
 ENGINES, TARGETS, ITSELF = described("engines"), described("targets"), described("itself")
 STORE, RECEIVERS = described("store"), described("receivers")
 

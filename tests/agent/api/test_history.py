@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.past import INTERVALS_MAX, EngineInterval
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_rendering import LINES, past
+from kneewatch.agent.api.triage import LINES, past
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.change import Interval

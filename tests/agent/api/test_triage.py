@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import schemas
-from kneewatch.agent.api.triage_rendering import body
+from kneewatch.agent.api.triage import body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.formatting import WIDTH
