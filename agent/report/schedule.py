@@ -194,7 +194,7 @@ DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 FIELDS = 5
 
-LIBRARIES = ("matplotlib", "numpy", "pandas")
+LIBRARIES = ("numpy", "pandas")
 """Libraries that only reports need (the extra `report`). Images are built without them by
 default."""
 

@@ -295,12 +295,8 @@ def _positive(value: float | None) -> float:
 TTFT = "ttft"
 
 
-def charts(
-    slo: TierSlo, knee: TierKnee, calendar: Calendar, *, plots: bool = True
-) -> dict[str, Plot | None]:
-    """The charts of a tier that have axes, by name; None without data, or without `plots`."""
-    if not plots:
-        return dict.fromkeys(("latency", "requests", "knee_tokens", "knee_latency"))
+def charts(slo: TierSlo, knee: TierKnee, calendar: Calendar) -> dict[str, Plot | None]:
+    """The charts of a tier that have axes, by name; None without data."""
     served = [(step, step.tokens_per_s) for step in knee.steps]
     return {
         "latency": latency_by_hour(slo.hours, calendar, budget_s(slo)),

@@ -21,16 +21,9 @@ from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, svg
 from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
-from kneewatch.reports.weekly.page.summary import (
-    changed,
-    first_steps,
-    headline,
-    title,
-)
+from kneewatch.reports.weekly.page.summary import changed, first_steps, headline, title
 from kneewatch.reports.weekly.report import Incident, WeeklyReport, WeeklyVerdict
-from kneewatch.reports.weekly.tier_sections import (
-    TableRow,
-)
+from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.reports.weekly.verdict import saving_words
 from kneewatch.rules.formatting import (
     as_sentence,
@@ -78,9 +71,9 @@ def _badness(verdict: WeeklyVerdict) -> int:
     return RANKS[health(verdict.health)]
 
 
-def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[dict[str, Any]]:
+def tier_parts(report: WeeklyReport, calendar: Calendar) -> list[dict[str, Any]]:
     """The sections of each tier by name, in the order of the report. Only tiers shown in full have
-    charts. `plots`: include the charts with axes."""
+    charts."""
     worst = sorted(report.verdicts, key=_badness, reverse=True)
     full = worst if len(worst) <= ALL_MOST else worst[:SOME]
     sections = zip(
@@ -101,7 +94,7 @@ def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list
             "workload": workload,
             "size": size,
             "money": money,
-            "charts": charts.charts(slo, knee, calendar, plots=plots and verdict in full),
+            "charts": charts.charts(slo, knee, calendar) if verdict in full else {},
             "full": verdict in full,
         }
         for place, (tier, verdict, tables, slo, knee, workload, size, money) in enumerate(
@@ -238,18 +231,17 @@ GLOBALS: dict[str, Any] = {
 }
 
 
-def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> str:
+def render(report: WeeklyReport, *, docs_url: str = "") -> str:
     """The report as an HTML file. All values are escaped.
 
-    With `docs_url`, incidents link to the pages of their causes. `plots`: include the charts that
-    matplotlib draws, which takes half a second.
+    With `docs_url`, incidents link to the pages of their causes.
     """
     css = _stylesheet()
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
-            template_values(report, docs_url=docs_url, plots=plots),
+            template_values(report, docs_url=docs_url),
             css=Markup(css),
             icons=Markup(read_template("icons.html.j2", "kneewatch.reports.triage")),
             policy=_policy(css),
@@ -257,10 +249,10 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
     )
 
 
-def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict[str, Any]:
+def template_values(report: WeeklyReport, *, docs_url: str) -> dict[str, Any]:
     """What the templates show, by name."""
     calendar = Calendar(report.timezone, report.period)
-    tiers = tier_parts(report, calendar, plots=plots)
+    tiers = tier_parts(report, calendar)
     in_full = incidents_in_full(report)
     watched = [part for part in tiers if part["tier"].engines]
     worst_first = sorted(tiers, key=lambda part: _badness(part["verdict"]), reverse=True)

@@ -27,7 +27,7 @@ def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
     """The Markdown of the report's page: headings, paragraphs, lists and tables, without drawings,
     folded numbers and links within the page. All values are escaped."""
     converter = _Converter()
-    converter.feed(render(report, docs_url=docs_url, plots=False))
+    converter.feed(render(report, docs_url=docs_url))
     lines = [" ".join(line.split()) for line in converter.text.splitlines()]
     text = "\n".join(re.sub(r" ([;,.])(?= |$)", r"\1", line) for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"

@@ -1,15 +1,11 @@
-"""SVG paths, and charts with axes that matplotlib draws and this module shortens. Pure."""
+"""SVG paths, and charts with axes. Pure."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
-from io import StringIO
-from typing import Any
-from xml.etree import ElementTree
+from collections.abc import Callable, Iterable, Sequence
+from math import isnan, log10
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 Point = tuple[float, float]
 
@@ -55,70 +51,98 @@ def _short(steps: int, scale: int) -> str:
     )
 
 
-# --- Charts with axes, drawn by matplotlib and stripped to what a page needs. Pure ----------------
-#
-# Every artist carries its role in its `gid`, which becomes the class of its path: colours, widths
-# and dashes are the stylesheet's, for both schemes. Nothing else of matplotlib's output is kept:
-# no ids, styles, clips, dates. So the same values give the same text.
+# --- Charts with axes: colours, widths and dashes are the stylesheet's ----------------------------
 
 
 WIDTH, HEIGHT = 360, 190
 """Width and height of a chart in SVG units. On a phone, a unit is about one pixel."""
 
-TEXT_PX = 11
-SVG = "{http://www.w3.org/2000/svg}"
-NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
-ANCHOR = re.compile(r"text-anchor: (\w+)")
-ROLES = frozenset(("p99", "p50", "bars", "area", "bound", "cmax", "cmax-band", "peak", "peak-words",
-                   "cmax-words", "grid", "axis", "unseen"))  # fmt: skip
-"""CSS classes that parts of a chart may have."""
-
 LEFT, RIGHT, TOP, BOTTOM = 0.145, 0.985, 0.93, 0.13
+"""The edges of the axes, as shares of the width and of the height from the bottom."""
 
-STYLE = {
-    "font.size": TEXT_PX,
-    "path.simplify": False,  # it would drop lone points
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "text.usetex": False,
-}
-"""Settings for matplotlib: text stays text instead of becoming paths, and dollar signs do not start
-formulas."""
+CENTRED, BELOW, ABOVE = 2.857422, 8.357422, -2.642578
+"""The distance in units from a place down to the baseline of the text at, below or above it."""
 
+PATH = Markup('<path class="{}" d="{}"/>')
+TEXT = Markup('<text{}{} x="{:g}" y="{:g}">{}</text>')
 Edges = tuple[float, float]
-
 
 Ticks = list[tuple[float, str]]
 """Labelled positions on an axis."""
 
 
 class Pen:
-    """Draws on matplotlib's axes. `role` becomes the CSS class of the drawn element."""
+    """Draws between axes that cover `x` and `y`. `role` is the CSS class of what is drawn. Areas
+    are behind lines, and both behind texts."""
 
-    def __init__(self, axes: Any) -> None:  # noqa: ANN401 - untyped where it matters
-        self._axes = axes
-        self._along = axes.get_xaxis_transform()
+    def __init__(self, x: Edges, y: Edges, *, log: bool) -> None:
+        self._scale: Callable[[float], float] = log10 if log else float
+        self._x, self._y = x, (self._scale(y[0]), self._scale(y[1]))
+        self._areas, self._lines, self._texts = list[Markup](), list[Markup](), list[Markup]()
+
+    @property
+    def drawn(self) -> Markup:
+        """The content of an SVG element of WIDTH by HEIGHT units."""
+        return Markup("").join((*self._areas, *self._lines, *self._texts))
 
     def line(self, x: Sequence[float], y: Sequence[float], role: str) -> None:
         """Draw a line through points. A NaN makes a gap."""
-        self._axes.plot(x, y, gid=role)
+        points = zip(x, y, strict=True)
+        self._line((None if isnan(b) else _place(self._across(a), self._up(b)) for a, b in points),
+                   role)  # fmt: skip
 
     def area(self, x: Sequence[float], y: Sequence[float], role: str) -> None:
         """Draw a filled outline."""
-        self._axes.fill(x, y, gid=role)
+        points = zip(x, y, strict=True)
+        self._area([_place(self._across(a), self._up(b)) for a, b in points], role)
 
     def upright(self, x: float, height: float, role: str) -> None:
         """Draw a vertical line from the bottom to `height`, a share of the chart's height."""
-        self._axes.plot((x, x), (0, height), transform=self._along, gid=role)
+        self._line([_place(self._across(x), share) for share in (0, height)], role)
 
     def column(self, low: float, high: float, role: str) -> None:
         """Fill the interval from `low` to `high` on the x axis, over the whole height."""
-        self._axes.fill((low, high, high, low), (0, 0, 1, 1), transform=self._along, gid=role)
+        low, high = self._across(low), self._across(high)
+        self._area([_place(low, 0), _place(high, 0), _place(high, 1), _place(low, 1)], role)
 
     def words(self, x: float, height: float, words: str, *, left: bool, role: str) -> None:
         """Write text to the left or right of `x`, at `height`, a share of the chart's height."""
-        beside = "right" if left else "left"
-        self._axes.text(x, height, words, transform=self._along, ha=beside, va="bottom", gid=role)
+        self._text(_place(self._across(x), height), ABOVE, words, "end" if left else "", role)
+
+    def scales(self, x_ticks: Ticks, y_ticks: Ticks) -> None:
+        """Draw the grid, the horizontal axis, and the labels of both axes."""
+        for value, words in y_ticks:
+            up = self._up(value)
+            self._line([_place(0, up), _place(1, up)], "grid")
+            self._text(_place(-0.02, up), CENTRED, words, "end")
+        self._line([_place(0, 0), _place(1, 0)], "axis")
+        for value, words in x_ticks:
+            self._text(_place(self._across(value), -0.03), BELOW, words, "middle")
+
+    def _across(self, x: float) -> float:
+        return (x - self._x[0]) / (self._x[1] - self._x[0])
+
+    def _up(self, y: float) -> float:
+        return (self._scale(y) - self._y[0]) / (self._y[1] - self._y[0])
+
+    def _line(self, points: Iterable[Point | None], role: str) -> None:
+        self._lines.append(PATH.format(role, path(points, decimals=1)))
+
+    def _area(self, outline: Sequence[Point], role: str) -> None:
+        points = outline[:-1] if outline[-1] == outline[0] else outline
+        self._areas.append(PATH.format(role, run_path(points, decimals=1, closed=True)))
+
+    def _text(self, at: Point, down: float, words: str, anchor: str, role: str = "") -> None:
+        given = {"class": role, "text-anchor": anchor}
+        marks = [f' {name}="{value}"' if value else "" for name, value in given.items()]
+        self._texts.append(
+            TEXT.format(*map(Markup, marks), round(at[0], 1), round(at[1] + down, 1), words)
+        )
+
+
+def _place(across: float, up: float) -> Point:
+    """The units of a place that is given in shares of the axes' width and height."""
+    return WIDTH * (LEFT + across * (RIGHT - LEFT)), HEIGHT * (1 - BOTTOM - up * (TOP - BOTTOM))
 
 
 def draw(
@@ -131,67 +155,7 @@ def draw(
     log: bool = False,
 ) -> Markup:
     """Draw a chart with `paint`. Returns the content of an SVG element of WIDTH by HEIGHT units."""
-    # Imported here: it takes half a second and 30 MB, which only a report with charts needs.
-    matplotlib = import_module("matplotlib")
-    figures = import_module("matplotlib.figure")
-    svg = import_module("matplotlib.backends.backend_svg")
-    with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, frameon=False)
-        canvas = svg.FigureCanvasSVG(figure)
-        axes = figure.add_axes((LEFT, BOTTOM, RIGHT - LEFT, TOP - BOTTOM))
-        axes.set_axis_off()
-        if log:
-            axes.set_yscale("log")
-        axes.set_xlim(*x)
-        axes.set_ylim(*y)
-        _scales(axes, x_ticks, y_ticks)
-        paint(Pen(axes))
-        out = StringIO()
-        canvas.print_svg(out, metadata={"Date": None})
-    return Markup("").join(_kept(ElementTree.fromstring(out.getvalue()), ""))
-
-
-def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
-    """Draw grid lines and labels. matplotlib's own axes would take longer than the charts."""
-    across, along = axes.get_yaxis_transform(), axes.get_xaxis_transform()
-    for value, words in y_ticks:
-        axes.plot((0, 1), (value, value), transform=across, gid="grid", clip_on=False)
-        axes.text(-0.02, value, words, transform=across, ha="right", va="center")
-    axes.plot((0, 1), (0, 0), transform=axes.transAxes, gid="axis", clip_on=False)
-    for value, words in x_ticks:
-        axes.text(value, -0.03, words, transform=along, ha="center", va="top")
-
-
-def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
-    """Yields the paths and texts below an element. Each gets the role of the nearest enclosing
-    element that has a role."""
-    name = node.get("id", "")
-    role = name if name in ROLES else role
-    if node.tag == f"{SVG}path" and role:
-        yield Markup('<path class="{}" d="{}"/>').format(role, _path(node.get("d", "")))
-    elif node.tag == f"{SVG}text":
-        yield _text(node, role)
-    elif node.tag in (SVG + "g", SVG + "svg"):
-        for child in node:
-            yield from _kept(child, role)
-
-
-def _path(drawn: str) -> str:
-    """Shorten a path that matplotlib drew. Returns SVG path data, in which an isolated point
-    becomes a dot."""
-    parts: list[str] = []
-    for part in drawn.split("M")[1:]:
-        numbers = [float(match) for match in NUMBER.findall(part)]
-        points = list(zip(numbers[::2], numbers[1::2], strict=True))
-        parts.append(run_path(points, decimals=1, closed="z" in part))
-    return "".join(parts)
-
-
-def _text(node: ElementTree.Element, role: str) -> Markup:
-    anchor = ANCHOR.search(node.get("style", ""))
-    where = "" if anchor is None or anchor[1] == "start" else f" text-anchor={anchor[1]!r}"
-    kind = f' class="{role}"' if role else ""
-    x, y = (round(float(node.get(key, "0")), 1) for key in ("x", "y"))
-    return Markup('<text{}{} x="{:g}" y="{:g}">{}</text>').format(
-        Markup(kind), Markup(where.replace("'", '"')), x, y, escape(node.text or "")
-    )  # fmt: skip
+    pen = Pen(x, y, log=log)
+    pen.scales(x_ticks, y_ticks)
+    paint(pen)
+    return pen.drawn
