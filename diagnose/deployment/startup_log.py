@@ -44,36 +44,8 @@ LONGEST_LINE = 16 * 1024
 SHOWN_CHARACTERS = 360
 """Most characters of a line that are kept."""
 
-_HEADER = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
-    r"\[?(?P<file>[\w./-]{1,100}\.py):\d{1,6}\] ?"
-)
-"""The text that vLLM's logger writes before each message; up to 0.7 without the opening bracket."""
-
-_PREFIX = re.compile(
-    r"(?:[\w.-]{1,60} +\| |\S{1,40}T\S{1,40} std(?:out|err) [FP] "
-    r"|[A-Z][a-z]{2} +\d{1,2} [\d:]{8} \S{1,100} [^\s:]{1,60}: "
-    r"|\([A-Z]\w{1,30}(?: [\w=]{1,20}){0,2} pid=\d{1,10}\) )"
-)
-"""Prefixes of lines that have no header: Compose's, Kubernetes', the journal's, vLLM's
-processes'."""
-
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_END = re.compile(rb"[\r\n]")
-
-_MESSAGES_OF_REQUESTS = re.compile(
-    r"(?:.*/)?(?:logger|request_logger|protocol|chat_utils|serving\w*|\w*_parser|middleware)\.py"
-)
-"""Modules that log requests; their lines are not read."""
-
-_ENGINE_MODULES = frozenset(
-    {
-        "core.py", "core_client.py", "async_llm.py", "async_llm_engine.py", "engine.py",
-        "client.py", "multiproc_executor.py", "multiproc_worker_utils.py", "worker_base.py",
-        "ray_distributed_executor.py", "ray_executor.py", "launcher.py",
-    }
-)  # fmt: skip
-"""Modules whose errors count once the server is serving: errors that end the engine."""
 
 _TEXT = r"(?:[^'\\]|\\.){0,500}"
 
@@ -108,6 +80,26 @@ def _tables() -> Mapping[str, Any]:
 
 
 @cache
+def _pattern(kind: str) -> re.Pattern[str]:
+    """How lines of a kind begin, or what is in them."""
+    return re.compile("".join(_tables()["lines"][kind]))
+
+
+def _is(kind: str, text: str) -> bool:
+    """Whether a text begins as lines of a kind do."""
+    return _pattern(kind).match(text) is not None
+
+
+@cache
+def _words(*, serving: bool) -> re.Pattern[bytes]:
+    """The words of which each line of interest contains one."""
+    words = _pattern("while_serving").pattern
+    return re.compile(
+        (words if serving else words + _pattern("more_while_starting").pattern).encode()
+    )
+
+
+@cache
 def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
     """The wordings of facts or of failures, from the packaged startup_log.toml."""
     rows: list[Wording] = []
@@ -125,11 +117,6 @@ def _signs() -> Mapping[bytes, EngineKind]:
     return {sign.encode(): kind for kind in engine_kinds() for sign in kind.log_signs}
 
 
-_LIST = re.compile(r"non-default args: \{|args: Namespace\(|Initializing an? (?:V[01] )?LLM engine")
-_START = re.compile(
-    r"vLLM API server version|[\s▀▄█]*\bversion v?\d+\.\d+|non-default args: \{|args: Namespace\("
-)
-_COMPLETE_LIST = re.compile(r"non-default args: \{")
 _PAIR = re.compile(
     r"(?:'(?P<key>\w{1,60})': |(?<![\w.])(?P<name>\w{1,60})=)"
     rf"(?:'(?P<text>{_TEXT})'|\['(?P<listed>{_TEXT})'(?:\]|(?P<more>, ))"
@@ -155,44 +142,8 @@ def title(fact: str) -> str:
 
 # --- Failures -------------------------------------------------------------------------------------
 
-_NOT_STARTED = re.compile(
-    r"EngineCore (?:failed to start|hit an exception)|(?:RuntimeError: )?Engine core initialization"
-    r" failed|(?:RuntimeError: )?Engine process failed to start"
-)
-_DEAD = re.compile(
-    r"EngineCore encountered a fatal error|(?:[\w.]{0,60}\.)?(?:Async|MQ)?EngineDeadError\b"
-    r"|Engine core proc \S{1,40} died|Worker proc \S{1,40} died|Engine background task failed"
-)
-_EXCEPTION = re.compile(
-    r"(?P<type>(?:\w{1,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))(?:: |$)|Value error, "
-)
-_NO_ROOT = re.compile(
-    r"(?:\w+\.){0,6}(?:(?:Async|MQ)?EngineDeadError|CancelledError)|[\w.]{0,60}\bValidationError: "
-)
-"""Exceptions that only report that another exception occurred; the other's line is the proof."""
-
-_UNCAUGHT = re.compile(r"Traceback \(most recent call last\):")
 _PYDANTIC_INPUT = " [type="
 """In pydantic's validation errors, the whole configuration follows this text."""
-
-_READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
-_STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
-_REQUEST = re.compile(r'(?:INFO: +)?[\w.:\[\]]{1,60} - "[A-Z]{3,7} /\S{0,200} HTTP/')
-_STOPPED = re.compile(r"(?:INFO: +)?(?:Shutting down|Application shutdown complete\.?)$")
-_SERVING_WORDS = (
-    b"rror|xception|died|failed|out of memory|Kill|KILL|OOM|137|version|args: |LLM engine"
-    b"|Avg prompt|Shutting down|shutdown"
-)
-_WHILE_SERVING = re.compile(_SERVING_WORDS)
-_WHILE_STARTING = re.compile(
-    _SERVING_WORDS + b"|model len|took |GiB|blocks|KV|concurrency|backend|Graph|memory|seq len"
-    b"|max_model_len|uantization|NCCL|Errno|local folder|couldn't|Engine|startup complete|HTTP/"
-    b'|Traceback|", line '
-)
-"""Every line of interest contains one of these words, both while starting and while serving.
-
-Other lines are skipped quickly; nearly all of them are about requests.
-"""
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
@@ -305,7 +256,7 @@ class StartupLog:
     # --- lines ------------------------------------------------------------------------------------
 
     def _line(self, raw: bytes) -> None:
-        words = _WHILE_SERVING if self.phase == "serving" else _WHILE_STARTING
+        words = _words(serving=self.phase == "serving")
         signs = () if self.phase == "serving" else _signs().items()
         kind = next((kind for sign, kind in signs if sign in raw), None)
         if kind is None and not words.search(raw):
@@ -317,7 +268,7 @@ class StartupLog:
                 self._message(module, message)
 
     def _message(self, module: str, message: str) -> None:
-        if _MESSAGES_OF_REQUESTS.fullmatch(module):
+        if _pattern("of_requests").fullmatch(module):
             return
         if self.phase == "serving":
             self._serving(module, message)
@@ -328,14 +279,14 @@ class StartupLog:
         if _starts(module, message):
             self._begin()
             self._starting(module, message)
-        elif _STATISTICS.match(message):
+        elif _is("statistics", message):
             # This line shows that the engine works: earlier errors did not end it.
             self.failure = self._suspect = None
-        elif _STOPPED.match(message) and self.failure is None:
+        elif _is("stopped", message) and self.failure is None:
             self.phase = "stopped"
-        elif module.rpartition("/")[2] in _ENGINE_MODULES:
+        elif _pattern("of_engine").fullmatch(module):
             self._error(message)
-            if self.failure or _DEAD.match(message):
+            if self.failure or _is("dead", message):
                 self._fail(_shown(message))
         elif not module and (failure := _known_failure(message)) and failure.kind == HOST_MEMORY:
             self._suspect = Failure(failure.kind, failure.line, served=True)
@@ -344,7 +295,7 @@ class StartupLog:
     def _starting(self, module: str, message: str) -> None:
         if _starts(module, message) and (self.failure or self.phase == "stopped" or self._loaded):
             self._begin()
-        if _READY.match(message) or _STATISTICS.match(message) or _REQUEST.match(message):
+        if any(_is(kind, message) for kind in ("ready", "statistics", "request")):
             self.failure = self._suspect = None
             self.phase = "serving"
         elif self.phase != "stopped":
@@ -354,14 +305,14 @@ class StartupLog:
                 self._uncaught, self._frame = False, ""
                 if self.failure is not None and self.failure.kind == OTHER:
                     self.failure = self._suspect = None
-            self._uncaught = self._uncaught or (not module and bool(_UNCAUGHT.match(message)))
+            self._uncaught = self._uncaught or (not module and _is("uncaught", message))
             self._frame = _phase(message, self._frame)
             self._error(message)
             root_logged = self._suspect is not None and self._suspect.kind != OTHER
-            ended = self._uncaught and _EXCEPTION.match(message)
+            ended = self._uncaught and _is("exception", message)
             if (
                 root_logged or ended or self.failure
-                or _NOT_STARTED.match(message) or _DEAD.match(message)
+                or _is("not_started", message) or _is("dead", message)
             ):  # fmt: skip
                 self._fail(_without_quotes(message))
 
@@ -387,7 +338,7 @@ class StartupLog:
             if failure.kind == GPU_MEMORY and not served and (phase := self._phase_reached):
                 details = {**details, "phase": phase}
             self._suspect = Failure(failure.kind, failure.line, served, details)
-        elif self._suspect is None and _EXCEPTION.match(message) and not _NO_ROOT.match(message):
+        elif self._suspect is None and _is("exception", message) and not _is("no_root", message):
             self._suspect = Failure(OTHER, _without_quotes(message), served)
 
     def _fail(self, line: str) -> None:
@@ -410,8 +361,8 @@ class StartupLog:
                 if fact == "version":
                     value = text
                 self._add(fact, value, _shown(message), wording.ranks)
-        if opened := _LIST.match(message):
-            is_complete = bool(_COMPLETE_LIST.match(message))
+        if opened := _pattern("arguments").match(message):
+            is_complete = _is("given_arguments", message)
             self._complete = self._complete or is_complete
             for key, value, is_first in _arguments(message[opened.end() - 1 :]):
                 fact = _tables()["arguments"].get(key)
@@ -474,18 +425,18 @@ def _messages(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _plain(line: str) -> Iterator[tuple[str, str]]:
-    header = _HEADER.search(line[:400])
+    header = _pattern("header").search(line[:400])
     if header is not None:
         yield header["file"], line[header.end() :].rstrip()
         return
-    while prefix := _PREFIX.match(line):
+    while prefix := _pattern("prefix").match(line):
         line = line[prefix.end() :]
     yield "", line.strip()
 
 
 def _starts(module: str, message: str) -> bool:
     """Whether the line is one of the first that a server logs; no request can cause such a line."""
-    return bool(module) and _START.match(message) is not None
+    return bool(module) and _is("start", message)
 
 
 def _phase(message: str, before: str) -> str:
