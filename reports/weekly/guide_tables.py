@@ -3,7 +3,7 @@ values for one tier. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,10 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.signals.vllm import QUEUE, XFER
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.measures import Measure, TierPeriod, trend
+from kneewatch.reports.weekly.figures import UP, Trend
+from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend
 from kneewatch.reports.weekly.observed import Span, TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
 from kneewatch.rules.formatting import percent
@@ -44,42 +43,35 @@ class Row(Struct, frozen=True):
     trend_only: bool = False
 
 
-def _deferred_with_lora(span: Span) -> float | None:
-    """The number of deferred requests. None if no adapters are in use."""
-    in_use = m.level(m.ADAPTER_CHANGES)(span) is not None
-    return m.level(m.DEFERRED)(span) if in_use else None
+def _deferred_with_lora() -> Of:
+    """A function that returns the number of deferred requests. None if no adapters are in use."""
+    adapters, deferred = m.level(m.ADAPTER_CHANGES), m.level(m.DEFERRED)
+    return lambda span: None if adapters(span) is None else deferred(span)
 
 
-OF_TABLES = (
-    Measure("gpu_memory_used_ratio", "", "ratio", m.level(m.GPU_MEMORY), missing=m.GPU_MISSING),
-    Measure("gpu_engine_active_ratio", "while serving", "ratio", m.level(m.GPU_BUSY, serving=True),
-            missing=m.GPU_MISSING),
-    Measure("gpu_engine_active_mean_ratio", "all hours", "ratio", m.level(m.GPU_BUSY), UP,
-            missing=m.GPU_MISSING),
-    Measure("waiting_deferred", "requests deferred for a slot", "requests", _deferred_with_lora,
-            DOWN, missing="not exported"),
-    Measure("lora_change_per_s", "changes of the running adapters", "per_s",
-            m.level(m.ADAPTER_CHANGES), DOWN, missing="not exported"),
-    Measure("waiting", "mean", "requests", m.level(m.WAITING), DOWN),
-    Measure("queue_share_ratio", "of request time", "ratio", m.share_of_time(QUEUE), DOWN),
-    Measure("waiting_peak", "worst hour of an engine", "requests", m.top(m.WAITING), DOWN),
-    Measure("spec_acceptance_ratio", "", "ratio", m.ratio(m.ACCEPTED, m.DRAFTED), UP,
-            missing=m.NO_SPECULATION),
-    Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
-            missing="prompt tokens by source not exported"),
-    Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
-            missing="lifetimes of KV blocks not exported"),
-    Measure("kv_transfer_mean_s", "mean", "s", m.mean(XFER), DOWN, missing="no KV transfer"),
-    Measure("kv_transfer_p99_s", "P99", "s", m.quantile(XFER, 0.99), DOWN,
-            missing="no KV transfer"),
-)  # fmt: skip
-FIGURES = {
-    figure.key: figure
-    for figure in (
-        *OF_TABLES, m.HIT_RATIO, m.KV_MEAN, m.KV_PEAK, m.EVICTION, m.EVICTION_PEAK, m.TTFT_P50,
-        m.TTFT_P99, m.ITL_P50, m.ITL_P99,
-    )
-}  # fmt: skip
+OF: Mapping[str, Callable[..., Of]] = {
+    "deferred_with_lora": _deferred_with_lora,
+    "level": m.level,
+    "mean": m.mean,
+    "quantile": m.quantile,
+    "ratio": m.ratio,
+    "saved": lambda: m.saved,
+    "share_of_time": m.share_of_time,
+    "top": m.top,
+}
+"""The functions that guide_tables.toml names."""
+
+_TABLES = packaged_tables("reports.weekly", "guide_tables.toml")
+
+
+def _figure(key: str, row: Mapping[str, Any]) -> Measure:
+    kind, *arguments = row["of"]
+    missing = row.get("missing", m.NO_REQUEST).format(gpu_source=m.GPU_SOURCE)
+    name, good = row.get("name", ""), row.get("good", "")
+    return Measure(key, name, row["unit"], OF[kind](*arguments), good, missing)
+
+
+FIGURES = {key: _figure(key, row) for key, row in _TABLES["figures"].items()}
 """The figures that the rows of guide_tables.toml name, by key."""
 
 
@@ -102,7 +94,7 @@ def _rows(
     """The rows of a table of guide_tables.toml. Both tables have one target for evictions, the
     rule's, although the guide has 5% in 9.3 and 10% in 7.7."""
     rows: list[Row] = []
-    for stated in packaged_tables("reports.weekly", "guide_tables.toml")[name]:
+    for stated in _TABLES[name]:
         given: dict[str, Any] = {k: tuple(stated.get(k, ())) for k in ("rules", "causes")}
         given["figures"] = tuple(figures[key] for key in stated.get("figures", ()))
         row = Row(section, **{**stated, **given})

@@ -259,12 +259,8 @@ def unknown(measure: Measure, missing: str) -> Trend:
 
 COMPLETED, PREEMPTIONS = "request_success", "num_preemptions"
 PROMPT, GENERATED, COMPUTED = "prompt_tokens", "generation_tokens", "computed_prompt_tokens"
-PREFIX_QUERIES, PREFIX_HITS = "prefix_cache_queries", "prefix_cache_hits"
-DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 FAILED = "failed"
 """Requests that finished with reason error or abort."""
-
-RESIDENCY = "kv_block_lifetime_seconds"
 
 RUNNING, WAITING, KV_USAGE = "running", "waiting", "kv_usage_ratio"
 GPU_MEMORY, GPU_BUSY = "gpu_memory_used_ratio", "gpu_engine_active_ratio"
@@ -295,7 +291,6 @@ GPU_SOURCE = (
 )
 GPU_MISSING = f"no GPU source: {GPU_SOURCE}"
 PERCENTS = (50, 95, 99)
-NO_SPECULATION = "no speculative decoding in this period"
 
 
 def quantile(metric: str, q: float) -> Of:
@@ -442,17 +437,4 @@ def tokens_per_gpu_hour(gpus: int | None) -> Of:
     return per_gpu(GENERATED, None if gpus is None else gpus / HOUR_S)
 
 
-HIT_RATIO = Measure("prefix_hit_ratio", "", "ratio", ratio(PREFIX_HITS, PREFIX_QUERIES), UP,
-                    missing="no cache queries: prefix caching off, or no requests")  # fmt: skip
-KV_MEAN = Measure("kv_usage_ratio", "while serving", "ratio", level(KV_USAGE, serving=True))
-KV_PEAK = Measure("kv_usage_peak_ratio", "busiest hour of an engine", "ratio",
-                  top(KV_USAGE, serving=True))  # fmt: skip
-EVICTION = Measure("preemption_ratio_per_s", "", "ratio_per_s", level(EVICTED), DOWN,
-                   missing="preemptions or running requests are not on the page")  # fmt: skip
-EVICTION_PEAK = Measure("preemption_ratio_peak_per_s", "worst hour of an engine", "ratio_per_s",
-                        top(EVICTED), DOWN, missing=EVICTION.missing)  # fmt: skip
-TTFT_P50 = Measure("ttft_p50_s", "P50", "s", quantile(TTFT, 0.5), DOWN)
-TTFT_P99 = Measure("ttft_p99_s", "P99", "s", quantile(TTFT, 0.99), DOWN)
-ITL_P50 = Measure("itl_p50_s", "P50", "s", quantile(ITL, 0.5), DOWN)
-ITL_P99 = Measure("itl_p99_s", "P99", "s", quantile(ITL, 0.99), DOWN)
 SERVED = Measure("served_per_s", "requests served", "per_s", per_s(COMPLETED))

@@ -173,7 +173,7 @@ def sized(
     # From the least that an engine can serve follows only the most that is needed.
     is_known = verdict != "unknown" or not need.least
     gpus_each, needed = launched.stated.engine_gpus, need.replicas(replicas) if is_known else None
-    kv_peak = now.value(m.KV_PEAK)
+    kv_peak = m.top(m.KV_USAGE, serving=True)(now.whole)
     exported = m.level("kv_capacity_tokens")(now.whole)
     capacity = launched.capacity_tokens or exported
     return TierSize(

@@ -79,8 +79,8 @@ def span(
             m.PROMPT: 400 * count,
             m.COMPUTED: 100 * count,
             m.GENERATED: 150 * count,
-            m.PREFIX_QUERIES: 400 * count,
-            m.PREFIX_HITS: 300 * count,
+            "prefix_cache_queries": 400 * count,
+            "prefix_cache_hits": 300 * count,
         },
         tallies={
             TTFT: tally(EDGES, ttft, count),
