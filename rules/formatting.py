@@ -165,6 +165,11 @@ def date(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, tz=UTC).strftime("%Y-%m-%d")
 
 
+def stamp(t_s: float) -> str:
+    """A UTC time as programs write it: 2026-11-21T03:07:12Z."""
+    return f"{date(t_s)}T{clock(t_s)}Z"
+
+
 def moment(t_s: float, now_s: float) -> str:
     """A UTC time; with its date unless that is the same day as `now_s`."""
     day = "" if date(t_s) == date(now_s) else f"{date(t_s)} "

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT, Problem
 from kneewatch.agent.settings.table import UNITS_S
+from kneewatch.rules.formatting import stamp
 
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
 Unavailable = Annotated[str | None, Query(include_in_schema=False)]
@@ -90,7 +91,8 @@ def moment(name: str, text: str, *, now_s: float, before_s: float | None = None)
     if t_s > now_s + AHEAD_S:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"{name} is in the future: the time here is {_iso(now_s)}; omit {name} for the present",
+            f"{name} is in the future: the time here is {stamp(now_s)}; omit {name} for the "
+            "present",
         )
     if before_s is not None and t_s > before_s:
         raise Problem(
@@ -124,7 +126,3 @@ def _iso_moment(text: str) -> float | None:
     except (ValueError, OverflowError):
         return None
     return t_s if math.isfinite(t_s) and t_s >= 0 else None
-
-
-def _iso(t_s: float) -> str:
-    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

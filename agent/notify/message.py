@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.rules.formatting import clock, cut, cut_after_sentence, date
+from kneewatch.rules.formatting import cut, cut_after_sentence, stamp
 from kneewatch.rules.rule import CRITICAL, WARNING
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def link(base: str, target: str, at_s: float | None = None) -> str:
         return ""
     query = [f"target={quote(target, safe='')}"] if target != FLEET else []
     if at_s is not None:
-        whole_s = ceil(at_s)  # so that the page has the scrape of that moment
-        query.append(f"at={date(whole_s)}T{clock(whole_s)}Z")
+        query.append(f"at={stamp(ceil(at_s))}")  # so that the page has the scrape of that moment
     return "?".join(filter(None, (f"{base}/triage", "&".join(query))))
 
 

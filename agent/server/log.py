@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec import Struct
-
+from kneewatch.agent.server.host import text_of
 from kneewatch.agent.server.process import container_id
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.collector.errors import SettingsError
@@ -187,35 +186,13 @@ _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
 """Systemd units that start other programs. Their journal is not the log of a server."""
 
 
-class LogPlace(Struct, frozen=True):
-    """The place of a process's log: a file, or the journal of a systemd unit.
-
-    If a user can choose the path, `user_id` is that user: the file must belong to this user or be
-    readable by everyone. None: no user can choose the path.
-    """
-
-    path: str
-    user_id: int | None = None
-    unit: str = ""
-
-    def open(self) -> LogFollower | Journal:
-        """A reader that follows the log."""
-        return Journal(self.unit) if self.unit else LogFollower(self.path, user_id=self.user_id)
+def log_of(pid: int) -> LogFollower | Journal | None:
+    """A reader of a process's log, which is not opened yet. None if the process writes to a
+    terminal or a pipe, or if the place of its log cannot be determined."""
+    return _redirected(pid) or log_of_group(text_of(Path(f"/proc/{pid}/cgroup")))
 
 
-def log_place(pid: int) -> LogPlace | None:
-    """The place of a process's log. None if the process writes to a terminal or a pipe, or if the
-    place cannot be determined."""
-    redirected = _redirected(pid)
-    if redirected is not None:
-        return redirected
-    try:
-        return place_of_group(Path(f"/proc/{pid}/cgroup").read_text())
-    except OSError:
-        return None
-
-
-def _redirected(pid: int) -> LogPlace | None:
+def _redirected(pid: int) -> LogFollower | None:
     """The regular file to which the process's output is redirected. None if there is none."""
     for descriptor in (1, 2):
         link = f"/proc/{pid}/fd/{descriptor}"
@@ -228,23 +205,23 @@ def _redirected(pid: int) -> LogPlace | None:
         except OSError:
             continue
         if same:
-            return LogPlace(path, user_id)
+            return LogFollower(path, user_id=user_id)
     return None
 
 
-def place_of_group(cgroup: str) -> LogPlace | None:
-    """The place where Kubernetes, Docker or systemd stores the log of a control group. `cgroup` is
+def log_of_group(cgroup: str) -> LogFollower | Journal | None:
+    """A reader of the log that Kubernetes, Docker or systemd stores of a control group. `cgroup` is
     the text of /proc/PID/cgroup."""
     container = container_id(cgroup)
     if container:
         files = [*PODS.glob(f"*-{container}.log")][:1]
         docker = DOCKER / container / f"{container}-json.log"
         files += [docker] if _exists(docker) else []
-        return LogPlace(str(files[0])) if files else None
+        return LogFollower(str(files[0])) if files else None
     unit = _UNIT.search(cgroup)
     if unit is None or unit[1].partition(".")[0].partition("@")[0] in _RUNTIMES:
         return None
-    return LogPlace(f"journal of {unit[1]}", unit=unit[1])
+    return Journal(unit[1])
 
 
 def _exists(path: Path) -> bool:

@@ -133,7 +133,6 @@ class ServerWatch:
         self._gpu_models: tuple[str, ...] = ()
         self._gpu_reading = models_reading((), 0.0)
         self._log_is_set, self._log_is_new = log is not None, True
-        self._log_place: object = None
         self._log_error = ""
         self._log_failure: Failure | None = None
         self._log_starts: int = 0
@@ -175,11 +174,11 @@ class ServerWatch:
         if self._log_is_set or self._liveness is None:
             return
         # Lazy: only for a process on this node.
-        from kneewatch.agent.server.log import log_place
+        from kneewatch.agent.server.log import log_of
 
-        place = log_place(pid)
-        if place is not None and place != self._log_place:
-            self._log_place, self.log, self._log_is_new = place, place.open(), True
+        found = log_of(pid)
+        if found is not None and (self.log is None or found.path != self.log.path):
+            self.log, self._log_is_new = found, True
             self._log_starts, self._old_log_starts = 0, 0
             self.read_log(t_s, monitor)
 

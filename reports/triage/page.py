@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -53,7 +52,7 @@ from kneewatch.reports.triage.view_model import (
     TriageView,
     standings,
 )
-from kneewatch.rules.formatting import date, moment, printable, span
+from kneewatch.rules.formatting import date, moment, printable, span, stamp
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),
@@ -79,7 +78,7 @@ class Links(Struct, frozen=True):
         since = since or self.view.since
         parameters = {
             **({"target": name} if name else {}),
-            **({} if at_s is None else {"at": stamp(at_s)}),
+            **({} if at_s is None else {"at": stamp(math.ceil(at_s))}),
             **({} if since == SINCE_DEFAULT else {"since": since}),
         }
         return f"?{query(parameters)}"
@@ -102,7 +101,7 @@ class Links(Struct, frozen=True):
     def document(self, form: str) -> str:
         """The link to the same content as text, JSON or Markdown."""
         name = f"/{quote(self.target, safe='', errors='replace')}" if self.target else ""
-        at = {} if self.view.at_s is None else {"at": stamp(self.view.at_s)}
+        at = {} if self.view.at_s is None else {"at": stamp(math.ceil(self.view.at_s))}
         return f"api/v1/triage{name}?{query({**at, 'format': form})}"
 
 
@@ -111,14 +110,9 @@ def query(values: Mapping[str, str]) -> str:
     return urlencode(values, errors="replace")
 
 
-def stamp(t_s: float) -> str:
-    """A time for a link, such as 2026-11-21T03:07:12Z. It is rounded up to a whole second."""
-    return f"{local_stamp(math.ceil(t_s))}Z"
-
-
 def local_stamp(t_s: float) -> str:
     """A UTC time without zone, such as 2026-11-21T03:07:12, for the input field of the form."""
-    return f"{datetime.fromtimestamp(t_s, tz=UTC):%Y-%m-%dT%H:%M:%S}"
+    return stamp(t_s).removesuffix("Z")
 
 
 # --- Parts of the page: engines in full, targets in a row each ------------------------------------

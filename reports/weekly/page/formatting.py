@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, time
+from datetime import datetime, time
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
@@ -369,8 +369,3 @@ class Calendar(Struct, frozen=True, dict=True):
     def before(self) -> str:
         """The report's name for the period before."""
         return "last week" if self.week else "the period before"
-
-
-def stamp(t_s: float) -> str:
-    """A UTC timestamp, such as 2026-11-09T13:03:00Z."""
-    return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -34,6 +34,7 @@ from kneewatch.rules.formatting import (
     plural,
     quantity,
     span,
+    stamp,
     stated_duration,
 )
 
@@ -198,7 +199,7 @@ FILTERS: dict[str, Any] = {
     **{
         function.__name__: function
         for function in (
-            as_sentence, duration, first_sentence, number, percent, span, stated_duration,
+            as_sentence, duration, first_sentence, number, percent, span, stamp, stated_duration,
         )
     },
     **{
@@ -208,7 +209,7 @@ FILTERS: dict[str, Any] = {
             formatting.flag, formatting.has_number, formatting.health, formatting.outcome,
             formatting.points, formatting.request_count, formatting.saved, formatting.sentence,
             formatting.share, formatting.size_name, formatting.size_state,
-            formatting.size_verdict, formatting.spent, formatting.spread, formatting.stamp,
+            formatting.size_verdict, formatting.spent, formatting.spread,
             formatting.state, formatting.tone, formatting.with_unit, charts.heat_level,
             charts.heat_words, charts.alternative_text, charts.axis_of,
             charts.placed, charts.signal_chart, charts.signal_rows, charts.time_ticks,

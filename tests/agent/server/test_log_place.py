@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.server import log as places
-from kneewatch.agent.server.log import Journal, LogFollower, LogPlace, log_place, place_of_group
+from kneewatch.agent.server.log import Journal, LogFollower, log_of, log_of_group
 from kneewatch.collector.errors import SettingsError
 from tests.agent.running import Main, bodies
 from tests.agent.server.conftest import Listen
@@ -20,25 +20,28 @@ CONTAINER = "0123456789abcdef" * 4
 POD = f"0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-{CONTAINER}.scope"
 
 
+def _path(log: LogFollower | Journal | None) -> str:
+    return "" if log is None else log.path
+
+
 def test_redirected_output_is_the_log(listening: Listen, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     pid, _ = listening("vllm", "serve", "org/model", log=log)
-    assert log_place(pid) == LogPlace(str(log), os.getuid())
+    assert _path(log_of(pid)) == str(log)
 
 
 def test_a_file_that_was_removed_or_replaced_is_not_read(listening: Listen, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     pid, _ = listening("vllm", "serve", "org/model", log=log)
     log.unlink()
-    assert log_place(pid) is None or log_place(pid) != LogPlace(str(log), os.getuid())
+    assert _path(log_of(pid)) != str(log)
     log.write_text("another program's")
-    place = log_place(pid)
-    assert place is None or place.path != str(log)
+    assert _path(log_of(pid)) != str(log)
 
 
 def test_a_process_without_a_log_of_its_own() -> None:
-    assert place_of_group("0::/user.slice/user-0.slice/session-2.scope") is None
-    assert log_place(2**22 + 1) is None
+    assert log_of_group("0::/user.slice/user-0.slice/session-2.scope") is None
+    assert log_of(2**22 + 1) is None
 
 
 @pytest.mark.parametrize(
@@ -53,8 +56,7 @@ def test_a_process_without_a_log_of_its_own() -> None:
     ],
 )
 def test_the_journal_of_a_unit(group: str, unit: str) -> None:
-    place = place_of_group(group)
-    assert (place.unit if place else "") == unit
+    assert _path(log_of_group(group)) == (f"journal of {unit}" if unit else "")
 
 
 def test_the_log_that_the_runtime_keeps_of_a_container(
@@ -62,15 +64,15 @@ def test_the_log_that_the_runtime_keeps_of_a_container(
 ) -> None:
     monkeypatch.setattr(places, "PODS", tmp_path / "pods")
     monkeypatch.setattr(places, "DOCKER", tmp_path / "docker")
-    assert place_of_group(POD) is None
+    assert log_of_group(POD) is None
     docker = tmp_path / "docker" / CONTAINER / f"{CONTAINER}-json.log"
     docker.parent.mkdir(parents=True)
     docker.touch()
-    assert place_of_group(f"0::/system.slice/docker-{CONTAINER}.scope") == LogPlace(str(docker))
+    assert _path(log_of_group(f"0::/system.slice/docker-{CONTAINER}.scope")) == str(docker)
     pod = tmp_path / "pods" / f"vllm-0_chat_vllm-{CONTAINER}.log"
     pod.parent.mkdir()
     pod.touch()
-    assert place_of_group(POD) == LogPlace(str(pod))
+    assert _path(log_of_group(POD)) == str(pod)
 
 
 def test_a_file_that_only_another_user_may_read_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownS
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.incidents import unit_of
 from kneewatch.reports.weekly.page import formatting
-from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
+from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict
 from kneewatch.reports.weekly.page.html import unknown_groups
-from kneewatch.rules.formatting import as_sentence, plural
+from kneewatch.rules.formatting import as_sentence, plural, stamp
 from kneewatch.rules.library import RULES
 
 
