@@ -52,22 +52,18 @@ PLURAL_AFTER_ONE = re.compile(
     r"(?<![\d.,:/x-])1 ((?:[a-z]+ )?)(request|replica|engine|target|adapter|slot|block|call|client|"
     r"GPU|step|prompt|token)s\b(?: (are|were|have|queue|wait|run)\b)?"
 )
-VERBS = {
-    "are": "is",
-    "were": "was",
-    "have": "has",
-    "queue": "queues",
-    "wait": "waits",
-    "run": "runs",
-}
+VERBS = {"are": "is", "were": "was", "have": "has"}
 
 
 def singular(sentence: str) -> str:
     """The sentence with the noun and verb after a count of 1 in the singular: 1 requests wait
     becomes 1 request waits."""
-    return PLURAL_AFTER_ONE.sub(
-        lambda match: f"1 {match[1]}{match[2]}{f' {VERBS[match[3]]}' if match[3] else ''}", sentence
-    )
+
+    def after_one(match: re.Match[str]) -> str:
+        verb = match[3] and f" {VERBS.get(match[3], match[3] + 's')}"
+        return f"1 {match[1]}{match[2]}{verb or ''}"
+
+    return PLURAL_AFTER_ONE.sub(after_one, sentence)
 
 
 def percent(ratio: float) -> str:
@@ -79,8 +75,7 @@ def percent(ratio: float) -> str:
 
 def stated_duration(seconds: float) -> str:
     """A duration that a user may have set, as text. With at most three significant digits it is not
-    rounded, so that a target is shown as it was set: 35.5 ms, 1.25 s, 12.5 s.
-    """
+    rounded, so that a target is shown as it was set: 35.5 ms, 1.25 s, 12.5 s."""
     rounded = duration(seconds)
     if seconds >= MINUTES_FROM_S:
         return rounded
