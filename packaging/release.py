@@ -105,7 +105,6 @@ def files() -> list[Path]:
 
 
 def output(*command: str) -> str:
-    """Run a program and return its output."""
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 

@@ -111,7 +111,6 @@ class Style(Struct, frozen=True):
     docs_url: str = ""
 
     def paint(self, text: str, health: str) -> str:
-        """Text in the colour of a health state."""
         return f"\x1b[{COLOURS[health]}m{text}\x1b[0m" if self.colour else text
 
     def bold(self, text: str) -> str:

@@ -178,7 +178,6 @@ class Routes:
         return Response(msgspec.json.encode(document), media_type=MEDIA_TYPES[JSON])
 
     async def home(self) -> Response:
-        """A redirect to the triage page."""
         return RedirectResponse("triage", HTTPStatus.TEMPORARY_REDIRECT)
 
     async def page(

@@ -16,14 +16,7 @@ from fastapi.utils import deep_dict_update
 from msgspec import Struct
 
 from kneewatch.agent.api.alerts import AlertsAnswer
-from kneewatch.agent.api.responses import (
-    API,
-    COMPONENTS,
-    HTML,
-    JSON,
-    MEDIA_TYPES,
-    PROBLEM_TYPE,
-)
+from kneewatch.agent.api.responses import API, COMPONENTS, HTML, JSON, MEDIA_TYPES, PROBLEM_TYPE
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
 from kneewatch.agent.settings.table import COUNT, KINDS, SPAN
 from kneewatch.collector.packaged import packaged_tables

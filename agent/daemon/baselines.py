@@ -60,7 +60,6 @@ class WeeklyPeaks(Job):
         self._peaks: dict[tuple[str, EngineKey], float | None] = {}
 
     def exchange(self, target: str, engine: EngineMonitor, _t_s: float) -> None:
-        """Give an engine its peak."""
         engine.judge.set_weekly_peak(self.peak_requests(target, engine.key))
 
     def peak_requests(self, target: str, key: EngineKey) -> float | None:

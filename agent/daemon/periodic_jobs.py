@@ -142,7 +142,6 @@ class Scheduler:
         )
 
     def start(self) -> None:
-        """Start running jobs."""
         self._scheduler.start()
 
     def check(self) -> float:

@@ -44,7 +44,6 @@ class LivePages:
         self._fetcher = Fetcher(metrics_url(spec.address), spec.settings.fetch())
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The current page, or the error of the scrape."""
         return stream.fetch(self._fetcher, now_s)
 
     def due_in_s(self) -> float | None:

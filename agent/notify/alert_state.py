@@ -15,13 +15,7 @@ from msgspec import Struct
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from kneewatch.agent.notify.events import (
-    DedupKey,
-    Event,
-    Key,
-    is_resolved,
-    problems,
-)
+from kneewatch.agent.notify.events import DedupKey, Event, Key, is_resolved, problems
 from kneewatch.agent.notify.message import Message, identity
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState

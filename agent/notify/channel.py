@@ -116,7 +116,6 @@ class Outbox:
         return self._trying
 
     def delivered(self, outgoing: Outgoing) -> None:
-        """Count a message as delivered."""
         self._trying = None
         self._counts.sent += 1
         outgoing.done(True)

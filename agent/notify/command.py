@@ -17,14 +17,7 @@ from kneewatch.agent.notify.receivers import ALERTMANAGER, PAGERS, TEXTS, Mail, 
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.verdict import FLEET
-from kneewatch.rules.formatting import (
-    duration,
-    listed,
-    plural,
-    printable,
-    stated_duration,
-    wrapped,
-)
+from kneewatch.rules.formatting import duration, listed, plural, printable, stated_duration, wrapped
 from kneewatch.rules.rule import Severity
 
 STATUS = "test"
@@ -54,8 +47,9 @@ def notify(
         targets[FLEET] = {}
     reports = set[str](settings["report.send"] or ())
     for receiver in configured:
-        click.echo("\n".join(_receiver_lines(receiver, targets, reports=receiver.name in reports)))
-        click.echo("")
+        click.echo(f"{printable(receiver.name)}: {receiver.kind} at {_place(receiver)}")
+        for line in (*_content(receiver, targets, reports=receiver.name in reports), ""):
+            click.echo("\n".join(wrapped(line, indent=2)))
     click.echo("Not sent to anybody")
     usable = [receiver for receiver in configured if not _mistake(receiver)]
     for line in _unsent_lines(usable, targets):
@@ -72,14 +66,6 @@ def _targets(arguments: Sequence[str], settings: Settings) -> dict[str, Labels]:
 
 
 # --- Who gets what --------------------------------------------------------------------------------
-
-
-def _receiver_lines(
-    receiver: Receiver, targets: Mapping[str, Labels], *, reports: bool
-) -> Iterator[str]:
-    yield f"{printable(receiver.name)}: {receiver.kind} at {_place(receiver)}"
-    for line in _content(receiver, targets, reports=reports):
-        yield from wrapped(line, indent=2)
 
 
 def _content(receiver: Receiver, targets: Mapping[str, Labels], *, reports: bool) -> Iterator[str]:

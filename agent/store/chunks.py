@@ -298,7 +298,6 @@ def concat_scrapes(parts: Iterable[Scrapes]) -> Scrapes:
 
 
 def select_scrapes(scrapes: Scrapes, places: Sequence[int]) -> Scrapes:
-    """The scrapes at the positions `places`."""
     failed = {new: scrapes.failed[at] for new, at in enumerate(places) if at in scrapes.failed}
     return Scrapes(array("d", [scrapes.times[at] for at in places]), failed)
 

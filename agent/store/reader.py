@@ -222,7 +222,6 @@ class Reader:
             self._open()
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._close()
 

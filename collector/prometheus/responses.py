@@ -107,7 +107,6 @@ class MatrixAnswer(Struct):
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings of the response."""
         return warnings_of({"warnings": self.warnings, "isPartial": self.is_partial})
 
 

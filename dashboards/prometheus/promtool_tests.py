@@ -20,17 +20,6 @@ from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
 
-BUSY_GPU = {
-    "DEV_SM_CLOCK": 1755,
-    "DEV_GPU_TEMP": 58,
-    "DEV_POWER_USAGE": 412.5,
-    "DEV_FB_USED": 70_000,
-    "DEV_FB_FREE": 10_000,
-    "DEV_XID_ERRORS": 0,
-    "DEV_PCIE_REPLAY_COUNTER": 7,
-    "DEV_ROW_REMAP_FAILURE": 0,
-    "PROF_GR_ENGINE_ACTIVE": 0.87,
-}
 Texts = dict[str, str]
 
 
@@ -64,7 +53,8 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
         node = f"{self.name}: {node}"
         labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
         inner = ", ".join(pairs(labels | ({"GPU_I_ID": mig} if mig else {})))
-        shown = {key: number(value) for key, value in BUSY_GPU.items()} | fields
+        busy = packaged_tables("dashboards.prometheus", "promtool_scenarios.toml")["busy_gpu"]
+        shown = {key: number(value) for key, value in busy.items()} | fields
         return {f"DCGM_FI_{key}{{{inner}}}": values_of(text, plan) for key, text in shown.items()}
 
 

@@ -138,7 +138,10 @@ def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]
     whole folder loads each rule once."""
     every = groups(plan)
     if flavor is Flavor.VICTORIA:
-        every = tuple(_in_metricsql(group) for group in every)
+        every = tuple(
+            replace(group, rules=tuple(replace(r, expr=metricsql(r.expr)) for r in group.rules))
+            for group in every
+        )
     head = HEAD + "".join(f"# {line}\n" for line in too_rare(plan))
     body = {"groups": [_group(plan, group) for group in every]}
     if flavor is not Flavor.OPERATOR:
@@ -167,11 +170,6 @@ def too_rare(plan: Plan) -> list[str]:
             f"{SUM_STEP_S:g} s hold fewer than {SCRAPES_PER_RANGE} scrapes."
         )
     return lines
-
-
-def _in_metricsql(group: Group) -> Group:
-    rules = tuple(replace(rule, expr=metricsql(rule.expr)) for rule in group.rules)
-    return replace(group, rules=rules)
 
 
 def _group(plan: Plan, group: Group) -> dict[str, Any]:

@@ -9,12 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import (
-    KV_DTYPE,
-    SEATS,
-    STEP_TOKENS,
-    TENSOR_SPLIT,
-)
+from kneewatch.collector.engines.engine_kind import KV_DTYPE, SEATS, STEP_TOKENS, TENSOR_SPLIT
 from kneewatch.collector.signals.expr import count_in
 from kneewatch.diagnose.capacity import Comparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
@@ -89,11 +84,6 @@ def label_count(config: Mapping[str, str], label: str) -> int | None:
     return None if value is None or value < 1 else int(value)
 
 
-def label_flag(config: Mapping[str, str], label: str) -> bool | None:
-    """The label's value as a boolean; None if it is neither True nor False."""
-    return {"True": True, "False": False}.get(config.get(label, ""))
-
-
 def page_values(config: Mapping[str, str]) -> dict[str, Any]:
     """The values of the flags of `size` that the labels have, by the flags' parameters."""
     values: dict[str, Any] = {}
@@ -101,7 +91,7 @@ def page_values(config: Mapping[str, str]) -> dict[str, Any]:
         if not flag.label or not flag.help or flag.kind == "bytes":
             continue
         if flag.kind == "switch":
-            on = label_flag(config, flag.label)
+            on = {"True": True, "False": False}.get(config.get(flag.label, ""))
             value = None if on is None else on == flag.sets
         elif flag.kind == "text":
             value = config.get(flag.label)

@@ -231,7 +231,6 @@ class StartupLog:
 
     @property
     def version(self) -> Version | None:
-        """The logged version; None if the log has none."""
         logged = self.facts.get("version")
         # The pattern matches versions only, so parsing cannot fail.
         return None if logged is None else parse_version(str(logged.value))

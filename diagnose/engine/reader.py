@@ -239,7 +239,6 @@ class EngineReader:
         )
 
     def _totals(self) -> tuple[float, ...]:
-        """`Values.totals`."""
         value_at = self.history.frames[-1].counters.__getitem__
         totals = [sum(map(value_at, part)) for part in self._counted]
         return tuple([total if total == total else 0.0 for total in totals])

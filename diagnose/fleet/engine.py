@@ -57,7 +57,6 @@ class Engine(Struct, frozen=True):
         return "unknown" if self.verdict is None else self.verdict.health
 
     def get(self, signal: str) -> float | None:
-        """A signal's value; None if it has none."""
         return self.values.get(signal)
 
     @property

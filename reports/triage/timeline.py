@@ -4,7 +4,7 @@ target. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 
 from msgspec import Struct
@@ -230,7 +230,9 @@ def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> tuple[Mapping[st
     state, in COLUMNS by TALL units, and a text alternative."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
-    for interval in (interval for intervals in engines for interval in _of_health(intervals)):
+    # Without health states, the severities of all intervals are used instead.
+    own = ([part for part in of if part.kind == "health"] or of for of in engines)
+    for interval in chain.from_iterable(own):
         word = interval.id if interval.kind == "health" else interval.severity.word
         rank = rank_of(word)
         x, width = axis.spread(interval.start_s, interval.end_s)
@@ -262,12 +264,6 @@ def _paths(columns: Sequence[int]) -> dict[str, str]:
             paths[STATES[rank]] = paths.get(STATES[rank], "") + bar
         start += wide
     return paths
-
-
-def _of_health(intervals: Sequence[Interval]) -> Sequence[Interval]:
-    """The intervals of health states. If there are none: all intervals, whose severity is then used
-    instead."""
-    return [interval for interval in intervals if interval.kind == "health"] or intervals
 
 
 def _strip_words(columns: Sequence[int]) -> str:

@@ -346,7 +346,6 @@ class TierStated(Struct, frozen=True):
 
     @property
     def server(self) -> Stated:
-        """The settings of one of its servers."""
         return stated_of(self.profile.stated)
 
     @property

@@ -10,14 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.verdict import Evidence
-from kneewatch.reports.weekly.figures import (
-    Advice,
-    DataQuality,
-    FlagChange,
-    Line,
-    Period,
-    Trend,
-)
+from kneewatch.reports.weekly.figures import Advice, DataQuality, FlagChange, Line, Period, Trend
 from kneewatch.reports.weekly.tier_sections import (
     TierKnee,
     TierMoney,

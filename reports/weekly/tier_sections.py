@@ -86,8 +86,6 @@ class Option(Struct, frozen=True):
 
 
 class LeverFigure(Struct, frozen=True):
-    """A figure that a lever changes, before and after the change."""
-
     signal: str
     before: float | None
     after: float | None

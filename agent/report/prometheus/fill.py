@@ -13,17 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import AnswerLog
-from kneewatch.agent.fleet.snapshot import (
-    FleetConfig,
-    fleet_config,
-    source_settings,
-)
+from kneewatch.agent.fleet.snapshot import FleetConfig, fleet_config, source_settings
 from kneewatch.agent.report.history import MARGIN_S, READ, EngineHistory, History, Member
-from kneewatch.agent.report.prometheus.incidents import (
-    REPLAYED_MOST,
-    REPLAYED_S,
-    IncidentSearch,
-)
+from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S, IncidentSearch
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
     CURVES_MOST,
@@ -54,10 +46,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
-from kneewatch.agent.store.records import (
-    Scrapes,
-    StoredEngine,
-)
+from kneewatch.agent.store.records import Scrapes, StoredEngine
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT

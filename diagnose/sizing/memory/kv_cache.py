@@ -250,7 +250,6 @@ class KvLayout(Struct, frozen=True, dict=True):
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of one block on one GPU."""
         return self.page_bytes * self.group_layers
 
     @property

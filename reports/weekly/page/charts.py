@@ -15,13 +15,7 @@ from kneewatch.reports.weekly.figures import Line, Spark
 from kneewatch.reports.weekly.page.formatting import MIDNIGHT, Calendar, with_unit
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw, path
 from kneewatch.reports.weekly.report import CauseSpan, Incident, StageSpan
-from kneewatch.reports.weekly.tier_sections import (
-    Hour,
-    KneeStep,
-    TierKnee,
-    TierSlo,
-    WeekdayHour,
-)
+from kneewatch.reports.weekly.tier_sections import Hour, KneeStep, TierKnee, TierSlo, WeekdayHour
 from kneewatch.rules.formatting import duration, number, quantity, stated_duration
 from kneewatch.rules.rule import HOUR_S
 

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
@@ -24,46 +25,16 @@ MINUS = "\N{MINUS SIGN}"
 ARROWS: Mapping[str, str] = {UP: "▲", DOWN: "▼"}
 """Arrows by direction. A change within the noise has no arrow."""
 
-HEALTH: Mapping[str, str] = {
-    "ok": "Healthy",
-    "info": "Info",
-    "warning": "Warning",
-    "critical": "Critical",
-    "unknown": "Unknown",
-}
-STATES: Mapping[str, str] = {
-    **{word: word for word in HEALTH},
-    "trend": "no target",
-    "off": "not in use",
-}
-PLAIN = ("trend", "off")
+_WORDS = packaged_tables("reports.weekly.page", "words.toml")
+HEALTH: Mapping[str, str] = _WORDS["health"]
+STATES: Mapping[str, str] = {**{word: word for word in HEALTH}, **_WORDS["states"]}
+PLAIN = tuple(_WORDS["states"])
 """States of rows that are not health states."""
 
-SIZES: Mapping[str, str] = {
-    "right": "Right-sized",
-    "too small": "Too small",
-    "too large": "Too large",
-    "unknown": "Unknown",
-}
-SIZE_STATES: Mapping[str, str] = {"right": "ok", "too small": "warning", "too large": "info"}
-
-LATENCIES: Mapping[str, str] = {
-    "ttft": "TTFT (first token)",
-    "itl": "ITL (between tokens)",
-    "e2e": "E2E (whole request)",
-    "queue": "Queue",
-    "prefill": "Prefill",
-    "decode": "Decode",
-}
-OUTCOMES: Mapping[str, tuple[str, str]] = {
-    "open": ("info", "not applied yet"),
-    "applied": ("info", "applied, effect not measured yet"),
-    "kept": ("ok", "applied: worked as predicted"),
-    "missed": ("warning", "applied: helped less than predicted"),
-    "worsened": ("critical", "applied: made things worse"),
-    "lapsed": ("unknown", "never applied, no longer recommended"),
-    "unknown": ("unknown", "unknown: only kneewatch run tracks recommendations"),
-}
+SIZES: Mapping[str, str] = _WORDS["sizes"]
+SIZE_STATES: Mapping[str, str] = _WORDS["size_states"]
+LATENCIES: Mapping[str, str] = _WORDS["latencies"]
+OUTCOMES: Mapping[str, tuple[str, str]] = _WORDS["outcomes"]
 """For each outcome of a recommendation: a health state, and its name in words."""
 
 
@@ -239,7 +210,8 @@ def state(word: str) -> str:
 
 def outcome(word: str) -> tuple[str, str]:
     """The health state and the words for an outcome of a recommendation."""
-    return OUTCOMES.get(word, ("unknown", word))
+    state, words = OUTCOMES.get(word, ("unknown", word))
+    return state, words
 
 
 def followed(record: TrackRecord) -> str:

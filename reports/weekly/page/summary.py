@@ -10,13 +10,7 @@ from msgspec import Struct
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.health import RANKS
 from kneewatch.reports.weekly.figures import FlagChange, Trend
-from kneewatch.reports.weekly.page.formatting import (
-    HEALTH,
-    Calendar,
-    arrow,
-    flag,
-    health,
-)
+from kneewatch.reports.weekly.page.formatting import HEALTH, Calendar, arrow, flag, health
 from kneewatch.reports.weekly.report import Action, Tier, WeeklyReport, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import TierMoney
 from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, usd
