@@ -52,10 +52,6 @@ DIAGNOSE_ONLY = ("watch_s",)
 """Settings that the daemon does not use."""
 
 
-class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
-    """Raised when the reader of stdout, such as `head` or `less`, closed the pipe."""
-
-
 class CommandGroup(click.Group):
     """The group of all commands. It handles a broken pipe itself: click would exit with status 1,
     which here means "findings"."""
@@ -66,8 +62,9 @@ class CommandGroup(click.Group):
         """Run the command. Returns its exit status."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as exc:
-            raise OutputClosed from exc
+        except BrokenPipeError:  # the reader of stdout, such as `head` or `less`, closed it
+            _discard_output()
+            return OK
 
 
 @click.group(
@@ -441,9 +438,6 @@ def main(args: Sequence[str] | None = None) -> None:
         status = NO_DATA
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except OutputClosed:
-        _discard_output()
-        status = OK
     except OSError as exc:
         # Sources raise KneewatchError, so only writing to stdout can fail here: a full disk.
         _discard_output()

@@ -386,18 +386,13 @@ class Maintenance:
 
     def step(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         """Run the next job that is due. Returns whether a job was due."""
-        if cache.due_engines:
-            engine_id, engine = cache.due_engines.popitem()
-            with transaction(connection):
-                flush_engine(connection, engine_id)
-            engine.rows = 0
-            return True
-        if cache.due_targets:
-            target_id, target = cache.due_targets.popitem()
-            with transaction(connection):
-                flush_target(connection, target_id)
-            target.rows = 0
-            return True
+        for due, flush in ((cache.due_engines, flush_engine), (cache.due_targets, flush_target)):
+            if due:
+                row_id, full = due.popitem()
+                with transaction(connection):
+                    flush(connection, row_id)
+                full.rows = 0
+                return True
         if used_bytes(connection) > self._max_bytes and self._limit_size(connection, cache):
             return True
         return self._round(connection, cache)
