@@ -432,9 +432,7 @@ PREFILLS_TAKE_LONGER = PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM
 SPEED_IS_LOST = (IS_SLOW.assume(unknown=False) | PREFILLS_TAKE_LONGER).assume(unknown=False)
 """An engine that lost its speed explains late tokens, and why callers give up."""
 
-FIRST_TOKENS_ARE_LATER = ((TTFT_DRIFT >= LATER_FROM) | (MEAN_TTFT_GROWTH >= LATER_FROM)).assume(
-    unknown=True
-)
+FIRST_TOKENS_ARE_LATER = (MEAN_TTFT_GROWTH >= LATER_FROM).assume(unknown=True)
 """Slow prefills delay first tokens: if these come as early as usual, the prefills are not slow."""
 
 RATHER_SLOW_FROM = 0.9

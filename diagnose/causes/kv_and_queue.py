@@ -8,6 +8,7 @@ from kneewatch.diagnose.causes.bottleneck import is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH_MOST,
     EVICTING,
+    FAR,
     FEW_FILL_THE_CACHE,
     GIANT,
     GIANT_FROM,
@@ -259,8 +260,8 @@ KV_PRESSURE = cause(
             *BY_THE_ENGINE,
         ),
         levels=(
-            (Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
-            (Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
+            (Severity.CRITICAL, (SEVERITY >= 3.0) | (QUEUE_HELD & SUFFERS)),
+            (Severity.WARNING, (SEVERITY >= 2.0) | (ITL_DRIFT >= FAR) | NOT_EVICTING),
         ),
         severity=Severity.INFO,
         instead=(
@@ -297,7 +298,7 @@ EXHAUSTED_IN_S = Signal(FORECAST)
 KV_EXHAUSTION_AHEAD = cause(
     "kv_exhaustion_ahead",
     Form(
-        gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
+        gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known,
         terms=(
             term(
                 EXHAUSTED_IN_S,

@@ -119,7 +119,7 @@ which paused no stream before."""
 STALLS = (
     (STALL_SHARE >= 0.05)
     & ~((SAME_PROMPTS & ~ROWS_PAUSE) | PREFILLS_ARE_SLOW | ALL_STEPS_SLOW)
-    & (PREFILLS_REACH | NONE_ENDED)
+    & PREFILLS_REACH
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & (LONG_WERE_SEEN | ROWS_PAUSE | (NONE_ENDED & LARGE_STEPS_PAUSE))
     & LARGE_STEPS_PAUSE.assume(unknown=True)

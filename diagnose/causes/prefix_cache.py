@@ -35,7 +35,7 @@ BUSY = PREFILL_BUSY.otherwise(0.0)
 TAKES_TIME = (Signal("prefill_mean_s") >= 0.05).assume(unknown=True)
 """A mean prefill is long enough for callers to notice it."""
 
-BY_SHARE = (PREFILL_SHARE >= 0.05) & TAKES_TIME
+BY_SHARE = PREFILL_SHARE >= 0.05
 BY_WORK = (
     ~Signal("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Signal("waiting_avg") >= 1.0)
 )
@@ -44,12 +44,12 @@ BY_WORK = (
 If prompts become much more work, answers are the first thing to stop.
 """
 
-BY_WAIT = (TTFT_DRIFT >= 2.0).assume(unknown=False) & TAKES_TIME
-PREFILL_IS_HEAVY = (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK | BY_WAIT)
+BY_WAIT = (TTFT_DRIFT >= 2.0).assume(unknown=False)
+PREFILL_IS_HEAVY = (WORK_RATIO >= 4.0) & TAKES_TIME & (BY_SHARE | (BUSY >= 0.3) | BY_WORK | BY_WAIT)
 """Prefill is enough work for a prefix cache to matter.
 
-It is a large share of each request's service time; or, if many requests decode for long, of the
-engine's time; or first tokens take twice as long as usual.
+It takes callers' time, and it is a large share of each request's service time; or, if many requests
+decode for long, of the engine's time; or first tokens take twice as long as usual.
 """
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)

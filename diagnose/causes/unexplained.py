@@ -55,7 +55,7 @@ from kneewatch.rules.rule import ITL, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 
-EQUAL_PROMPTS = (Signal(COMPUTED) <= UNMOVED) & (Signal(PROMPTS) <= UNMOVED).assume(unknown=True)
+EQUAL_PROMPTS = Signal(COMPUTED) <= UNMOVED
 PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
 ANSWERS_AS_USUAL = (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
 SAME_LOAD = PROMPTS_AS_USUAL & ANSWERS_AS_USUAL

@@ -183,6 +183,9 @@ OTHERS: Mapping[str, Situation] = {
     "kv_pressure:evicting, a long wait": replace(
         KV.but(waiting_by_capacity=30.0, expected_wait_s=90.0).lasting(queued=30.0), stage=3
     ),
+    "kv_pressure:evicting now and then, tokens late": KV.but(
+        cascade_severity=1.0, itl_mean_drift_ratio=2.5
+    ),
     "kv_pressure:stalls": KV.but(
         preemption_ratio_per_s=0.06, kv_usage_avg_ratio=0.8, itl_stall_time_ratio=0.025,
         waiting_by_capacity=1.2,
@@ -401,9 +404,8 @@ OTHERS: Mapping[str, Situation] = {
             quiet={**CALM.quiet, "ttft_mean_s": 0.1},
         )
         for name, drift, growth in (
-            ("prefills, first tokens a little later", 1.5, 1.0),
             ("prefills, some first tokens a little later", 1.0, 1.5),
-            (" not for prefills, first tokens as usual", 1.0, 1.0),
+            (" not for prefills, first tokens as usual", 1.5, 1.0),
         )
     },
     **{
