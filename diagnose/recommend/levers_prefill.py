@@ -282,10 +282,15 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     if to <= now:
         return None
     before, then = {**present(context)}, {"longest_step_s": step_s * to / now}
-    words, least_s, ratio = "", _least_step_s(context, step_s), context.demand.load_ratio
+    seen = () if context.curve is None else context.curve.column("itl_s")
+    least_s = min((each for each in seen if 0 < each < step_s), default=None)
+    words, ratio, costs = "", context.demand.load_ratio, computed_costs(server.sized_launch)
     if least_s and ratio is not None:
-        # Of a step, what it takes without prompts is saved.
-        gain = to / now * step_s / (least_s + to / now * (step_s - least_s))
+        # Of a step, what it takes without prompts is saved; its products take what the GPU's peak
+        # allows at least.
+        products_s = to * costs.body_flop_per_token / costs.flop_per_s if costs else 0.0
+        longer_s = max(least_s + to / now * (step_s - least_s), products_s)
+        gain = to / now * step_s / longer_s
         before.update(load_ratio=ratio, least_step_s=least_s)
         then.update(load_ratio=ratio / gain, prompts_served_ratio=gain)
         words = (
@@ -302,12 +307,6 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
         before={"iteration_tokens_mean": mean_tokens, **before},
         predicted=then,
     )
-
-
-def _least_step_s(context: LeverContext, step_s: float) -> float | None:
-    """The shortest step of this server's windows; None without a shorter one than now."""
-    seen = () if context.curve is None else context.curve.column("itl_s")
-    return min((each for each in seen if 0 < each < step_s), default=None)
 
 
 def long_prefill_threshold(context: LeverContext) -> Recommendation | None:

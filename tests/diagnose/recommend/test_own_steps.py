@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.learned.knee import CurveLearner, Point
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.step_times import BUSY_MOST_RATIO, Prompts, StepTimes
-from tests.diagnose.recommend.scenes import FULL, advised
+from tests.diagnose.recommend.scenes import FULL, LLAMA, advised
 from tests.diagnose.situations import NOW_S, Situation
 from tests.diagnose.test_knee import swept
 from tests.effort import calls
@@ -406,6 +407,20 @@ def test_a_larger_budget_saves_what_a_step_takes_without_prompts(least_s: float,
     gain = larger.before["load_ratio"] / larger.predicted["load_ratio"]
     assert gain == pytest.approx(2 * 0.088 / (least_s + 2 * (0.088 - least_s)), rel=0.01)
     assert f"about {gain:.2f}x as many" in larger.summary
+
+
+def test_a_larger_budget_multiplies_no_faster_than_the_gpu() -> None:
+    """1,024 prompt tokens of an 8B model take an L4 117 ms at its peak."""
+    full = BUSY.but(
+        **{"itl_mean_s": 0.088, "iteration_tokens_mean": 510.0, "prompt_tokens_p50": 1100.0},
+        **{"prefill_busy_ratio": 3.0, "waiting_slope_per_s": 0.4, "preemption_per_s": 0.0},
+    )
+    curve = learned(*[{**page(load), "itl_mean_s": 0.07} for load in LOADS])
+    stated = replace(LLAMA, gpu=gpu("l4"))
+    given = advised("queue_saturation", situation=replace(full, curve=curve), stated=stated)
+    gain = given["max-num-batched-tokens-up"].predicted["prompts_served_ratio"]
+    parameters = 6.9e9  # without the embeddings, whose rows are looked up
+    assert gain <= 2 * 0.088 / (1024 * 2 * parameters / 121e12)
 
 
 def _alike(running: float | None, other: float) -> bool:
