@@ -168,7 +168,6 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         context = replace(context, demand=drained)
     numbers = predicted(context, settled(context, After(seats=seats)))
     numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats}
-    stated = server.launch.max_num_seqs is not None
     if not short:
         numbers["waiting"] = waiting
     return advice(
@@ -176,7 +175,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         "max-num-seqs-up",
         [(SEATS, now, seats)],
         f"Up to {seats} requests would run at once instead of {now}"
-        f"{'' if stated else ' (observed)'}; those that arrive now fill "
+        f"{'' if server.launch.max_num_seqs else ' (observed)'}; those that arrive now fill "
         f"{percent(numbers.get('kv_usage_ratio', 0))} of the KV cache. {rates}",
         before=before,
         predicted=numbers,

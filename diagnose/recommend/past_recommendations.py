@@ -15,7 +15,7 @@ from kneewatch.collector.engines.engine_kind import (
     SEATS,
     SPECULATION,
 )
-from kneewatch.diagnose.deployment.vllm_flags import VLLM
+from kneewatch.diagnose.deployment.vllm_flags import VLLM, number_of
 from kneewatch.diagnose.recommend.context import MOVED, shown
 from kneewatch.diagnose.recommend.demand import Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
@@ -144,14 +144,7 @@ def config_shows(flag: str, value: Value, config: Mapping[str, str]) -> bool | N
         return label == "True"
     if value is None:
         return label in ("None", "")
-    return label == str(value) or _same_number(label, value)
-
-
-def _same_number(text: str, number: str | float) -> bool:
-    try:
-        return abs(float(text) - float(number)) <= 1e-6 * abs(float(number))
-    except ValueError:
-        return False
+    return label == str(value) or (not isinstance(value, str) and number_of(label) == value)
 
 
 # --- Followed recommendations are not reversed ----------------------------------------------------
