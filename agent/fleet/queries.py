@@ -487,10 +487,9 @@ SLOW_S = 60.0
 whose metrics a metrics system does not have."""
 
 
-Answered = tuple[float, Mapping[str, str], Collection[Key], Mapping[str, Sequence[Sample]]]
-SlowAnswers = dict[tuple[str, ...], Answered]
-"""When some queries were asked, the queries, the engines that they are about, and the samples; by
-the queries' names."""
+SlowAnswers = dict[tuple[str, ...], tuple[float, Collection[Key], Mapping[str, Sequence[Sample]]]]
+"""When some queries were asked, the engines that they are about, and the samples; by the queries'
+names."""
 
 
 def slowly(
@@ -503,13 +502,12 @@ def slowly(
     (`about`), or if none of these queries had a sample. `kept` has the answers of moments
     before."""
     name = tuple(queries)
-    at_s, asked, engines, answers = kept.get(name, (-inf, {}, (), {}))
-    holds = bool(about) or not any(answers.values())
-    is_same = asked == queries and engines == about
-    if not (holds and is_same and 0 <= moment.at_s - at_s < SLOW_S):
+    at_s, engines, answers = kept.get(name, (-inf, (), {}))
+    holds = engines == about and (about or not any(answers.values()))
+    if not (holds and 0 <= moment.at_s - at_s < SLOW_S):
         answers = moment.instants(queries)
         is_whole = not (moment.log.warnings or moment.log.failed)
-        kept[name] = moment.at_s if is_whole else -inf, queries, about, answers
+        kept[name] = moment.at_s if is_whole else -inf, about, answers
     return answers
 
 

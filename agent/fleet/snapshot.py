@@ -285,11 +285,8 @@ def observe(
         stopped=observed.stopped,
     )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
-    ages = {
-        key: {"age_s": at_s - engine.started_s}
-        for key, engine in judged.items()
-        if engine.started_s is not None
-    }
+    begun = ((key, engine.reader.history.started_s) for key, engine in judged.items())
+    ages = {key: {"age_s": at_s - begun_s} for key, begun_s in begun if begun_s is not None}
     return replace(
         observed,
         window_s=scope.window_s,

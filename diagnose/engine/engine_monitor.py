@@ -89,11 +89,6 @@ class EngineMonitor:
         return self.reader.last_s
 
     @property
-    def started_s(self) -> float | None:
-        """Start time of the process by its newest page; None if unknown."""
-        return self.reader.history.started_s
-
-    @property
     def config(self) -> Mapping[str, str]:
         """The labels of cache_config_info on the newest page."""
         return self.reader.config

@@ -266,7 +266,7 @@ class Account:
             self._recent.clear()  # answers of one token show no decode steps
             gap_s = None
         prefill, sample = self._prefill_speed(total, now_s, gap_s)
-        speed = self._held(self._speed(), prefill, aged=now_s - self._began_s > SILENT_S)
+        speed = self._held(self._ratios(), prefill, aged=now_s - self._began_s > SILENT_S)
         if speed is not None and speed.ratio >= CHANGED_FROM:
             if self._is_full(now_s):
                 self._steps.forget()  # what was learned was not this engine's best
@@ -340,29 +340,30 @@ class Account:
         took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
         return least_s / took_s, most_s / took_s, len(weighted)
 
-    def _speed(self) -> Speed | None:
-        """The speed over the recent samples."""
-        ratios = self._ratios()
-        return None if ratios is None else self._steps.speed(*ratios)
-
-    def _held(self, speed: Speed | None, prefill: Speed | None, *, aged: bool) -> Speed | None:
-        """The speed, where its limits alone do not tell it: as that of prefills or, while even the
-        most that it may be is below 1, as it was when it was told best.
+    def _held(
+        self, ratios: tuple[float, float, int] | None, prefill: Speed | None, *, aged: bool
+    ) -> Speed | None:
+        """The speed over the recent samples. Where its limits alone do not tell it: as that of
+        prefills or, while even the most that it may be is below 1, as it was when it was told best.
 
         Unknown if all requests are `aged` and steps take up to twice as long: contexts grow with
         each token.
         """
-        ratios, slow = self._ratios(), self._slow
-        hidden = ratios is not None and APART * ratios[0] <= ratios[1] < 1.0
-        if ratios is None or not hidden or (slow is not None and slow.ratio < ratios[0]):
-            slow = None
-        if aged and slow is None and ratios is not None and AGED_FROM <= ratios[1] < 1.0:
+        if ratios is None:
+            self._slow = None
             return None
-        if ratios is not None and speed is not None and speed.ratio < LEARNED_FROM:
+        least, most, samples = ratios
+        speed, slow = self._steps.speed(least, most, samples), self._slow
+        hidden = APART * least <= most < 1.0
+        if not hidden or (slow is not None and slow.ratio < least):
+            slow = None
+        if aged and slow is None and AGED_FROM <= most < 1.0:
+            return None
+        if speed is not None and speed.ratio < LEARNED_FROM:
             if slow is None or speed.error <= slow.error or speed.is_below(slow):
                 slow = speed if self._is_slow_throughout() else slow
-        elif ratios is not None and hidden and slow is None and prefill is not None:
-            slow = self._steps.speed_beside(*ratios, prefill)
+        elif hidden and slow is None and prefill is not None:
+            slow = self._steps.speed_beside(least, most, samples, prefill)
         self._slow = slow
         return speed if slow is None else slow
 
