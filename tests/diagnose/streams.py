@@ -11,8 +11,9 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.recordings import CAPTURES
+from tests.recordings import CAPTURES, NO_TARGETS
 
 START_S = 1_795_300_000.0
 INTERVAL_S = 2.0
@@ -21,8 +22,9 @@ INTERVAL_S = 2.0
 class Target:
     """One target that is scraped every two seconds."""
 
-    def __init__(self, *, window_s: float = 60.0) -> None:
-        self.stream = TargetStream("tiny", Profile(window_s=window_s), Limits())
+    def __init__(self, *, window_s: float = 60.0, targets: Targets = NO_TARGETS) -> None:
+        profile = Profile(window_s=window_s, targets=targets)
+        self.stream = TargetStream("tiny", profile, Limits())
         self.now_s = START_S - INTERVAL_S
 
     def take(self, *bodies: str, every_s: float = INTERVAL_S) -> list[Verdict]:

@@ -10,10 +10,12 @@ import pytest
 
 from kneewatch.diagnose.deployment.deployment import deployment
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import PAGES, labelled
 from tests.diagnose.streams import Target, bodies, cause_ids
 from tests.pages import engine_only, with_values
+from tests.recordings import NO_TARGETS
 
 BUSY, CALM = bodies("queue_overload")[8:30], bodies("healthy_light")[8:30]
 """Eight run and dozens wait; a few run."""
@@ -21,9 +23,13 @@ BUSY, CALM = bodies("queue_overload")[8:30], bodies("healthy_light")[8:30]
 FEW = CALM[:3]
 
 
-def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -> list[Verdict]:
+def told_of(
+    *engines: Sequence[str],
+    models: Sequence[str] = ("tiny", "tiny"),
+    targets: Targets = NO_TARGETS,
+) -> list[Verdict]:
     """What is said of engines that share the pages of one server, by their number."""
-    target = Target(window_s=15.0)
+    target = Target(window_s=15.0, targets=targets)
     diagnoses: list[Verdict] = []
     for pages in zip(*engines, strict=True):
         body = "".join(
@@ -43,6 +49,13 @@ def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
     assert set(cause.explains) & {"queue_saturation", "admission_limit"}
     assert cause.severity >= Severity.WARNING
     assert "replica_imbalance" not in cause_ids(cool)
+
+
+def test_an_engine_whose_first_tokens_are_late_is_as_critical_as_its_verdict() -> None:
+    hot, _ = told_of(BUSY, CALM, targets=Targets(ttft_p99_s=0.5))
+    first = hot.causes[0]
+    assert first.id == "replica_imbalance"
+    assert first.severity.word == hot.health == "critical"
 
 
 def test_load_that_piles_up_on_two_ranks_of_eight_asks_for_no_replicas() -> None:
