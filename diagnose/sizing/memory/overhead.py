@@ -35,6 +35,9 @@ _ELEMENT_BYTES = 2
 _MIB = 2**20
 # From 0.18 a kernel replaces the sampler's sort; logged residuals of H100 and H200 halve.
 _KERNEL_SAMPLER: Version = (0, 18, 0)
+# The second model runner's profile leaves out the rejection sampler (`_dummy_sampler_run` of
+# vllm/v1/worker/gpu_model_runner.py and vllm/v1/worker/gpu/model_runner.py, 0.32).
+_SECOND_RUNNER: Version = (0, 30, 0)
 # Gemma 4's frames one by one before, in batches from here on.
 _BATCHED_FRAMES: Version = (0, 22, 0)
 # FlashInfer's experts with GELU; read in 0.27, not in 0.22.
@@ -146,15 +149,12 @@ def _fitted_overhead(launch: Launch, gpu: Gpu) -> Overhead:
         framework += figures["context_parallel_gib"] * GIB
     expected = activation + framework + graphs
     band = _band(launch, gpu)
-    above_gib = band["above_gib"]
-    if start_ups(launch, gpu)[1] < figures["few_start_ups"]:
-        above_gib += figures["few_start_ups_gib"]
     return Overhead(
         activation_bytes=activation,
         framework_bytes=framework,
         graphs_bytes=graphs,
         low_bytes=expected - min(band["below_gib"] * GIB, expected / 2),
-        high_bytes=activation + framework + graphs_high + above_gib * GIB,
+        high_bytes=activation + framework + graphs_high + band["above_gib"] * GIB,
     )
 
 
@@ -210,6 +210,8 @@ def _decoder_bytes(launch: Launch, gpu: Gpu) -> float:
         copies = figures["kernel_sampler_copies"]
     elif launch.version >= V1 and gpu.architecture == "ampere":
         copies = figures["ampere_copies"]
+    if launch.draft is not None and V1 <= launch.version < _SECOND_RUNNER:
+        copies += figures["rejection_copies"]
     sampler = copies * launch.seqs * model.vocab_size * _LOGIT_BYTES
     latent = any(isinstance(part.kind, LatentAttention) for part in model.layers)
     # V0 profiled whole prompts at once, and chunked only contexts beyond 32,768 tokens; latent

@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
-from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.size import memory_notes, start_failure
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V41
 
@@ -207,6 +207,25 @@ def test_context_parallel_ranks_have_buffers_and_may_have_larger_graphs(eager: b
     assert (shared.expected_bytes - alone.expected_bytes) / GIB == pytest.approx(0.09)
     wider = (shared.high_bytes - alone.high_bytes) / GIB
     assert wider == pytest.approx(0.09 if eager else 0.89)
+
+
+@pytest.mark.parametrize(
+    ("version", "more_gib"), [((0, 28, 0), 3.5), ((0, 31, 0), 0.0)], ids=["first", "second"]
+)
+def test_drafts_of_a_thousand_seats_are_profiled_too(
+    version: tuple[int, int, int], more_gib: float
+) -> None:
+    """vLLM's first model runner runs the rejection sampler for all seats, the second does not."""
+    plain = Launch(
+        model("Qwen/Qwen3.8-27B-FP8"), gpu("rtx-pro-6000"), max_num_seqs=1024, version=version
+    )
+    assert plain.model.own_draft is not None
+    drafting = replace(plain, draft=Draft(plain.model.own_draft, 3))
+    alone, both = (memory(each).overhead for each in (plain, drafting))
+    assert alone is not None
+    assert both is not None
+    more_bytes = both.activation_bytes - alone.activation_bytes
+    assert more_bytes / GIB == pytest.approx(more_gib, abs=0.05)
 
 
 def test_stated_kv_bytes_need_no_gpu_and_have_no_band() -> None:
