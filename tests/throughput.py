@@ -129,11 +129,16 @@ def catalogue_model(name: str) -> Model:
     return model(name)
 
 
+def launch(point: Point) -> Launch:
+    """The point's model, GPUs and split."""
+    split = Parallel(point.tensor_parallel, point.pipeline_parallel)
+    return Launch(catalogue_model(point.model), gpu(point.gpu), split)
+
+
 @cache
 def point_costs(point: Point) -> Costs:
     """What a step costs on the point's GPUs."""
-    split = Parallel(point.tensor_parallel, point.pipeline_parallel)
-    return costs(Launch(catalogue_model(point.model), gpu(point.gpu), split))
+    return costs(launch(point))
 
 
 @cache

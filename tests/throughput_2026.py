@@ -4,13 +4,17 @@ Each point is judged against what it is (`load`): a wave, where a benchmark star
 prompts at once (and `prompts` in all, if more); steady arrivals, where lengths vary or requests
 come at a rate; or the decode step alone. `doubt` says why a point is shown, not counted.
 
-Usage: python -m tests.throughput_2026
+Usage: python -m tests.throughput_2026 [--ranges]
 """
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from msgspec import Struct
 
@@ -20,15 +24,17 @@ from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
-from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_ratios
+from kneewatch.diagnose.sizing.speed.roofline_inputs import measured_class, measured_ratios
 from tests.kvtruth import Case, cases
 from tests.kvtruth_2026 import within
 from tests.peers import aiconfigurator_estimates
-from tests.throughput import SYSTEMS, configuration
+from tests.throughput import SYSTEMS, configuration, errors, family, launch, steady, trusted
 
 GIVEN, PUBLIC = RECORDED = "throughput_2026.jsonl", "throughput_2026_public.jsonl"
 AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
 """How far measured over predicted may be from 1, by figure."""
+_NAMES = {"TPOT": "ITL"}
+"""What answers call a benchmark's figure."""
 AICONFIGURATOR = "aiconfigurator 0.12, on 58 such points: output tokens/s 31%, TPOT 24%, TTFT 4.4x"
 """Its errors as they were measured once, on points of which most are not among these."""
 
@@ -51,6 +57,7 @@ def question_of(case: Case) -> Question:
             max_model_len=case.get("max_model_len"),
             max_num_seqs=case.get("max_num_seqs"),
             max_num_batched_tokens=case.get("max_num_batched_tokens"),
+            enforce_eager=case.get("enforce_eager", False),
         ),
         concurrency=float(case["concurrency"]),
         input_tokens=float(case["input_tokens"]),
@@ -70,7 +77,7 @@ class Row(Struct, frozen=True):
         ratio = self.ratios[name]
         if ratio is None or "doubt" in self.case:
             return None
-        low, high = self.bands["ITL" if name == "TPOT" else name]
+        low, high = self.bands[_NAMES.get(name, name)]
         return low <= ratio <= high
 
 
@@ -105,6 +112,91 @@ def counted(judged: Sequence[Row], name: str) -> list[float]:
     """Measured over predicted less one, of the points without a doubt."""
     ratios = [row.ratios[name] for row in judged if "doubt" not in row.case]
     return [ratio - 1 for ratio in ratios if ratio is not None]
+
+
+class Ratio(Struct, frozen=True):
+    """Measured over predicted of one figure of one benchmark, with its class and its model."""
+
+    figure: str
+    kind: str
+    model: str
+    value: float
+
+
+def ratios() -> list[Ratio]:
+    """Those of all benchmarks of 2026 without a doubt, and of the older ones in a steady state."""
+    found = [
+        Ratio(figure, measured_class(question_of(row.case).launch)[0], row.case["model"], value)
+        for name in RECORDED
+        for row in rows(name)
+        for figure, value in row.ratios.items()
+        if value is not None and "doubt" not in row.case
+    ]
+    chosen = [point for point in trusted() if steady(point)]
+    for point, error in zip(chosen, errors(chosen), strict=True):
+        kind = measured_class(launch(point))[0]
+        columns = error.output_tokens_per_s, error.tpot_s, error.ttft_s
+        found += [
+            Ratio(figure, kind, family(point), 1 / (1 + off))
+            for figure, off in zip(AIMS, columns, strict=True)
+            if not math.isnan(off)
+        ]
+    return found
+
+
+_FEWEST, _WIDER = 8, 1.1
+
+
+def calibrated(found: Sequence[Ratio]) -> dict[str, dict[str, tuple[float, float]]]:
+    """The ranges of measured.toml that these benchmarks give, by class and figure."""
+    ranges: dict[str, dict[str, tuple[float, float]]] = {}
+    for kind in sorted({ratio.kind for ratio in found} - {"few"}):
+        for figure in AIMS:
+            values = sorted(r.value for r in found if (r.kind, r.figure) == (kind, figure))
+            if len(values) >= _FEWEST:
+                aside = math.ceil(len(values) / 20)
+                band = values[aside] / _WIDER, values[-1 - aside] * _WIDER
+                ranges.setdefault(kind, {})[figure] = band
+    few: dict[str, tuple[float, float]] = {}
+    for figure in AIMS:
+        bands = [each[figure] for each in ranges.values() if figure in each]
+        lowest, highest = min(low for low, _ in bands), max(high for _, high in bands)
+        few[figure] = lowest / _WIDER, highest * _WIDER
+    every = {kind: {**few, **each} for kind, each in ranges.items()} | {"few": few}
+    return {
+        kind: {figure: (round(low, 2), round(high, 2)) for figure, (low, high) in each.items()}
+        for kind, each in every.items()
+    }
+
+
+def covered(found: Sequence[Ratio], *, left_out: bool = False) -> dict[str, float]:
+    """The share of the benchmarks in the range of their class, by figure; if `left_out`, in the
+    range that the benchmarks of other models give."""
+    ranges = calibrated(found)
+    inside: dict[str, list[bool]] = {figure: [] for figure in AIMS}
+    for ratio in found:
+        if left_out:
+            ranges = _without(ratio.model, tuple(found))
+        low, high = ranges.get(ratio.kind, ranges["few"])[ratio.figure]
+        inside[ratio.figure].append(low <= ratio.value <= high)
+    return {figure: statistics.fmean(each) for figure, each in inside.items()}
+
+
+@cache
+def _without(name: str, found: tuple[Ratio, ...]) -> dict[str, dict[str, tuple[float, float]]]:
+    return calibrated([ratio for ratio in found if ratio.model != name])
+
+
+def ranges_text() -> Iterator[str]:
+    """The tables of measured.toml, and how often they and those of other models hold."""
+    found = ratios()
+    for kind, ranges in calibrated(found).items():
+        yield f"\n[{kind}]"
+        for figure, (low, high) in ranges.items():
+            name = _NAMES.get(figure, figure)
+            yield f"{json.dumps(name) if ' ' in name else name} = [{low:g}, {high:g}]"
+    shares = covered(found), covered(found, left_out=True)
+    yield "\n# covered: {}; by ranges without the model: {}".format(*shares)
 
 
 def beside_aiconfigurator(judged: Sequence[Row]) -> Iterator[str]:
@@ -187,4 +279,4 @@ def _table(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(report()))
+    print("\n".join(ranges_text() if "--ranges" in sys.argv else report()))

@@ -37,12 +37,11 @@ from kneewatch.diagnose.sizing.speed.performance import (
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
     Intensity,
+    accuracy,
     costs,
     intensity_of,
     margins,
-    measured_ratios,
     safe_targets,
-    unlike_measured,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     Capacity,
@@ -242,11 +241,7 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
             f"{SOURCE}: set your measured values with "
             f"{' and '.join('--' + name.lower() for name in defaults)}"
         )
-        bands = measured_ratios(question.launch)
-        ratios = ", ".join(f"{name} {low:g} to {high:g}x" for name, (low, high) in bands.items())
-        unlike = unlike_measured(question.launch)
-        few = f"; few were {unlike}, so the range is wider" if unlike else ""
-        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction{few}"
+        yield f"accuracy: {accuracy(question.launch)}"
     if question.launch.decode_context_parallel > 1:
         yield (
             "speed is predicted without the traffic between context-parallel ranks: benchmark "

@@ -111,6 +111,8 @@ class StepModel(Struct, frozen=True, kw_only=True):
     collectives_s: float
     """Seconds of fixed costs of a step's all-reduces and of passing data between stages."""
     layers_s: float
+    eager_s: float
+    """Seconds of the CPU to launch a step's kernels one by one; 0 with CUDA graphs."""
     sequence_s: float
     host_s: float
     prompt_step_s: float
@@ -152,21 +154,17 @@ class StepModel(Struct, frozen=True, kw_only=True):
         read = touched * busiest_reads(self.expert_spread, touched)
         rows_s = tokens * self.token_rows_s
         launch_s = self.layers_s + sequences * self.sequence_s + touched * self.touch_s
-        return (
-            (self.weights_s, self.experts_s * read + rows_s, sequences * self.sequence_read_s),
-            (
-                sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
-                tokens * self.token_experts_s + rows_s,
-                sequences * self.sequence_attention_s
-                + prompt_tokens * self.prompt_token_attention_s,
-            ),
-            (
-                tokens * self.token_link_s + self.collectives_s,
-                launch_s,
-                self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
-            ),
-            stretch,
+        reads_s = self.weights_s, self.experts_s * read + rows_s, sequences * self.sequence_read_s
+        computes_s = (
+            sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
+            tokens * self.token_experts_s + rows_s,
+            sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s,
         )
+        link_s = tokens * self.token_link_s + self.collectives_s
+        if self.eager_s:
+            launch_s = max(launch_s, self.eager_s - sum(map(max, reads_s, computes_s)) - link_s)
+        host_s = self.host_s + (self.prompt_step_s if prompt_tokens else 0.0)
+        return reads_s, computes_s, (link_s, launch_s, host_s), stretch
 
 
 def step_model(
@@ -202,6 +200,8 @@ def step_model(
     sent_bytes += (stages - 1) * token_bytes / degree
     kernel_ratio = costs.expert_kernel_ratio
     exchanges = 2 * costs.expert_layers if costs.token_exchange_s else 0
+    layers_s = (costs.layers + costs.added_layers) * efficiency.layer_s
+    layers_s += costs.expert_layers * efficiency.expert_layer_s
     return StepModel(
         weights_s=costs.weights_bytes / read_per_s,
         experts_s=costs.experts_bytes / (read_per_s * kernel_ratio),
@@ -221,8 +221,8 @@ def step_model(
         token_link_s=sent_bytes / link_per_s + costs.token_exchange_s / link_ratio,
         collectives_s=(allreduces + exchanges + stages - 1) * efficiency.allreduce_latency_s
         + allreduces * costs.link_latency_s,
-        layers_s=(costs.layers + costs.added_layers) * efficiency.layer_s
-        + costs.expert_layers * efficiency.expert_layer_s,
+        layers_s=layers_s,
+        eager_s=0.0 if costs.has_graphs else efficiency.eager_ratio * layers_s,
         sequence_s=efficiency.sequence_s,
         host_s=efficiency.host_s + (efficiency.nodes_s if costs.nodes > 1 else 0.0),
         prompt_step_s=efficiency.prompt_step_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import ceil, log, sqrt
 from typing import Final
@@ -72,6 +72,12 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     - `prefill_factor`: measured divided by predicted time of the prompts in a step.
     - `stated`: the shares that `with_shares` set.
 
+    - `eager_ratio`: the CPU's time to launch a layer's kernels one by one (about a dozen, and 20
+      more with routed experts, at 20 to 25 us each), divided by the GPU's time between those of a
+      CUDA graph. GPT-2 on an H200 (12 layers) takes 4.8 ms a step without graphs and 1.3 with
+      them, Qwen3-30B-A3B on four RTX 4090D (48) 33.9 and 10.0; under WSL a launch takes four times
+      as long.
+
     - `microbatches_per_stage`: equal micro-batches that would leave a pipeline's stages idle for as
       long as vLLM's unequal ones do. One published pair of runs is behind it: gpt-oss-120b on two
       H100 makes 5,338 tokens/s with PP 2 and 7,649 with TP 2.
@@ -99,6 +105,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     prompt_step_s: float = 16e-3
     request_s: float = 4.4e-3
     prompt_token_s: float = 1.8e-6
+    eager_ratio: float = 11.0
     microbatches_per_stage: float = 1.5
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
@@ -152,24 +159,36 @@ def on_gpu(gpu: Gpu | None, base: Efficiency = DEFAULT) -> Efficiency:
 _MEASURED: Final = packaged_tables("diagnose.sizing.speed", "measured.toml")
 
 
-def unlike_measured(launch: Launch) -> str:
-    """What few published benchmarks share with this launch; empty if many are like it."""
-    gpu = launch.gpu
-    if launch.parallel.experts and launch.model.experts.count:
-        return "with expert parallelism"
+def measured_class(launch: Launch) -> tuple[str, str]:
+    """The class of published benchmarks that this launch is like; for `few` also what few share."""
+    gpu_id = "h100-sxm" if launch.gpu is None else launch.gpu.id
+    if launch.enforce_eager:
+        return "few", "without CUDA graphs"
     if launch.parallel.tensor > NODE_GPUS:
-        return "over several nodes"
+        return "few", "over several nodes"
+    if launch.parallel.experts and launch.model.experts.count:
+        return "experts", ""
     if kind_of(launch.model) not in _MEASURED["kinds"]:
-        return "of models with such attention"
-    return "" if gpu is None or gpu.id in _MEASURED["gpus"] else f"on {gpu.id}"
+        return "few", "of models with such attention"
+    gpus: Mapping[str, Sequence[str]] = _MEASURED["gpus"]
+    classes = (name for name, measured in gpus.items() if gpu_id in measured)
+    return next(((name, "") for name in classes), ("few", f"on {gpu_id}"))
 
 
 def measured_ratios(launch: Launch) -> Mapping[str, tuple[float, float]]:
     """Range of measured over predicted speed for launches like this, by figure."""
-    ratios: Mapping[str, tuple[float, float]] = _MEASURED[
-        "unlike" if unlike_measured(launch) else "like"
-    ]
+    ratios: Mapping[str, tuple[float, float]] = _MEASURED[measured_class(launch)[0]]
     return ratios
+
+
+def accuracy(launch: Launch) -> str:
+    """How far published benchmarks like this launch were from the prediction, in words."""
+    bands = measured_ratios(launch).items()
+    ratios = ", ".join(f"{name} {low:g} to {high:g}x" for name, (low, high) in bands)
+    name, few = measured_class(launch)
+    like = "" if few else f" {_MEASURED['like'][name]}"
+    wider = f"; few were {few}, so the range is the widest of all" if few else ""
+    return f"9 of 10 published benchmarks{like} measured {ratios} the prediction{wider}"
 
 
 def safe_targets(targets: Targets, launch: Launch) -> Targets:
@@ -307,11 +326,14 @@ class Costs(Struct, frozen=True, kw_only=True):
     token_exchange_s: float
     """To send a token to the experts of other data-parallel engines and back, at full bandwidth."""
     nodes: int
-    layers: int
+    layers: float
+    """Of an attention and an MLP each: a layer of Nemotron-H has one of the two and is a half."""
     added_layers: float
     """Kernels beside those of `layers`, in layers: an indexer is one, and latent attention half of
     one, as it has two batched products and a concatenation more. DeepSeek V4 adds its streams."""
     hidden_size: int
+    has_graphs: bool
+    """Whether steps without prompts are CUDA graphs."""
     tensor_parallel: int
     pipeline_parallel: int
 
@@ -371,6 +393,8 @@ def costs(launch: Launch) -> Costs:
     exchanged = experts.layers * experts.per_token * model.hidden_size * (1 - 1 / ranks)
     exchanged_bytes = 2 * ACTIVATION_BYTES * exchanged / tensor_parallel if engines > 1 else 0.0
     dense = attention + parameters.mlp / tensor_parallel + parameters.small
+    mixers = sum(part.count for part in model.layers)
+    halved = kind_of(model) == "recurrent" and mixers < model.depth
     return Costs(
         weights_bytes=(
             attention * attention_bits
@@ -403,9 +427,10 @@ def costs(launch: Launch) -> Costs:
         link_latency_s=link_latency_s,
         token_exchange_s=exchanged_bytes / _link(gpu, ranks, network)[1],
         nodes=ceil(tensor_parallel * parallel.pipeline / gpu.node_gpus),
-        layers=model.depth,
+        layers=model.depth / 2 if halved else model.depth,
         added_layers=kinds.added_layers,
         hidden_size=model.hidden_size,
+        has_graphs=not launch.enforce_eager,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=parallel.pipeline,
     )

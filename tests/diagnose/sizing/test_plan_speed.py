@@ -104,7 +104,7 @@ def test_the_sweep_ends_at_the_limit(limit: int, expected: tuple[int, ...]) -> N
 
 
 def test_a_stated_concurrency_has_to_keep_the_targets() -> None:
-    text = profile_text(slo="itl_p99_s = 0.1", deployment="concurrency = 48")
+    text = profile_text(slo="itl_p99_s = 0.06", deployment="concurrency = 48")
     step = plan(read_profile(text)).step(6)
     assert step.output["tensor_parallel"] == 4
     assert any("TP 2 rejected: " in note and "48 are needed" in note for note in step.notes)

@@ -35,10 +35,10 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     Efficiency,
     busiest_ratio,
     costs,
+    measured_class,
     measured_ratios,
     on_gpu,
     touched_ratio,
-    unlike_measured,
     with_shares,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import performance_lines
@@ -514,29 +514,79 @@ def test_layers_with_routed_experts_take_more_at_any_batch() -> None:
 MEASURED = packaged_tables("diagnose.sizing.speed", "measured.toml")
 
 
-def test_measured_gpus_and_kinds_are_those_of_the_benchmarks() -> None:
-    older = {point.gpu for point in throughput.trusted()}
-    newer = Counter(case["gpu"] for case in cases(throughput_2026.GIVEN))
-    often = {gpu_id for gpu_id, count in newer.items() if count > 3}
-    assert sorted(older | often) == MEASURED["gpus"]
+def test_measured_kinds_are_those_of_the_benchmarks() -> None:
     names = {point.model for point in throughput.trusted()}
     names |= {case["model"] for file in throughput_2026.RECORDED for case in cases(file)}
     by_kind = Counter(kind_of(model(name)) for name in names)
     assert sorted(kind for kind, count in by_kind.items() if count >= 8) == MEASURED["kinds"]
 
 
+def test_ranges_are_those_of_the_benchmarks() -> None:
+    """Narrow enough to say something, and right for models that were not among them."""
+    found = throughput_2026.ratios()
+    for kind, ranges in throughput_2026.calibrated(found).items():
+        for figure, bounds in ranges.items():
+            stated = MEASURED[kind]["ITL" if figure == "TPOT" else figure]
+            assert bounds == pytest.approx(stated, abs=0.03), (kind, figure)
+    for figure, share in throughput_2026.covered(found).items():
+        assert 0.85 <= share <= 0.96, figure
+    for figure, share in throughput_2026.covered(found, left_out=True).items():
+        assert 0.82 <= share <= 0.95, figure
+
+
 @pytest.mark.parametrize(
-    ("name", "gpu_id", "unlike"),
+    ("name", "gpu_id", "changes", "kind"),
     [
-        ("Qwen/Qwen3.5-27B", "h200", ""),
-        ("Qwen/Qwen3.5-27B", "gb10", "on gb10"),
-        ("deepseek-ai/DeepSeek-V3.2", "h200", "of models with such attention"),
+        ("Qwen/Qwen3.5-27B", "h200", {}, ("data-centre", "")),
+        ("Qwen/Qwen3.5-27B", "gb10", {}, ("gb10", "")),
+        ("Qwen/Qwen3.5-27B", "b200", {}, ("few", "on b200")),
+        ("Qwen/Qwen3.5-27B", "h200", {"enforce_eager": True}, ("few", "without CUDA graphs")),
+        ("deepseek-ai/DeepSeek-V3.2", "h200", {}, ("few", "of models with such attention")),
+        ("Qwen/Qwen3-30B-A3B", "b200", {"parallel": Parallel(2, experts=True)}, ("experts", "")),
+        ("Qwen/Qwen3-30B-A3B", "h200", {"parallel": Parallel(16)}, ("few", "over several nodes")),
     ],
 )
-def test_the_range_is_wider_where_little_was_measured(name: str, gpu_id: str, unlike: str) -> None:
-    setup = Launch(model(name), gpu(gpu_id))
-    assert unlike_measured(setup) == unlike
-    assert measured_ratios(setup) == MEASURED["unlike" if unlike else "like"]
+def test_the_range_is_that_of_the_class(
+    name: str, gpu_id: str, changes: Mapping[str, Any], kind: tuple[str, str]
+) -> None:
+    setup = Launch(model(name), gpu(gpu_id), **changes)
+    assert measured_class(setup) == kind
+    assert measured_ratios(setup) == MEASURED[kind[0]]
+    few = MEASURED["few"]
+    for figure, (low, high) in measured_ratios(setup).items():
+        assert few[figure][0] <= low < 1 < high <= few[figure][1] or kind[0] == "experts"
+
+
+def test_without_cuda_graphs_a_step_is_at_least_the_cpus_launches() -> None:
+    """Small batches take as long as the launches, and large ones no longer than with graphs."""
+    cost = costs_of(MIXTURE)
+    graphs, eager = (
+        step_model(each, DEFAULT, context_tokens=0, prompt_context_tokens=0)
+        for each in (cost, replace(cost, has_graphs=False))
+    )
+    launches_s = DEFAULT.eager_ratio * graphs.layers_s
+    assert eager.total_s(1) == pytest.approx(launches_s + DEFAULT.host_s)
+    assert eager.total_s(2) == pytest.approx(eager.total_s(1))
+    assert eager.total_s(1) > 2 * graphs.total_s(1)
+    assert eager.parts(1).binding == "host"
+    assert eager.total_s(0, 200_000) == pytest.approx(graphs.total_s(0, 200_000))
+
+
+def test_steps_without_cuda_graphs_are_as_measured() -> None:
+    """A new server within a tenth; an A100 of 2025, whose CPU is slower, twice as slow at most."""
+    rows = {row.case["case_id"]: row for row in throughput_2026.rows(throughput_2026.PUBLIC)}
+    newer = rows["qwen3-30b 4xRTX4090D 3.5k/1.5k c8 eager"].ratios
+    older = rows["qwen3-14b awq A100 16k/200 c1 eager"].ratios
+    assert newer["TPOT"] == pytest.approx(1.0, abs=0.1)
+    assert 1.0 < (older["TPOT"] or 0.0) < 2.0
+
+
+def test_a_layer_that_is_a_mixer_or_an_mlp_is_half_of_one() -> None:
+    """Nemotron-3-Nano's 52 layers are 23 of Mamba, 6 of attention and 23 of experts."""
+    cost = costs_of("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", tensor_parallel=2)
+    assert cost.layers == 26
+    whole = costs_of("Qwen/Qwen3.5-35B-A3B", tensor_parallel=2)
+    assert whole.layers == 40
 
 
 def test_a_mixture_at_a_few_requests_is_as_measured() -> None:
@@ -569,9 +619,6 @@ def test_published_benchmarks() -> None:
     most = {"output tokens/s": 0.10, "ITL": 0.20, "TTFT": 0.20}
     for name, errors in columns.items():
         assert throughput.median_error_ratio(errors) <= most[name], name
-        low, high = MEASURED["like"][name]
-        ratios = [1 / (1 + error) for error in throughput.stated(errors)]
-        assert sum(low <= ratio <= high for ratio in ratios) >= 0.9 * len(ratios), name
 
 
 def test_no_family_of_models_is_beyond_two_fifths() -> None:
@@ -584,9 +631,13 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
     [
         (throughput_2026.GIVEN, (), {"output tokens/s": 0.75, "TPOT": 0.75, "TTFT": 0.75}),
         # Prompts of 1,024 tokens wait 40 to 140 ms that are not in the steps.
-        (throughput_2026.PUBLIC, (), {"output tokens/s": 0.9, "TPOT": 0.9, "TTFT": 0.8}),
+        (throughput_2026.PUBLIC, (), {"output tokens/s": 0.9, "TPOT": 0.85, "TTFT": 0.8}),
         # Without the GPUs whose shares of peak only these points show.
-        (throughput_2026.PUBLIC, ("mi300x", "rtx-5090"), {"output tokens/s": 0.95}),
+        (
+            throughput_2026.PUBLIC,
+            ("mi300x", "rtx-5090", "b200", "rtx-4090"),
+            {"output tokens/s": 0.95},
+        ),
     ],
 )
 def test_benchmarks_of_2026(file: str, without: Sequence[str], shares: Mapping[str, float]) -> None:
@@ -596,7 +647,8 @@ def test_benchmarks_of_2026(file: str, without: Sequence[str], shares: Mapping[s
         hits, count = within(errors, throughput_2026.AIMS[name])
         assert hits >= share * count, name
         banded = [inside for row in judged if (inside := row.is_in_band(name)) is not None]
-        assert 0.85 * len(banded) <= sum(banded), name
+        most = 0.95 if file == throughput_2026.GIVEN else 1.0
+        assert 0.85 * len(banded) <= sum(banded) <= most * len(banded), name
 
 
 def test_requests_of_a_long_benchmark_fall_out_of_step() -> None:

@@ -365,11 +365,11 @@ def test_thousands_of_configurations_are_little_work() -> None:
 
 
 def test_targets_have_a_margin_as_wide_as_the_band() -> None:
-    """9 of 10 benchmarks measured an ITL of up to 1.8 times the prediction."""
+    """9 of 10 benchmarks measured an ITL of up to 1.31 times the prediction."""
     result = search(asked(launch=on("h100-sxm"), itl_s=0.04))
     assert result.winner is not None
     assert result.winner.itl_s <= 0.04 / measured_ratios(result.winner.launch)["ITL"][1]
-    assert "ITL predicted up to 22.22 ms for a target of 40 ms" in "\n".join(explain(result))
+    assert "ITL predicted up to 30.53 ms for a target of 40 ms" in "\n".join(explain(result))
     sized = size(question_of(result.question, result.winner))
     assert sized.fleet is not None
     assert sized.fleet.deployed_instances == result.winner.replicas
@@ -379,7 +379,8 @@ def test_without_a_target_neither_the_cache_is_full_nor_tokens_are_slow() -> Non
     result = search(asked(itl_s=None))
     assert result.winner is not None
     assert all(candidate.kv_usage_ratio <= 0.9 for candidate in result.best)
-    assert all(candidate.itl_s <= 0.1 / 1.8 for candidate in result.best)
+    for each in result.best:
+        assert each.itl_s <= 0.1 / measured_ratios(each.launch)["ITL"][1]
     assert "no ITL target is set, so 100 ms is assumed" in "\n".join(explain(result))
 
 
