@@ -121,6 +121,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
         )
     for name, value in (
         ("weights_gib", launch.weights_bytes),
+        ("kv_cache_memory_bytes", launch.kv_cache_memory_bytes),
         ("available_kv_gib", launch.available_kv_bytes),
         ("usable_rps", question.usable_requests_per_s),
     ):

@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import Size, loop_of
+from kneewatch.diagnose.sizing.size import KV_BYTES, Size, loop_of
 from kneewatch.diagnose.sizing.speed.performance import Performance
 from kneewatch.rules.formatting import duration, figure, plural
 
@@ -116,10 +116,13 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     """The changes that hold more requests, best first: those that hold the concurrency, the
     cheapest first, then those that need no test of answers; then the others, most tokens first.
 
-    Empty if the GPU is unknown or the KV cache is stated, because then nothing is computed.
+    Empty if the GPU is unknown or the KV cache is a running server's, because then nothing is
+    computed.
     """
     question, before = answer.question, answer.memory
-    if question.launch.gpu is None or question.launch.available_kv_bytes is not None:
+    launch = question.launch
+    is_logged = launch.kv_cache_memory_bytes is None and launch.available_kv_bytes is not None
+    if launch.gpu is None or is_logged:
         return ()
     held = before.concurrency.expected * question.engines if before.starts else 0.0
     better = [
@@ -164,7 +167,8 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
 
 
 def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
-    """Each change as flags, and the question after it."""
+    """Each change as flags, and the question after it. Where a flag sets the bytes of the KV cache,
+    memory that is freed adds nothing to it."""
     question = answer.question
     launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
     for flags, changed in (*_flags(answer), *_together(answer)):
@@ -177,6 +181,14 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         wanted = (question.concurrency or 0.0) / parallel.data
         more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
         yield f"{more} replicas", replace(question, replicas=more)
+    if launch.available_kv_bytes is not None:
+        computed = replace(launch, kv_cache_memory_bytes=None, available_kv_bytes=None)
+        yield f"{KV_BYTES} unset", replace(question, launch=computed)
+        if answer.memory.has_room:
+            return
+    if not launch.enforce_eager:
+        eager = replace(launch, enforce_eager=True)
+        yield f"{NO_GRAPHS} (slower steps)", replace(question, launch=eager)
     for scheme_id in _fewer_bits(launch):
         weights = replace(launch, quantization=scheme_id)
         yield f"{scheme_id} weights", replace(question, launch=weights)
@@ -207,8 +219,6 @@ def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
     if not answer.memory.holds_one and answer.memory.longest_that_fits:
         yield "", launch
     yield from _roomier(launch, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
-    if not launch.enforce_eager:
-        yield f"{NO_GRAPHS} (slower steps)", replace(launch, enforce_eager=True)
     latent = any(isinstance(part.kind, LatentAttention) for part in launch.model.layers)
     ranks = launch.parallel.tensor
     if latent and ranks > 1 and launch.decode_context_parallel == 1:
@@ -218,6 +228,8 @@ def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
 def _roomier(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
     if launch.kv_cache_dtype == "auto":
         yield f"{KV_DTYPE} fp8", replace(launch, kv_cache_dtype="fp8")
+    if launch.available_kv_bytes is not None:
+        return
     most = most_utilization(launch.gpu)
     if launch.utilization < most:
         yield f"{MEMORY_SHARE} {most:g}", replace(launch, gpu_memory_utilization=most)

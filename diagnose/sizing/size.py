@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, SEATS, STEP_TOKENS
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
@@ -53,6 +54,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
 from kneewatch.diagnose.sizing.speed.wave import Wave, wave
 from kneewatch.rules.formatting import duration, figure, percent, stated_duration
 
+KV_BYTES = "--kv-cache-memory-bytes"
 # A stated rate gets a note if the predicted one is this many times as high, or if it is itself
 # this many times the predicted one.
 _APART = 1.5
@@ -68,6 +70,12 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     launch, longest = answer.launch, answer.longest_that_fits
     if answer.starts:
         return None
+    if not answer.has_room:
+        room = figure(max(answer.room_bytes / GIB, 0.0))
+        return (
+            f"vLLM would not start: {KV_BYTES} is more than the {room} GiB that weights and "
+            "overhead leave free on each GPU"
+        )
     if answer.holds_one:
         return (
             f"vLLM would not start: max_num_seqs is {launch.seqs:,}, and the KV cache has "

@@ -12,6 +12,7 @@ from tests.agent.test_size import document, size
 CHAT = ("--input-tokens", "2000", "--output-tokens", "500")
 QWEN = ("--model", "Qwen/Qwen3-32B")
 LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct")
+UNSET = "--kv-cache-memory-bytes unset"
 QUESTIONS = {
     "does a 70B fit on one H100": (
         (*LLAMA, "--gpu", "h100-sxm"),
@@ -135,6 +136,27 @@ def test_a_change_is_best_if_it_holds_the_load_for_the_least() -> None:
     prices = [lever["usd_per_hour"] for lever in fitting]
     assert prices == sorted(prices)
     assert all(lever["max_concurrency"] >= 64 for lever in fitting)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stated", "words", "expected"),
+    [
+        ("4", "2G", "use --max-model-len 26192", {UNSET, "--kv-cache-dtype fp8"}),
+        ("1", "8G", "more than the 0 GiB", {"awq weights", "--tensor-parallel-size 2"}),
+        ("2", "30G", "more than the 9.092 GiB", {UNSET, "fp8 weights"}),
+    ],
+)
+def test_freed_memory_is_no_kv_cache_where_a_flag_states_its_bytes(
+    ranks: str, stated: str, words: str, expected: set[str]
+) -> None:
+    """A stated KV cache grows by its own flag alone; where the GPU has no room for it, fewer bytes
+    of weights let vLLM start."""
+    flags = ("--tp", ranks, "--kv-cache-memory-bytes", stated, "--max-model-len", "32768")
+    status, answer = document(*LLAMA, "--gpu", "h100-sxm", *flags)
+    assert (status, words in " ".join(answer["notes"])) == (1, True)
+    changes = {each["change"].partition(" --max-model-len")[0] for each in answer["levers"]}
+    assert expected <= changes
+    assert any("weights" in change for change in changes) == ("more than" in words)
 
 
 def test_targets_take_more_gpus_for_the_same_users_and_are_kept() -> None:

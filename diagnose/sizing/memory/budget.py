@@ -52,6 +52,7 @@ class Memory(Struct, frozen=True):
     - `held_tokens`: tokens that the cache can hold if every request has the context's length.
     - `concurrency`: the number of such requests.
     - `refused_seqs`: the default max_num_seqs, if vLLM would refuse it and `launch` has another.
+    - `room_bytes`: the largest KV cache that the whole GPU has room for, if a flag states its size.
     """
 
     launch: Launch
@@ -66,12 +67,18 @@ class Memory(Struct, frozen=True):
     adapter_bytes: float = 0.0
     draft_bytes: float = 0.0
     refused_seqs: int = 0
+    room_bytes: float = inf
 
     @property
     def starts(self) -> bool:
         """Whether vLLM starts: one request of full length fits, and a state for each request that
-        may run."""
-        return self.holds_one and self.most_seqs >= self.launch.seqs
+        may run, in no more memory than the GPU has."""
+        return self.has_room and self.holds_one and self.most_seqs >= self.launch.seqs
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the GPU's memory is enough for the KV cache that a flag states."""
+        return self.available_bytes.expected <= self.room_bytes
 
     @property
     def most_seqs(self) -> float:
@@ -303,12 +310,21 @@ def memory(launch: Launch) -> Memory:
         concurrency=concurrency,
         adapter_bytes=adapters,
         draft_bytes=draft,
+        room_bytes=_room_bytes(launch),
     )
-    if launch.max_num_seqs is not None or answer.starts or not answer.holds_one:
+    accepted = answer.most_seqs >= launch.seqs
+    if launch.max_num_seqs is not None or accepted or not answer.holds_one:
         return answer
     # Fewer requests take less memory beside the cache, so this number is accepted.
     seqs = 1 << int(answer.most_seqs).bit_length() - 1
     return replace(memory(replace(launch, max_num_seqs=seqs)), refused_seqs=launch.seqs)
+
+
+def _room_bytes(launch: Launch) -> float:
+    if launch.kv_cache_memory_bytes is None or launch.gpu is None or not launch.model.parameters:
+        return inf
+    whole = replace(launch, available_kv_bytes=None, kv_cache_memory_bytes=None)
+    return memory(replace(whole, gpu_memory_utilization=1.0)).available_bytes.expected
 
 
 # --- The smallest replica that holds a load -------------------------------------------------------

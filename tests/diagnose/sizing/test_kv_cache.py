@@ -19,7 +19,7 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.memory.budget import memory
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvSettings,
     group_size,
@@ -269,6 +269,28 @@ KINDS = st.one_of(
 )
 def test_a_head_takes_its_elements_and_scales(dtype: str, expected_bytes: int) -> None:
     assert kv_format(dtype).head_bytes(128, 128) == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "dtype", "latent_bytes"),
+    [
+        pytest.param("rtx-pro-6000", "auto", 656, id="capability 12 has no other kernel"),
+        pytest.param("rtx-pro-6000", "fp8", 656, id="capability 12, FP8"),
+        pytest.param("gb10", "fp8", 656, id="capability 12.1"),
+        pytest.param("h200", "fp8", 656, id="Hopper, FP8"),
+        pytest.param("h200", "auto", 1152, id="Hopper, 16 bit"),
+        pytest.param("b200", "fp8", 576, id="capability 10 packs nothing"),
+        pytest.param("mi300x", "fp8", 576, id="AMD packs nothing"),
+    ],
+)
+def test_kernels_of_an_indexed_layer_store_a_token_in_rows_of_656_bytes(
+    gpu_id: str, dtype: str, latent_bytes: int
+) -> None:
+    """512 elements in FP8 with 4 scales, 64 in 16 bit; the indexer's key adds 132 bytes."""
+    launch = Launch(
+        model("zai-org/GLM-5.1-FP8"), gpu(gpu_id), Parallel(tensor=8), kv_cache_dtype=dtype
+    )
+    assert kv_layout_of(launch).token_bytes == 78 * (latent_bytes + 132)
 
 
 def test_nvfp4_is_refused_where_vllm_has_no_kernel() -> None:

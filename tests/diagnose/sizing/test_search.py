@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.configuration_search import Choices, search, space
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.launch import Launch
+from kneewatch.diagnose.sizing.memory.launch import Launch, launch_of
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import (
@@ -309,6 +309,9 @@ def test_nothing_found_is_an_answer() -> None:
     assert document(result)["best"] == []
 
 
+FIXED = {"kv_cache_memory_bytes": 8e9}
+
+
 @pytest.mark.parametrize(
     ("question", "name"),
     [
@@ -320,6 +323,7 @@ def test_nothing_found_is_an_answer() -> None:
         (asked(peak=-1), "peak_rps"),
         (asked(itl_s=0), "itl_slo"),
         (asked(launch=Launch(model=model(LLAMA_8B), weights_bytes=1e9)), "weights_gib"),
+        (asked(launch=launch_of(model(LLAMA_8B), None, FIXED)), "kv_cache_memory_bytes"),
         (asked(launch=Launch(model=model(LLAMA_8B), quantization="fp7")), "quantization"),
         (asked(launch=Launch(model=model(LLAMA_8B), kv_cache_dtype="fp7")), "kv_cache_dtype"),
         (asked(launch=Launch(model=model(LLAMA_8B), max_model_len=1000)), "input_tokens"),
