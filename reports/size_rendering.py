@@ -161,8 +161,8 @@ def _performance(answer: Size) -> dict[str, Any]:
              *_wave("rounds", None, engines), "running", "binding",
              "ridge_flop_per_byte", "decode_flop_per_byte", "batch_at_ridge")
         )  # fmt: skip
-    bound, at_peak = answer.intensity, answer.at_peak()
-    batch = None if bound is None else bound.batch_at_ridge
+    bound, at_peak = performance.intensity, answer.at_peak()
+    batch = bound.batch_at_ridge
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
         "decode_tokens_per_s": round(performance.decode_tokens_per_s * engines, 1),
@@ -176,8 +176,8 @@ def _performance(answer: Size) -> dict[str, Any]:
         **_wave("rounds", answer.in_waves(_MANY_ROUNDS), engines),
         "running": round(performance.running * engines, 2),
         "binding": performance.binding,
-        "ridge_flop_per_byte": None if bound is None else round(bound.ridge_flop_per_byte, 2),
-        "decode_flop_per_byte": None if bound is None else round(bound.decode_flop_per_byte, 3),
+        "ridge_flop_per_byte": round(bound.ridge_flop_per_byte, 2),
+        "decode_flop_per_byte": round(bound.decode_flop_per_byte, 3),
         "batch_at_ridge": None if batch is None else round(batch, 1),
     }
 

@@ -284,10 +284,12 @@ def _starts(launch: Launch, lengths: Sequence[int]) -> Iterator[Started | Reject
             raise
         yield Rejection(reason, launch, lambda: message, len(lengths))
         return
-    if answer.available_bytes.expected <= 0:
-        yield _no_weights(answer, len(lengths))
+    lacking_gib = -answer.available_bytes.expected / GIB
+    if lacking_gib >= 0:
+        detail = f"each GPU lacks {figure(lacking_gib)} GiB for weights and overhead"
+        yield Rejection(Reason.WEIGHTS, launch, lambda: detail, len(lengths), 1 + lacking_gib)
         return
-    blocks = answer.layout.blocks(answer.available_bytes.expected)
+    blocks = answer.blocks
     for short, length in enumerate(lengths):
         needed = answer.layout.request_blocks(length)
         # With no block to spare vLLM starts, but a request of that length waits for ever: the null
@@ -297,22 +299,6 @@ def _starts(launch: Launch, lengths: Sequence[int]) -> Iterator[Started | Reject
             yield replace(answer, launch=fitting), len(lengths) - short
             return
         yield _no_length(answer, length, needed / max(blocks, 1))
-
-
-def _no_weights(answer: Memory, configurations: int) -> Rejection:
-    launch, weights_bytes = answer.launch, answer.weights_bytes or 0.0
-    usable = launch.utilization * (launch.gpu.memory_bytes if launch.gpu is not None else 0)
-    overhead = answer.overhead.expected_bytes if answer.overhead is not None else 0.0
-    return Rejection(
-        Reason.WEIGHTS,
-        launch,
-        lambda: (
-            f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
-            f"{figure(overhead / GIB)} GiB of overhead, {figure(usable / GIB)} GiB are usable"
-        ),
-        configurations,
-        (weights_bytes + overhead) / usable,
-    )
 
 
 def _no_length(answer: Memory, length: int, needed_ratio: float) -> Rejection:

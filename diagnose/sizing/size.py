@@ -37,10 +37,8 @@ from kneewatch.diagnose.sizing.speed.performance import (
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     SOURCE,
-    Intensity,
     accuracy,
     costs,
-    intensity_of,
     margins,
     safe_targets,
 )
@@ -110,17 +108,14 @@ def memory_notes(
     """Doubts about what fits into memory, if each engine should hold `concurrency` requests."""
     yield from _sources(answer)
     launch, held, layout = answer.launch, answer.concurrency, answer.layout
-    blocks = layout.blocks(answer.available_bytes.expected)
     failure = start_failure(answer, fewest)
     if failure:
         yield failure
-    elif blocks * _TIGHT_RATIO <= layout.request_blocks(launch.longest_tokens):
+    elif answer.blocks * _TIGHT_RATIO <= layout.request_blocks(launch.longest_tokens):
         yield (
             "a request of full length needs almost the whole KV cache, so it can stay queued "
             "forever"
         )
-    if answer.available_bytes.expected > 0 > answer.available_bytes.low:
-        yield "at the low end of the estimate no KV cache is left: vLLM may not start"
     if not failure and held.low < concurrency <= held.expected:
         yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
     elif not failure and held.expected < concurrency <= held.high:
@@ -235,19 +230,17 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
     if predicted is None:
         return
     shares = question.efficiency
-    sources = {"MFU": question.mfu_ratio, "MBU": question.mbu_ratio}
-    defaults = [name for name, stated in sources.items() if stated is None]
+    routed = question.launch.model.experts.count
+    experts = f" ({shares.expert_mfu_ratio:g} in routed experts)" if routed else ""
+    defaults = dict[str, str]()
+    if question.mfu_ratio is None:
+        defaults["--mfu"] = f"MFU {shares.mfu_ratio:g}{experts}"
+    if question.mbu_ratio is None:
+        defaults["--mbu"] = f"MBU {shares.mbu_ratio:g}"
     if defaults:
-        experts = f" ({shares.expert_mfu_ratio:g} in routed experts)"
-        routed = question.launch.model.experts.count
-        defaults_by_name = {
-            "MFU": f"MFU {shares.mfu_ratio:g}{experts if routed else ''}",
-            "MBU": f"MBU {shares.mbu_ratio:g}",
-        }
         yield (
-            f"speed is predicted with {' and '.join(defaults_by_name[name] for name in defaults)}, "
-            f"{SOURCE}: set your measured values with "
-            f"{' and '.join('--' + name.lower() for name in defaults)}"
+            f"speed is predicted with {' and '.join(defaults.values())}, {SOURCE}: set your "
+            f"measured values with {' and '.join(defaults)}"
         )
         yield f"accuracy: {accuracy(question.launch)}"
     if question.launch.decode_context_parallel > 1:
@@ -290,19 +283,15 @@ def stated_notes(
     With targets: far from the prediction for one replica within the targets. Without: above the
     prediction for as many requests as the replica holds.
     """
+    least, load = (usable_per_s or 0.0) / _APART, ""
+    if usable_per_s is None:
+        load = " with as many requests as it holds"
     expected = full_per_s if usable_per_s is None else usable_per_s
-    load = "" if usable_per_s is not None else " with as many requests as it holds"
-    if expected is None:
-        return
-    if stated_per_s > expected * _OPTIMISTIC:
+    how = "are far below" if stated_per_s < least else "exceed"
+    if expected is not None and not least <= stated_per_s <= expected * _OPTIMISTIC:
         yield (
-            f"the stated {figure(stated_per_s)} usable requests/s exceed the predicted "
+            f"the stated {figure(stated_per_s)} usable requests/s {how} the predicted "
             f"{figure(expected)} of one replica{load}: check them with a benchmark"
-        )
-    elif usable_per_s is not None and stated_per_s < usable_per_s / _APART:
-        yield (
-            f"the stated {figure(stated_per_s)} usable requests/s are far below the predicted "
-            f"{figure(usable_per_s)} of one replica: check them with a benchmark"
         )
 
 
@@ -362,11 +351,6 @@ class Size(Struct, frozen=True):
         return wave(self.performance.loop, self.question.concurrency_per_engine, rounds)
 
     @property
-    def intensity(self) -> Intensity | None:
-        """The arithmetic intensity of decode steps; None if no speed is predicted."""
-        return None if self.performance is None else _intensity(self.performance)
-
-    @property
     def gpus(self) -> int:
         """GPUs of the fleet; without a peak, of the question's replicas."""
         if self.fleet is not None:
@@ -399,7 +383,7 @@ def size(question: Question) -> Size:
     speed = None if loop is None else loop.at(loop.load.concurrency)
     if speed is not None:
         performance_lines(sheet, speed)
-        sheet.text(*_intensity(speed).steps)
+        sheet.text(*speed.intensity.steps)
         launch, costs = question.launch, speed.loop.costs
         if launch.parallel.experts and launch.model.experts.count:
             tokens, gpus = speed.running * launch.parallel.data, launch.parallel.gpus
@@ -538,14 +522,6 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     )
 
 
-def _intensity(speed: Performance) -> Intensity:
-    """The arithmetic intensity of decode steps at the predicted load and mean context."""
-    load = speed.loop.load
-    context = load.input_tokens + load.output_tokens / 2
-    sequences = max(speed.running, 1.0)
-    return intensity_of(speed.loop.costs, context_tokens=context, sequences=sequences)
-
-
 def _predicted_usable(
     sheet: Sheet, question: Question, answer: Memory, speed: Performance | None
 ) -> tuple[float | None, str, float | None]:
@@ -634,5 +610,4 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> tuple[
     peak = question.peak_requests_per_s
     if capacity_per_s is None or peak is None:
         return 1.0, "at full load; set --utilization to the average"
-    ratio = min(peak / capacity_per_s, 1.0)
-    return ratio, "at the peak; set --utilization to the average"
+    return min(peak / capacity_per_s, 1.0), "at the peak; set --utilization to the average"

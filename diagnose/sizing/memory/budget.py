@@ -81,11 +81,16 @@ class Memory(Struct, frozen=True):
         return self.available_bytes.expected <= self.room_bytes
 
     @property
+    def blocks(self) -> int:
+        """The blocks of the KV cache."""
+        return self.layout.blocks(self.available_bytes.expected)
+
+    @property
     def most_seqs(self) -> float:
         """The largest max_num_seqs that vLLM accepts: recurrent layers keep the state of each
         running request in a block of its own, and CUDA graphs are captured for all of them."""
         checked = _checks_seqs(self.launch)
-        return self.layout.blocks(self.available_bytes.expected) if checked else inf
+        return self.blocks if checked else inf
 
     @property
     def holds_one(self) -> bool:
@@ -94,17 +99,15 @@ class Memory(Struct, frozen=True):
         If not, newer versions refuse to start. Older versions start, and such a request waits
         forever.
         """
-        blocks = self.layout.blocks(self.available_bytes.expected)
-        return blocks > self.layout.request_blocks(self.launch.longest_tokens)
+        return self.blocks > self.layout.request_blocks(self.launch.longest_tokens)
 
     @property
     def longest_that_fits(self) -> int:
         """Tokens of the longest request that fits beside vLLM's own block; 0 if none fits."""
-        blocks = self.layout.blocks(self.available_bytes.expected)
         low, high = 0, self.launch.longest_tokens
         while low < high:
             middle = (low + high + 1) // 2
-            if self.layout.request_blocks(middle) < blocks:
+            if self.layout.request_blocks(middle) < self.blocks:
                 low = middle
             else:
                 high = middle - 1

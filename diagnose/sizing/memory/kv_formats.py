@@ -72,15 +72,12 @@ class KvFormat(Struct, frozen=True, kw_only=True):
         keys, values = self.key_bits / _BYTE_BITS, self.value_bits / _BYTE_BITS
         scaled = [key_dim, keys, self.key_bytes, value_dim, values, self.value_bytes]
         key, value = key_dim * keys + self.key_bytes, value_dim * values + self.value_bytes
-        if key % 1 or (key + value) % 2:
-            whole = "ceil({key elements} x {bytes of a key}) + {key scales} + "
-            whole += "ceil({value elements} x {bytes of a value}) + {value scales}"
-            return f"ceil(({whole}) / 2) x 2", scaled
-        if keys == values and not self.key_bytes:
+        if keys == values and not (self.key_bytes or key % 1 or (key + value) % 2):
             formula = "({key elements} + {value elements}) x {bytes of each}"
             return formula, [key_dim, value_dim, keys]
-        formula = "({key elements} x {bytes of a key} + {key scales} + "
-        return formula + "{value elements} x {bytes of a value} + {value scales})", scaled
+        whole = "ceil({key elements} x {bytes of a key}) + {key scales} + "
+        whole += "ceil({value elements} x {bytes of a value}) + {value scales}"
+        return f"ceil(({whole}) / 2) x 2", scaled
 
     def latent_arithmetic(self, latent_dim: int, rope_dim: int) -> Arithmetic:
         """The bytes of one token's latent vector.

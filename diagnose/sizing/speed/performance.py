@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +15,9 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
     Costs,
     Efficiency,
+    Intensity,
     busiest_reads,
+    intensity_of,
     touched_ratio,
 )
 from kneewatch.diagnose.speculation import tokens_per_pass
@@ -24,13 +25,11 @@ from kneewatch.diagnose.speculation import tokens_per_pass
 ALLREDUCES_PER_LAYER = 2
 """One after attention and one after the MLP (text 003, Q4; guide 5.1 counts one)."""
 
-TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
-    {
-        # guide 5.6 gives 2-9 % over TP 2 to 8; TP 4 lies between by the ring's arithmetic
-        "nvlink": MappingProxyType({1: 0.0, 2: 0.02, 4: 0.04, 8: 0.09}),
-        "pcie": MappingProxyType({1: 0.0, 2: 0.08, 4: 0.25, 8: 0.38}),
-    }
-)
+TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = {
+    # guide 5.6 gives 2-9 % over TP 2 to 8; TP 4 lies between by the ring's arithmetic
+    "nvlink": {1: 0.0, 2: 0.02, 4: 0.04, 8: 0.09},
+    "pcie": {1: 0.0, 2: 0.08, 4: 0.25, 8: 0.38},
+}
 """Planned share of a step spent on all-reduces (guide 5.6)."""
 
 
@@ -470,6 +469,13 @@ class Performance(Struct, frozen=True, kw_only=True):
     def prefill_step(self) -> StepTime:
         """A step with a chunk of a prompt."""
         return self.loop.step.parts(max(self.running, 1.0), self.chunk_tokens)
+
+    @property
+    def intensity(self) -> Intensity:
+        """The arithmetic intensity of decode steps at the predicted load and mean context."""
+        load, sequences = self.loop.load, max(self.running, 1.0)
+        context = load.input_tokens + load.output_tokens / 2
+        return intensity_of(self.loop.costs, context_tokens=context, sequences=sequences)
 
     @property
     def binding(self) -> str:

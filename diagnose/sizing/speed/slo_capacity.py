@@ -177,33 +177,21 @@ def performance_lines(sheet: Sheet, predicted: Performance) -> None:
 
 
 def _token(sheet: Sheet, predicted: Performance, *, decode_s: float, prompt_s: float) -> None:
-    load = predicted.loop.load
-    source, share = "share = 1 - exp(-prompts per step); guide 6.6", predicted.prefill_step_ratio
-    if load.drafting is None or not load.drafting.tokens:
-        sheet.line(
-            "Time per output token",
-            "(1 - {share of steps with a prompt}) x {decode step:s} + "
-            "{share of steps with a prompt} x {step with a prompt:s}",
-            (share, decode_s, prompt_s),
-            result="{:s}",
-            source=source,
-        )
-        return
-    sheet.line(
-        "Time per output token",
-        "({decode step:s} x (1 + {drafted} x {draft cost}) + {share of steps with a prompt} x "
-        "({step with a prompt:s} - {decode step:s}) x (1 + {draft cost})) / {tokens per pass}",
-        (
-            decode_s,
-            load.drafting.tokens,
-            load.drafting.cost_ratio,
-            share,
-            prompt_s,
-            predicted.tokens_per_pass,
-        ),
-        result="{:s}",
-        source=source,
+    drafting, share = predicted.loop.load.drafting, predicted.prefill_step_ratio
+    formula = (
+        "(1 - {share of steps with a prompt}) x {decode step:s} + "
+        "{share of steps with a prompt} x {step with a prompt:s}"
     )
+    taken = [share, decode_s, prompt_s]
+    if drafting is not None and drafting.tokens:
+        formula = (
+            "({decode step:s} x (1 + {drafted} x {draft cost}) + {share of steps with a prompt} x "
+            "({step with a prompt:s} - {decode step:s}) x (1 + {draft cost})) / {tokens per pass}"
+        )
+        taken = [decode_s, drafting.tokens, drafting.cost_ratio, share, prompt_s]
+        taken.append(predicted.tokens_per_pass)
+    source = "share = 1 - exp(-prompts per step); guide 6.6"
+    sheet.line("Time per output token", formula, taken, result="{:s}", source=source)
 
 
 def expert_exchange(
