@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
+from kneewatch.diagnose.sizing.memory.budget import FewestGpus, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel, weights_per_gpu
@@ -155,6 +155,14 @@ def test_why_vllm_would_not_start(weights_gib: int, why: str) -> None:
     refusals = [note for note in memory_notes(memory(launch), 1) if "would not start" in note]
     assert len(refusals) == 1
     assert why in refusals[0]
+
+
+@pytest.mark.parametrize(("fewest", "gpus"), [(2, "more"), (4, "4")])
+def test_a_launch_on_two_gpus_is_not_told_to_use_two(fewest: int, gpus: str) -> None:
+    launch = replace(LLAMA_8B, parallel=Parallel(tensor=2), weights_bytes=90 * GIB)
+    why = start_failure(memory(launch), FewestGpus(fewest, fewest, fewest, None))
+    assert why is not None
+    assert f"split the model over {gpus} GPUs" in why
 
 
 def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
