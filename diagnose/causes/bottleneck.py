@@ -391,7 +391,6 @@ NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
 OVER_TARGET = ITL_IS_MISSED.assume(unknown=True) & WARMED_UP
 FIRST_TOKENS_SUFFER = TTFT_IS_MISSED.assume(unknown=True)
 
-LATER_FROM = 1.2
 PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
@@ -432,7 +431,7 @@ PREFILLS_TAKE_LONGER = PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM
 SPEED_IS_LOST = (IS_SLOW.assume(unknown=False) | PREFILLS_TAKE_LONGER).assume(unknown=False)
 """An engine that lost its speed explains late tokens, and why callers give up."""
 
-FIRST_TOKENS_ARE_LATER = (MEAN_TTFT_GROWTH >= LATER_FROM).assume(unknown=True)
+FIRST_TOKENS_ARE_LATER = (MEAN_TTFT_GROWTH >= 1.2).assume(unknown=True)
 """Slow prefills delay first tokens: if these come as early as usual, the prefills are not slow."""
 
 RATHER_SLOW_FROM = 0.9

@@ -26,6 +26,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     SERVED,
     SOME_GIVEN_UP,
     STALL_SHARE,
+    TTFT_P99_S,
     TTFT_TARGET_S,
     pool_of,
     queued_for,
@@ -47,20 +48,20 @@ UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
 """No request left the queue within the window."""
 
 USUAL_TTFT_S = BaselineValue("ttft_p99_s")
-UNKNOWN_USUAL_S = 3.0
-"""A shorter wait harms nobody for sure while the usual one is unknown."""
-
 HURTS = (
     (WAIT_S >= 0.5 * TTFT_TARGET_S)
     | (
         ~TTFT_TARGET_S.known
-        & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0))
-        & (WAIT_S >= FirstOf((USUAL_TTFT_S, Number(UNKNOWN_USUAL_S))))
+        & (WAIT_S >= 0.2 * Signal("e2e_mean_s").otherwise(0.0))
+        & (TTFT_P99_S.otherwise(0.0).at_least(WAIT_S) >= 1.0)
+        & (WAIT_S >= USUAL_TTFT_S.otherwise(3.0))
     )
     | ~WAIT_S.known
 )
 """The queue's wait is long: against the TTFT target or, without one, against a request's duration
-and against the TTFT P99 of quiet times.
+and against the TTFT P99 of quiet times, where some first tokens take a second.
+
+While the usual one is unknown, less than 3 s harms nobody for sure.
 
 An unknown wait also counts: it usually means that no request leaves the queue.
 """

@@ -144,9 +144,8 @@ LONG_AS_EVER = (
         stretch=False,
     )
 )
-MANY_PAUSES = 0.1
 PAUSES_AS_EVER = (
-    LONG_AS_EVER | ((STALL_SHARE < FAR * USUAL_STALL_SHARE) & (STALL_SHARE < MANY_PAUSES))
+    LONG_AS_EVER | ((STALL_SHARE < FAR * USUAL_STALL_SHARE) & (STALL_SHARE < 0.1))
 ).assume(unknown=False) & ~ITL_IS_MISSED.assume(unknown=False)
 """Most prompts take half a second or longer, now and in quiet times, and are not more or longer
 than then; or pauses take little time, less than twice their usual share. No target says that they

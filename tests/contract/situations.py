@@ -85,6 +85,15 @@ OTHERS: Mapping[str, Situation] = {
         for cause, values in LIMITED.items()
         for name, (usual_s, per_s) in UNUSUAL.items()
     },
+    **{
+        f"queue_saturation:{name}": replace(
+            QUEUED.but(
+                running_max=14.0, expected_wait_s=0.7, e2e_mean_s=1.9, ttft_p99_s=tail_s
+            ),
+            quiet={**QUEUED.quiet, "ttft_p99_s": 0.1},
+        )
+        for name, tail_s in (("short waits, late tails", 2.3), (" not short waits", 0.8))
+    },
     "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
     "kv_pressure:full at times": SAWTOOTH,
     # Engines that keep blocks free for what running requests may generate.

@@ -57,6 +57,7 @@ def test_late_first_tokens_behind_long_prompts_are_told_after_two_minutes() -> N
         (44, "unexplained_latency"),
         (67, "slow_steps"),
         (110, "workload_drift"),
+        (568, "admission_limit"),
         (55, ""),
     ],
 )
