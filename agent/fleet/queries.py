@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from math import inf
+from operator import itemgetter
 from threading import Lock
 
 from msgspec import Struct, field
@@ -209,8 +210,7 @@ def vanished(scope: QueryScope) -> str:
 @of_scope
 def own_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries, by signal, for how much prompts compute."""
-    by_key = {key: scope.either(expr.promql) for key, expr in OWN.items()}
-    return {key: query for key, query in by_key.items() if query}
+    return {key: scope.either(expr.promql) for key, expr in OWN.items()}
 
 
 @of_scope
@@ -218,8 +218,7 @@ def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries, by signal, for the last hour of an engine: its usual requests (a minute may have too
     few) and how many ran."""
     hourly = replace(scope, window_s=HOUR_S)
-    by_key = {key: hourly.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
-    return {key: query for key, query in by_key.items() if query} | {
+    return {key: hourly.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()} | {
         "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
         "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
         "running_hour_ago": scope.either(
@@ -453,7 +452,7 @@ class QueryMoment(Struct, frozen=True):
     at_s: float
 
     def instants(self, queries: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
-        """The samples of each query; empty for an error."""
+        """The samples of each query; empty for an error, and for an empty query."""
         parts = {" ".join(part): part for part in _parts(queries)}
         requests = {name: _joined(part) for name, part in parts.items()}
         alone: dict[str, str] = {}
@@ -468,7 +467,7 @@ class QueryMoment(Struct, frozen=True):
                 by_key |= {key: self.log.samples(key, answer) for key in part}
         again = self.source.instants(alone, self.at_s)
         by_key |= {key: self.log.samples(key, answer) for key, answer in again.items()}
-        return {key: by_key[key] for key in queries}
+        return {key: by_key.get(key, ()) for key in queries}
 
     def tracks(self, key: str, selector: str) -> Sequence[Track]:
         """The raw samples of a range selector, with the times of their scrapes; empty for an
@@ -514,7 +513,7 @@ def slowly(
 def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yields groups of queries; each group is sent in one request."""
     part: dict[str, str] = {}
-    for key, query in queries.items():
+    for key, query in filter(itemgetter(1), queries.items()):
         length = sum(map(len, part.values())) + len(query)
         if part and (len(part) == QUERIES_MAX or length > REQUEST_CHARACTERS_MAX):
             yield part

@@ -343,21 +343,16 @@ def _with_pods(
         {**queries.hourly_queries(scope), "images": queries.images()},
         frozenset(values),
     )
-    images = images_of(shape.members, of_engines["images"])
     figures = {**of_engines, **moment.instants(queries.own_queries(scope))}
+    images = images_of(shape.members, figures.pop("images"))
     for key, samples in figures.items():
-        if key != "images":
-            _spread(values, shape, key, samples)
+        for sample in samples:
+            engine = values.get(shape.key(sample.labels))
+            if engine is not None and sample.value == sample.value:
+                engine[key] = sample.value
     shape, gpus, faulty = with_gpus(shape, slowly(slow, moment, queries.gpu_queries(scope)))
     observed = replace(observed, shape=shape, values=values, gpus=gpus, images=images)
     return observed, readings_of(gpus, faulty)
-
-
-def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    for sample in samples:
-        engine = values.get(shape.key(sample.labels))
-        if engine is not None and sample.value == sample.value:
-            engine[key] = sample.value
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:
