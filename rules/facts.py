@@ -1,4 +1,4 @@
-"""The input of conditions: an engine's values at one moment; and how PromQL is spelled. Pure."""
+"""The input of conditions: an engine's values at one moment. Pure."""
 
 from __future__ import annotations
 
@@ -6,35 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct, field
-
-PREFIX = "kneewatch:"
-"""The prefix of recorded series' names."""
-
-
-def recorded(key: str) -> str:
-    """The name of a signal's recorded series."""
-    return PREFIX + key
-
-
-def number(value: float) -> str:
-    """A number in PromQL syntax."""
-    return f"{value:.12g}"
-
-
-def duration(seconds: float) -> str:
-    """A PromQL duration in whole milliseconds."""
-    millis = max(1, round(1000 * seconds))
-    return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
-
-
-SCRAPES_PER_RANGE = 4
-"""Scrapes that a counter's range must cover. A rate needs two, and scrapes can fail or be late."""
-
-
-def range_s(least_s: float, scrape_s: float) -> float:
-    """Length in seconds of a range over scraped counters: at least `least_s` and at least four
-    scrapes."""
-    return max(least_s, SCRAPES_PER_RANGE * scrape_s)
 
 
 @dataclass(frozen=True, slots=True)

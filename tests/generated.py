@@ -16,8 +16,9 @@ from kneewatch.agent.export import dcgm_files
 from kneewatch.agent.notify.receivers import KEYS, KINDS
 from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.engines.engine_kind import engine_kinds
-from kneewatch.collector.signals.expr import Dialect, HereOnly
+from kneewatch.collector.signals.expr import HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.dashboards.prometheus.rule_files import (
@@ -122,7 +123,7 @@ def signals_page() -> str:
         "\n## Derived: from more than one window\n",
         table(("signal", "what"), ((f"`{key}`", text) for key, text in DERIVED_HELP.items())),
         "\n## PromQL\n",
-        *(promql(s, dialect) for s in (*VLLM_SIGNALS, *stated)),
+        *(promql_line(s, dialect) for s in (*VLLM_SIGNALS, *stated)),
     ]
     return "\n".join(parts) + "\n"
 
@@ -132,9 +133,9 @@ def row(signal: Signal) -> tuple[str, ...]:
     return f"`{signal.key}`", signal.help, signal.source, signal.needs
 
 
-def promql(signal: Signal, dialect: Dialect) -> str:
+def promql_line(signal: Signal, dialect: Dialect) -> str:
     """A list item with a signal's PromQL."""
-    query = signal.expr.promql(dialect)
+    query = promql(signal.expr, dialect)
     of_engine = not isinstance(signal.expr, HereOnly) and signal.needs != ONE_ENGINE
     why = "a number inside a label" if of_engine else "its metric has no engine label"
     return f"- `{signal.key}`: " + (f"`{query}`" if query else f"no PromQL: {why}")

@@ -25,7 +25,7 @@ from kneewatch.collector.prometheus.scraped_pages import (
     page_names,
     target_of,
 )
-from kneewatch.collector.signals.expr import any_of, quoted
+from kneewatch.collector.signals.promql import any_of, duration, quoted
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import Catalogue
@@ -35,7 +35,6 @@ from kneewatch.diagnose.fleet.inventory import Group, Key, Member, Restarted
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import HOUR_S, LONG_WINDOWS
 
 HISTORY_S = 1800.0

@@ -26,15 +26,15 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Answer, Sample, Track
-from kneewatch.collector.signals.expr import (
+from kneewatch.collector.signals.expr import Expr, OverTime, Quantile
+from kneewatch.collector.signals.promql import (
     ENGINES_OWN,
     EXPORTED_BY_ROUTERS,
     Dialect,
-    Expr,
     NoSeriesError,
-    OverTime,
-    Quantile,
     any_of,
+    duration,
+    promql,
     quoted,
 )
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
@@ -42,7 +42,6 @@ from kneewatch.diagnose import gpu as health
 from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels, of_process
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
-from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import HOUR_S, WEEK_S
 
 PRESENCE, QUEUED = "num_requests_running", "num_requests_waiting"
@@ -158,6 +157,10 @@ class QueryScope(Struct, frozen=True):
             return by_prefix[0]
         return " or ".join(f"({query})" for query in by_prefix)
 
+    def query(self, expr: Expr) -> str:
+        """One query for an expression with all prefixes; empty if PromQL cannot express it."""
+        return self.either(partial(promql, expr))
+
     def series(self, name: str, extra: str = "") -> str:
         """A selector for a series that does not come from vLLM."""
         matchers = ",".join(part for part in (self.selector, extra) if part)
@@ -210,7 +213,7 @@ def vanished(scope: QueryScope) -> str:
 @of_scope
 def own_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries, by signal, for how much prompts compute."""
-    return {key: scope.either(expr.promql) for key, expr in OWN.items()}
+    return {key: scope.query(expr) for key, expr in OWN.items()}
 
 
 @of_scope
@@ -218,9 +221,9 @@ def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
     """Queries, by signal, for the last hour of an engine: its usual requests (a minute may have too
     few) and how many ran."""
     hourly = replace(scope, window_s=HOUR_S)
-    return {key: hourly.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()} | {
-        "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
-        "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
+    return {key: hourly.query(expr) for key, expr in _catalogue(LENGTHS).items()} | {
+        "running_hour_avg": hourly.query(OverTime(PRESENCE, "avg")),
+        "running_hour_max": hourly.query(OverTime(PRESENCE, "max")),
         "running_hour_ago": scope.either(
             lambda dialect: dialect.folded(f"{{}} offset {duration(HOUR_S)}", PRESENCE)
         ),
@@ -333,7 +336,7 @@ def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
     """Queries for the hourly values of USUAL_SIGNALS per group. They are compared with past
     weeks."""
     grouped = replace(scope, window_s=HOUR_S, by=tuple(groups))
-    return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
+    return {key: grouped.query(expr) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 
 
 @cache

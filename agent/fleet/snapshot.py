@@ -31,6 +31,7 @@ from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
+from kneewatch.collector.signals.promql import range_s
 from kneewatch.collector.signals.routers import router_queries
 from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -50,7 +51,6 @@ from kneewatch.diagnose.fleet.inventory import (
 from kneewatch.diagnose.fleet.routers import routers_of
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.diagnose.values import GpuReading
-from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import WEEK_S
 
 MODEL = ("modelName", "model_name")

@@ -24,6 +24,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.signals.promql import quoted
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
@@ -263,10 +264,9 @@ class MetricsSystem(Struct, frozen=True):
         Raises:
             CollectError: the metrics system does not answer.
         """
-        quoted = target.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         with PrometheusSource(self.url, source_settings(self.settings)) as source:
             for label in ("pod", "instance"):
-                selector = ",".join(filter(None, (f'{label}="{quoted}"', self.selector)))
+                selector = ",".join(filter(None, (f'{label}="{quoted(target)}"', self.selector)))
                 scope = QueryScope(selector, self.settings["window_s"], BY)
                 rows = [row for signal in signals for row in _rows(source, signal, scope, times_s)]
                 if rows:
@@ -278,7 +278,7 @@ def _rows(
     source: PrometheusSource, signal: str, scope: QueryScope, times_s: Sequence[float]
 ) -> Iterator[HistoryRow]:
     """Yields a row for each engine. Yields nothing if PromQL cannot express the signal."""
-    query = scope.either(SIGNAL_BY_KEY[signal].expr.promql)
+    query = scope.query(SIGNAL_BY_KEY[signal].expr)
     if not query:
         return
     first_s, step_s = times_s[0], times_s[1] - times_s[0]

@@ -13,7 +13,8 @@ from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Columns, History, Where
 from kneewatch.collector.signals.catalogue import expression
-from kneewatch.collector.signals.expr import Dialect, Expr
+from kneewatch.collector.signals.expr import Expr
+from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.window import Window
 
 PICKS_S, QUEUED_S, UNREADY_S = 300.0, 60.0, 120.0
@@ -133,7 +134,7 @@ def _queries(router: Router, key: str) -> Iterator[str]:
     by = (*PLACE, question.apart) if question.apart else PLACE
     dialect = Dialect(question.seconds, by, prefix="", kind=router.kind)
     for of in router.asks.get(key, ()):
-        query = asked(key, of).promql(dialect)
+        query = promql(asked(key, of), dialect)
         if question.minutes > 1:
             query = f"min_over_time(({query})[{question.minutes}m:1m])"
         yield f'label_replace({query}, "{OF}", "{of}", "", "")' if of else f"({query})"

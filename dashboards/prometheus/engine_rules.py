@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.expr import Dialect, NoSeriesError
+from kneewatch.collector.signals.promql import Dialect, NoSeriesError
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 
 READ = re.compile(

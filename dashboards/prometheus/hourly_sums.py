@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Where
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.promql import Dialect
 from kneewatch.collector.signals.vllm import (
     DECODE,
     E2E,

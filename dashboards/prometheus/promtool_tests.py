@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.signals.expr import Dialect, NoSeriesError
+from kneewatch.collector.signals.promql import Dialect, NoSeriesError, duration, number
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, groups, yaml_text
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
-from kneewatch.rules.facts import duration, number
 
 Texts = dict[str, str]
 

@@ -16,7 +16,13 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.signals.expr import NoSeriesError, bound_matcher
+from kneewatch.collector.signals.promql import (
+    SCRAPES_PER_RANGE,
+    NoSeriesError,
+    bound_matcher,
+    number,
+    promql,
+)
 from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.vllm import within_ttft
 from kneewatch.dashboards.prometheus.engine_rules import READ, engine_expr, first_possible
@@ -24,7 +30,6 @@ from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
 from kneewatch.diagnose.engine.wording import spelled
 from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN
-from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, number, recorded
 from kneewatch.rules.rule import BY_WORD, Severity
 
 RANGE = r'((?:[^()"]|"(?:[^"\\]|\\.)*")*\[\w+\](?: offset \w+)?)'
@@ -45,6 +50,9 @@ def metricsql(expr: str) -> str:
         expr = pattern.sub(replacement, expr)
     return expr
 
+
+PREFIX = "kneewatch:"
+"""The prefix of recorded series' names."""
 
 RECORDED = re.compile(rf"\b{PREFIX}([\w:]+)")
 """Matches the name of a recorded series in an expression; the group is the signal's key."""
@@ -99,7 +107,7 @@ def recorded_signals(plan: Plan) -> dict[str, str]:
     exprs: dict[str, str] = {}
     for key in drawn():
         with suppress(NoSeriesError):
-            if expr := signals[key].promql(plan.dialect):
+            if expr := promql(signals[key], plan.dialect):
                 exprs[key] = expr
     return exprs
 
@@ -108,10 +116,10 @@ def signal_group(plan: Plan) -> Group:
     """A recording rule for each signal that the dashboards draw."""
     title, exprs = plan.engine.title, recorded_signals(plan)
     if plan.engine is VLLM:
-        rules = tuple(Record(recorded(key), expr) for key, expr in exprs.items())
+        rules = tuple(Record(PREFIX + key, expr) for key, expr in exprs.items())
     else:
         rules = tuple(
-            Record(recorded(key), TIERED.format(expr, title), {"program": title})
+            Record(PREFIX + key, TIERED.format(expr, title), {"program": title})
             for key, expr in exprs.items()
         )
     return Group(f"kneewatch-signals{_named(plan)}", rules, max(SHOWN_S, plan.interval_s))

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import EngineKind, kind_of
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.promql import Dialect, range_s
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.doc_links import DEFAULT_DOCS
 from kneewatch.diagnose.fleet.inventory import DEFAULTS, GROUPS
-from kneewatch.rules.facts import range_s
 
 LABELS = (
     "cluster",

@@ -12,7 +12,7 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
 from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Frame, History, Restart
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal, SignalSet
 from kneewatch.collector.window import Window
 from tests.collector.oracle import Prometheus, Target
@@ -89,7 +89,7 @@ class Comparison(Struct):
         asked = {
             signal.key: query
             for signal in self.signals
-            if (query := signal.expr.promql(dialect)) is not None
+            if (query := promql(signal.expr, dialect)) is not None
         }
         answers = self._ask(asked, t_ms)
         range_ms = round(dialect.range_s * 1000)

@@ -15,7 +15,8 @@ from msgspec.structs import astuple, replace
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals import expr
-from kneewatch.collector.signals.expr import Dialect, Expr, FirstOf, HereOnly
+from kneewatch.collector.signals.expr import Expr, FirstOf, HereOnly
+from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS, configured
 from tests.collector.oracle import Prometheus, Target, running
@@ -180,7 +181,7 @@ def test_every_signal_on_generated_targets(prometheus: Prometheus) -> None:
     asked = {
         signal.key
         for signal in CATALOGUE
-        if signal.expr.promql(Dialect(60.0)) is not None
+        if promql(signal.expr, Dialect(60.0)) is not None
         and not of_vllm.isdisjoint(metrics_of([signal]))
     }
     assert set(comparison.valued) == asked
@@ -251,7 +252,7 @@ def test_every_kind_of_expression_is_among_those_compared() -> None:
 
 def test_only_what_labels_spell_or_bits_say_has_no_promql() -> None:
     for signal in CATALOGUE:
-        has_promql = signal.expr.promql(Dialect(60.0)) is not None
+        has_promql = promql(signal.expr, Dialect(60.0)) is not None
         spelled = {type(part) for part in parts_of(signal.expr)}.intersection(WITHOUT_PROMQL)
         assert has_promql != bool(spelled), signal.key
 

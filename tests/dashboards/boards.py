@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.signals.expr import any_of
-from kneewatch.rules.facts import PREFIX
+from kneewatch.collector.signals.promql import any_of
+from kneewatch.dashboards.prometheus.rule_files import PREFIX
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Severity
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.captures import STATUS_OK
 from kneewatch.collector.captures.format import Entry
-from kneewatch.rules.facts import duration
+from kneewatch.collector.signals.promql import duration
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
 

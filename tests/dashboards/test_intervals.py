@@ -13,10 +13,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from kneewatch.collector.signals.promql import duration
 from kneewatch.dashboards.prometheus.promtool_tests import Server
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.rules.facts import duration
 from tests.programs import require
 
 HEALTHY_S, TROUBLED_S = 300.0, 600.0

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kneewatch.collector.signals.promql import duration
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.rules.facts import duration
 from tests.dashboards.test_intervals import promtool
 
 SERVED_S, AFTER_S = 900.0, 840.0

@@ -18,7 +18,7 @@ from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.collector.engines.engine_kind import PROGRAM, canonical_labels
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
-from kneewatch.collector.signals.expr import any_of
+from kneewatch.collector.signals.promql import any_of
 from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of

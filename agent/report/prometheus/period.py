@@ -29,7 +29,7 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Signals, Truths, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
-from kneewatch.collector.signals.expr import any_of
+from kneewatch.collector.signals.promql import any_of
 from kneewatch.collector.signals.vllm import TTFT, within_ttft
 from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,

@@ -18,8 +18,9 @@ from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
-from kneewatch.collector.signals.expr import Dialect, OverTime, any_of, bound_matcher, quoted
+from kneewatch.collector.signals.expr import OverTime
 from kneewatch.collector.signals.gpu import DEV, PROF
+from kneewatch.collector.signals.promql import Dialect, any_of, bound_matcher, duration, quoted
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY, TTFT
 from kneewatch.dashboards.prometheus import hourly_sums
 from kneewatch.diagnose.fleet.inventory import Labels
@@ -34,7 +35,6 @@ from kneewatch.reports.weekly.measures import (
     WAITING,
 )
 from kneewatch.reports.weekly.observed import Grid, Slot
-from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import HOUR_S, MINUTE_S
 
 RowKey = tuple[Any, ...]
@@ -168,7 +168,7 @@ def scrapes(asking: QueryScope, range_s: float) -> str:
 
 def gauges(asking: QueryScope, key: str, range_s: float) -> str:
     """A query for the mean of a gauge, per engine."""
-    return _either(asking, range_s, GAUGES[key].promql)
+    return replace(asking, window_s=range_s).query(GAUGES[key])
 
 
 def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
@@ -214,7 +214,7 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
     """A query for a sign of trouble, per engine: a counter, or the mean ITL. `late_s` is the TTFT
     target in seconds."""
     if key == ITL_MEAN:
-        return _either(asking, range_s, SIGNAL_BY_KEY[ITL_MEAN].expr.promql)
+        return replace(asking, window_s=range_s).query(SIGNAL_BY_KEY[ITL_MEAN].expr)
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
     if key == GENERATED_TOKENS:
@@ -239,7 +239,7 @@ def narrowed(asking: QueryScope, only: str) -> QueryScope:
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """A query for a signal over the window, for the latency curve. `only` are matchers of the
     chosen engines."""
-    return _either(narrowed(asking, only), asking.window_s, SIGNAL_BY_KEY[key].expr.promql)
+    return narrowed(asking, only).query(SIGNAL_BY_KEY[key].expr)
 
 
 def up(jobs: Sequence[str], range_s: float) -> str:

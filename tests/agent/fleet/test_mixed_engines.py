@@ -12,7 +12,7 @@ import pytest
 from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.page import Page
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import watched
@@ -115,7 +115,7 @@ def test_bounds_and_labels_of_sglang_are_those_of_its_page(
 ) -> None:
     (signal,) = (each for each in VLLM_SIGNALS if each.key == key)
     selector = 'instance="sglang-full"'
-    query = signal.expr.promql(Dialect(range_s=WINDOW_S, selector=selector, prefix="sglang:"))
+    query = promql(signal.expr, Dialect(range_s=WINDOW_S, selector=selector, prefix="sglang:"))
     assert query is not None
     assert [row.value for row in prometheus.ask(query, SCRAPES[-1][0])] == [0.0]
 
