@@ -16,7 +16,7 @@ from typing import TextIO
 
 import click
 
-from kneewatch.rules.formatting import WIDTH, printable
+from kneewatch.reports.lines import WIDTH, printable
 
 OK, FOUND, NO_DATA = 0, 1, 2
 """Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""

@@ -15,10 +15,11 @@ from kneewatch.collector.errors import CaptureError
 from kneewatch.diagnose.deployment.log_failure import Value
 from kneewatch.diagnose.deployment.startup_log import title
 from kneewatch.diagnose.doc_links import linked
-from kneewatch.diagnose.verdict import LogFact, Verdict, encode
+from kneewatch.diagnose.verdict import LogFact, Verdict
+from kneewatch.diagnose.verdict_json import encode
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
-from kneewatch.rules.formatting import wrapped
+from kneewatch.reports.lines import wrapped
 from kneewatch.rules.rule import Severity
 
 NO_FACTS: Mapping[str, LogFact] = {}

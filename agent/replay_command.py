@@ -18,7 +18,8 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.formatting import span, wrapped
+from kneewatch.reports.lines import wrapped
+from kneewatch.rules.formatting import span
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0

@@ -26,8 +26,7 @@ from kneewatch.diagnose.causes import (
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
 from kneewatch.rules.cascade import EVICTS, Stage
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import nodes, those_that_hold
+from kneewatch.rules.conditions import Check, nodes, those_that_hold
 from kneewatch.rules.rule import OK
 
 # All causes, and what follows from their records: which cause explains which, which is reported

@@ -13,24 +13,15 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.packaged import decoder, packaged_tables, read_as
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.cause import Cause as Cause
 from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
-from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.latency_split import Changed
-from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words, in_document
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.rule import IN_BOUNDS, OK, STATES, WARNING, WORDS, Finding, Severity, State
-from kneewatch.rules.wire import (
-    Figure,
-    Internal,
-    UnixTime,
-    read,
-    to_ms,
-    written,
-    written_as,
-)
+from kneewatch.rules.rule import IN_BOUNDS, OK, WARNING, Finding, Severity, State
+from kneewatch.rules.wire import Figure, Internal, UnixTime, to_ms, written, written_as
 
 SCHEMA: Literal["kneewatch.diagnosis/1"] = "kneewatch.diagnosis/1"
 
@@ -48,21 +39,6 @@ class Symptom(Struct, frozen=True, forbid_unknown_fields=True):
 
 SYMPTOMS = read_as(packaged_tables("diagnose", "symptoms.toml"), dict[str, Symptom])
 SymptomId = Annotated[str, Meta(extra_json_schema={"enum": list(SYMPTOMS)})]
-
-
-def symptom_actions(verdict: Verdict) -> dict[str, str]:
-    """What to do first about each symptom: the first change that is recommended against its causes,
-    else the verdict's first change. Without changes, the first cause is named if the symptom is not
-    its own, else what the guide says."""
-    changes = [advice for advice in verdict.recommendations if advice.changes]
-    first = verdict.causes[0].id if verdict.causes else ""
-    actions: dict[str, str] = {}
-    for each in verdict.symptoms:
-        if (symptom := SYMPTOMS.get(each)) is not None:
-            own = [advice for advice in changes if advice.cause in symptom.causes] or changes
-            guided = f"see {first}" if first and first not in symptom.causes else symptom.action
-            actions[each] = changes_words(own[0]) if own else guided
-    return actions
 
 
 Value = str | int | float | bool
@@ -269,47 +245,6 @@ def worst_of(causes: Sequence[Cause], stage: Stage, findings: Sequence[Finding])
     """The worst of the severities of causes, stage and findings; ok if there are none."""
     crossed = [f.severity for f in findings if f.state not in IN_BOUNDS]
     return max([stage.severity or OK, *[c.severity for c in causes], *crossed])
-
-
-# --- As JSON --------------------------------------------------------------------------------------
-
-_ENCODER = msgspec.json.Encoder()
-_DECODER = decoder(Verdict)
-WORDS_OF = {
-    "schema": (SCHEMA,),
-    "health": tuple(STATES),
-    "state": tuple(STATES),
-    "severity": tuple(WORDS.values()),
-    "held": tuple(WORDS.values()),
-}
-"""The allowed words of a document's keys."""
-
-
-def documented(verdict: Verdict) -> Verdict:
-    """The verdict as documents contain it: symptoms have their actions, costs are rounded, and
-    causes lack what only the judge needs."""
-    if not (verdict.causes or verdict.recommendations or verdict.symptoms):
-        return verdict
-    return replace(
-        verdict,
-        causes=[told(cause) for cause in verdict.causes],
-        symptom_actions=symptom_actions(verdict),
-        recommendations=[in_document(advice) for advice in verdict.recommendations],
-    )
-
-
-def encode(verdict: Verdict) -> bytes:
-    """The verdict as JSON. NaN and infinity, which JSON lacks, become null."""
-    return _ENCODER.encode(documented(verdict))
-
-
-def decode(data: bytes | str) -> Verdict:
-    """Decode a verdict. Unknown keys are ignored, because keys are only ever added.
-
-    Raises:
-        DocumentError: it is not such a document, or a value has the wrong type.
-    """
-    return read(_DECODER, data, schema=SCHEMA, words=WORDS_OF)
 
 
 LOG_BASIS = "nothing: a log has no metrics"

@@ -29,24 +29,20 @@ from kneewatch.diagnose.verdict import (
     Evidence,
     Server,
     Verdict,
-    symptom_actions,
 )
+from kneewatch.diagnose.verdict_json import symptom_actions
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
+from kneewatch.reports.lines import WIDTH, lasting, moment, printable, wrapped
 from kneewatch.rules.formatting import (
-    WIDTH,
     as_sentence,
     clock,
     date,
     duration,
-    lasting,
-    moment,
     number,
     percent,
-    printable,
     quantity,
     span,
-    wrapped,
 )
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import MORE_IS_BETTER, Finding, Severity

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import Style, brief_words, who
-from kneewatch.rules.formatting import clock, cut, date, span
+from kneewatch.reports.lines import cut
+from kneewatch.rules.formatting import clock, date, span
 from kneewatch.rules.rule import Severity
 
 EngineKey = tuple[str, str, str]

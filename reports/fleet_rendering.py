@@ -17,8 +17,8 @@ from kneewatch.diagnose.fleet.verdict import (
     TierVerdict,
     target_of,
 )
-from kneewatch.diagnose.recommend.recommendation import changes_words
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import changes_words
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_text import (
     BRIEF_NUMBERS,
@@ -36,6 +36,7 @@ from kneewatch.reports.diagnosis_text import (
     server_words,
 )
 from kneewatch.reports.health import RANKS, counted_words
+from kneewatch.reports.lines import printable
 from kneewatch.reports.triage.view_model import ReplicaRow
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import (
@@ -46,7 +47,6 @@ from kneewatch.rules.formatting import (
     number,
     percent,
     plural,
-    printable,
     quantity,
     span,
     stated_duration,

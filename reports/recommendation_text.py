@@ -11,21 +11,15 @@ from importlib.resources import files
 from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.ledger import BACKLOG
-from kneewatch.diagnose.recommend.recommendation import (
-    Change,
-    Recommendation,
-    ServeCommand,
-    change_words,
-    changes_words,
-)
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand
 from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.diagnose.verdict_json import change_words, changes_words
+from kneewatch.reports.lines import first_sentence, moment
 from kneewatch.rules.formatting import (
     as_sentence,
     clock,
     duration,
-    first_sentence,
-    moment,
     number,
     percent,
     plural,

@@ -25,16 +25,8 @@ from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, full_requests_per_s, size, start_failure
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.diagnose.sizing.speed.wave import Wave
-from kneewatch.rules.formatting import (
-    WIDTH,
-    duration,
-    figure,
-    number,
-    percent,
-    plural,
-    rate,
-    wrapped,
-)
+from kneewatch.reports.lines import WIDTH, wrapped
+from kneewatch.rules.formatting import duration, figure, number, percent, plural, rate
 
 SCHEMA = "kneewatch.size/1"
 

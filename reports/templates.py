@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kneewatch.rules.formatting import printable
+from kneewatch.reports.lines import printable
 
 
 def environment(

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Condition, Number, first_of, those_that_hold
+from kneewatch.rules.conditions import Check, Condition, Number, first_of, those_that_hold
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity

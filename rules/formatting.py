@@ -1,15 +1,11 @@
-"""Formats numbers, durations, times and lines for users. Pure."""
+"""Formats numbers, durations and times for users. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
-
-WIDTH = 100
-"""Greatest line length; a longer single word is not broken."""
 
 MINUTES_FROM_S = 120.0
 """Times below this are shown in seconds."""
@@ -99,13 +95,6 @@ def _in_unit(seconds: float) -> tuple[float, str]:
     return (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
 
 
-def usd(value: float) -> str:
-    """An amount of money, below 100 USD with cents: 2,688 USD, 0.51 USD, under 0.01 USD."""
-    if 0 < value < 0.005:
-        return "under 0.01 USD"
-    return f"{value:,.2f} USD" if 0 < abs(value) < 100 else f"{value:,.0f} USD"
-
-
 def rate(per_s: float, noun: str = "") -> str:
     """A rate in the shortest unit in which it does not round to 0.0: 4.6 requests/s, 1.2
     requests/min, 3.0 requests/h; without a noun 4.6/s."""
@@ -165,37 +154,6 @@ def stamp(t_s: float) -> str:
     return f"{date(t_s)}T{clock(t_s)}Z"
 
 
-def moment(t_s: float, now_s: float) -> str:
-    """A UTC time; with its date unless that is the same day as `now_s`."""
-    day = "" if date(t_s) == date(now_s) else f"{date(t_s)} "
-    return f"{day}{clock(t_s)} UTC"
-
-
-def lasting(since_s: float, now_s: float) -> str:
-    """How long something has lasted and since when: for 12 min, since 03:07:12 UTC."""
-    if now_s - since_s < 1:
-        return f"as of {moment(since_s, now_s)}"
-    return f"for {span(now_s - since_s)}, since {moment(since_s, now_s)}"
-
-
-def printable(text: str) -> str:
-    """The text with control characters replaced: names and errors from other machines may contain
-    some."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
-
-
-def wrapped(line: str, *, width: int = WIDTH, indent: int = 0, more: int = 2) -> list[str]:
-    """A line wrapped at `width`, continuation lines indented by `more`; words are not broken."""
-    return textwrap.wrap(
-        printable(line),
-        width,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + more),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def as_sentence(text: str) -> str:
     """The text as a sentence. Its first letter becomes a capital, unless the first word is a flag
     or a name such as vLLM (it contains a sign or a capital). An empty text stays empty."""
@@ -205,25 +163,7 @@ def as_sentence(text: str) -> str:
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
-def first_sentence(text: str) -> str:
-    """The first sentence of a text. What follows in a recommendation is its derivation."""
-    return as_sentence(text.partition(". ")[0])
-
-
 def listed(names: Sequence[str], most: int) -> str:
     """The first names, and the number of further ones."""
     left = len(names) - most
     return ", ".join(names[:most]) + (f" and {left:,} more" if left > 0 else "")
-
-
-def cut_after_sentence(text: str, width: int) -> str:
-    """A text on one line, cut to `width` characters, if possible at the end of a sentence."""
-    whole, stop, _ = printable(text)[: width - 1].rpartition(". ")
-    is_cut = len(printable(text)) > width and len(whole) >= width / 2
-    return f"{whole}{stop}…" if is_cut else cut(text, width)
-
-
-def cut(line: str, width: int = WIDTH) -> str:
-    """A line cut to `width` characters, with an ellipsis where text was removed."""
-    line = printable(line)
-    return line if len(line) <= width else line[: width - 1] + "…"

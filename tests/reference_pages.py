@@ -31,7 +31,6 @@ from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned import derived_signals
 from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.diagnose.verdict import SYMPTOMS
-from kneewatch.rules.check import Check
 from kneewatch.rules.conditions import (
     ALWAYS,
     LARGER,
@@ -39,6 +38,7 @@ from kneewatch.rules.conditions import (
     QUOTIENT,
     SQUARE_ROOT,
     Assume,
+    Check,
     Compare,
     Condition,
     Constant,

@@ -19,9 +19,10 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
-from kneewatch.diagnose.verdict import Verdict, documented
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import documented
 from kneewatch.reports.diagnosis_text import who
-from kneewatch.rules.formatting import cut_after_sentence, moment
+from kneewatch.reports.lines import cut_after_sentence, moment
 from kneewatch.rules.wire import UnixTime, to_ms
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.learned.acceptance import AcceptRequest
-from kneewatch.rules.wire import DocumentError
+from kneewatch.diagnose.verdict_json import DocumentError
 
 if TYPE_CHECKING:
     from fastapi.params import Param

@@ -19,7 +19,8 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.change import UNWATCHED, Interval
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.formatting import clock, date, moment, span
+from kneewatch.reports.lines import moment
+from kneewatch.rules.formatting import clock, date, span
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,8 @@ from kneewatch.agent.api.service import Service, late, shown, worst_first
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState, watching
 from kneewatch.diagnose.doc_links import OWN_DOCS, linked
-from kneewatch.diagnose.verdict import Verdict, documented
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import documented
 from kneewatch.reports.diagnosis_text import (
     Style,
     brief_words,
@@ -49,19 +50,10 @@ from kneewatch.reports.diagnosis_text import (
     who,
 )
 from kneewatch.reports.health import RANKS, counted_words, rank_of
+from kneewatch.reports.lines import WIDTH, cut, moment, printable, wrapped
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.rules.cascade import NAMES
-from kneewatch.rules.formatting import (
-    WIDTH,
-    clock,
-    cut,
-    date,
-    moment,
-    plural,
-    printable,
-    span,
-    wrapped,
-)
+from kneewatch.rules.formatting import clock, date, plural, span
 
 SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "no single target is configured, only a fleet: see /api/v1/fleet for its diagnosis"

@@ -4,12 +4,13 @@ edge."""
 from __future__ import annotations
 
 import click
+import msgspec
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.fleet.snapshot import diagnose_fleet
 from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.diagnose.fleet.verdict import FleetVerdict, encode
+from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from kneewatch.reports.fleet_rendering import markdown, text
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Severity
@@ -23,7 +24,7 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
     """
     verdict = diagnose_fleet(url, settings, selector, at_s=at_s)
     if form == "json":
-        click.echo(encode(verdict.linked(settings.docs_url)).decode())
+        click.echo(msgspec.json.encode(verdict.linked(settings.docs_url)).decode())
     else:
         click.echo(
             markdown(verdict, docs_url=settings.docs_url)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 import requests
 from msgspec import Struct
-from msgspec.json import decode
+from msgspec.json import decode, encode
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.responses import COMPONENTS
@@ -26,7 +26,6 @@ from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.promql import quoted
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
-from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS

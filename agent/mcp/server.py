@@ -49,7 +49,7 @@ from kneewatch.collector.errors import CollectError, KneewatchError, SettingsErr
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.ranking import CAUSES
-from kneewatch.rules.formatting import moment as time_words
+from kneewatch.reports.lines import moment as time_words
 from kneewatch.rules.formatting import span
 from kneewatch.rules.library import RULES
 

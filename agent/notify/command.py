@@ -17,7 +17,8 @@ from kneewatch.agent.notify.receivers import ALERTMANAGER, PAGERS, TEXTS, Mail, 
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.verdict import FLEET
-from kneewatch.rules.formatting import duration, listed, plural, printable, stated_duration, wrapped
+from kneewatch.reports.lines import printable, wrapped
+from kneewatch.rules.formatting import duration, listed, plural, stated_duration
 from kneewatch.rules.rule import Severity
 
 STATUS = "test"

@@ -25,7 +25,8 @@ from kneewatch.agent.notify.receivers import PAGERS, Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
-from kneewatch.rules.formatting import cut, printable, stated_duration
+from kneewatch.reports.lines import cut, printable
+from kneewatch.rules.formatting import stated_duration
 
 
 class SendError(KneewatchError):

@@ -30,8 +30,9 @@ from kneewatch.reports.diagnosis_text import (
     stage_words,
     summary_words,
 )
+from kneewatch.reports.lines import moment
 from kneewatch.rules.cascade import NAMES, Stage
-from kneewatch.rules.formatting import listed, moment, span
+from kneewatch.rules.formatting import listed, span
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import UnixTime, to_ms
 

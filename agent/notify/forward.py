@@ -11,8 +11,8 @@ from msgspec import Meta, Struct, field
 from kneewatch.agent.notify.events import PARTS_MAX, DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.diagnose.verdict_json import DocumentError, converted
 from kneewatch.rules.formatting import span
-from kneewatch.rules.wire import DocumentError, converted
 
 ALERTS_MAX = 1000
 EPOCH = datetime.fromtimestamp(0, tz=UTC)

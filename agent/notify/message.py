@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.rules.formatting import cut, cut_after_sentence, stamp
+from kneewatch.reports.lines import cut, cut_after_sentence
+from kneewatch.rules.formatting import stamp
 from kneewatch.rules.rule import CRITICAL, WARNING
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from kneewatch.agent.notify.receivers import TEXTS, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered, reported_together
 from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
-from kneewatch.rules.formatting import plural, wrapped
+from kneewatch.reports.lines import wrapped
+from kneewatch.rules.formatting import plural
 from kneewatch.rules.rule import BY_WORD
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.verdict import Server
-from kneewatch.rules.formatting import printable, span, wrapped
+from kneewatch.reports.lines import printable, wrapped
+from kneewatch.rules.formatting import span
 
 SCHEMA = "kneewatch.server/1"
 

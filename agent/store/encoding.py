@@ -18,11 +18,12 @@ from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.change import Interval, conditions_of
 from kneewatch.diagnose.latency_split import Changed, changed
 from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
-from kneewatch.diagnose.verdict import Verdict, decode
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import DocumentError, decode
 from kneewatch.rules.cascade import EVICTS, forecast_s
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN
-from kneewatch.rules.wire import DocumentError, rounded, to_ms
+from kneewatch.rules.wire import rounded, to_ms
 
 DELTA_MAX_RATIO = 0.5
 """If the delta of a document is larger than this share of a whole document, the document is stored

@@ -22,8 +22,9 @@ from kneewatch.collector.http.address import METRICS_PATH, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.packaged import decoder
-from kneewatch.diagnose.verdict import Verdict, decode
-from kneewatch.rules.wire import DocumentError, UnixTime
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import DocumentError, decode
+from kneewatch.rules.wire import UnixTime
 
 SLOWEST, FASTEST = 1 / 8, 128.0
 GAP_MAX_S = 60.0

@@ -13,7 +13,7 @@ from unicodedata import combining, east_asian_width
 
 from msgspec import Struct
 
-from kneewatch.rules.formatting import printable
+from kneewatch.reports.lines import printable
 
 UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
 GLUE = "\u00a0"

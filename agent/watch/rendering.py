@@ -28,9 +28,10 @@ from kneewatch.reports.diagnosis_text import (
     who,
 )
 from kneewatch.reports.health import WORST_FIRST
+from kneewatch.reports.lines import lasting
 from kneewatch.reports.recommendation_text import Column
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
-from kneewatch.rules.formatting import clock, date, duration, lasting, number, percent, span
+from kneewatch.rules.formatting import clock, date, duration, number, percent, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Severity
 

@@ -47,8 +47,7 @@ from kneewatch.diagnose.causes.record import (
     cause,
     term,
 )
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.conditions import ALWAYS, Check, Condition, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity

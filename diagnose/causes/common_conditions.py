@@ -9,8 +9,7 @@ from kneewatch.diagnose.account_signals import COMPUTED, KV_UNACCOUNTED, SEATED
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import FirstOf, Number
+from kneewatch.rules.conditions import Check, FirstOf, Number
 from kneewatch.rules.quantities import BaselineValue, Signal, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE, QUIET_WAITING
 

@@ -34,8 +34,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Check, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity

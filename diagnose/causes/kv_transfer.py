@@ -18,8 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Tested, cause, term
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Number
+from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity

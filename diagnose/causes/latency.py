@@ -49,8 +49,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import FirstOf, Number
+from kneewatch.rules.conditions import Check, FirstOf, Number
 from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity

@@ -27,8 +27,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Number
+from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import about, percent
 from kneewatch.rules.quantities import BaselineValue, Minimum, Signal
 from kneewatch.rules.rule import DAY_S, HOUR_S, Severity

@@ -47,8 +47,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, cause, term
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Condition, Number
+from kneewatch.rules.conditions import Check, Condition, Number
 from kneewatch.rules.formatting import quantity
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import ITL, TTFT, Severity

@@ -64,8 +64,7 @@ from kneewatch.diagnose.slow_quantities import (
     goes_on,
     straight,
 )
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Number
+from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity

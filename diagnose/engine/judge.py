@@ -57,7 +57,7 @@ from kneewatch.diagnose.latency_split import Restarted, changed, launch_changes
 from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import CurveLearner, capacity_used
-from kneewatch.diagnose.learned.kv_balance import KvBalance
+from kneewatch.diagnose.learned.work import KvBalance
 from kneewatch.diagnose.lengths import LiveWorkload
 from kneewatch.diagnose.ranking import (
     BY_ID,

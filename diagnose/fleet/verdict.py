@@ -12,30 +12,19 @@ from math import fsum
 from statistics import fmean, median, median_high
 from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Load, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.verdict import UNKNOWN_STAGE, WORDS_OF, Server, Verdict
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Server, Verdict
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
-from kneewatch.rules.wire import (
-    CauseId,
-    Figure,
-    Internal,
-    UnixTime,
-    read,
-    rounded,
-    written,
-    written_as,
-)
+from kneewatch.rules.wire import CauseId, Figure, Internal, UnixTime, rounded, written, written_as
 
 SCHEMA: Literal["kneewatch.fleet/1"] = "kneewatch.fleet/1"
 FLEET = "fleet"
@@ -399,25 +388,6 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return staged(0, self.t_s, OK, None, ())
         # A snapshot has no history: the receiver's alert state keeps when a stage began.
         return staged(number, self.t_s, severity, None, (f"{name}: {words}",))
-
-
-# --- As JSON --------------------------------------------------------------------------------------
-
-_ENCODER = msgspec.json.Encoder()
-_DECODER = decoder(FleetVerdict)
-
-
-def encode(verdict: FleetVerdict) -> bytes:
-    return _ENCODER.encode(verdict)
-
-
-def decode(data: bytes | str) -> FleetVerdict:
-    """Decode a verdict. Unknown keys are ignored, because keys are only ever added.
-
-    Raises:
-        DocumentError: it is not such a document, or a value has the wrong type.
-    """
-    return read(_DECODER, data, schema=SCHEMA, words=WORDS_OF)
 
 
 # --- From what the fleet is judged by -------------------------------------------------------------

@@ -110,31 +110,6 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         return hash((self.id, self.cause, self.summary))  # mappings have none
 
 
-def change_words(change: Change) -> str:
-    """A change as words. A flag stands with its new value, to be pasted: "--flag 128 (now
-    256)"."""
-    if change.after is None or change.flag.startswith("--no-"):
-        return f"drop {change.flag}"
-    is_flag = change.flag.startswith("--")
-    if is_flag and isinstance(change.after, bool):
-        return f"add {change.flag if change.after else f'--no-{change.flag[2:]}'}"
-    after = _value(change.after)
-    if change.before is None:
-        return f"{change.flag} {after}"
-    before = _value(change.before)
-    return f"{change.flag} " + (f"{after} (now {before})" if is_flag else f"{before} -> {after}")
-
-
-def _value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def changes_words(recommendation: Recommendation) -> str:
-    return ", ".join(map(change_words, recommendation.changes))
-
-
 # --- In documents ---------------------------------------------------------------------------------
 
 

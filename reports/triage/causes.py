@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.engine.wording import spoken
-from kneewatch.diagnose.recommend.recommendation import Recommendation, changes_words
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
+from kneewatch.diagnose.verdict_json import changes_words
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
     advice_words,

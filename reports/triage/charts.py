@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from kneewatch.reports.lines import moment
 from kneewatch.reports.triage.view_model import TriageView
-from kneewatch.rules.formatting import moment, quantity, span
+from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.rule import DAY_S
 
 STEPS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)

@@ -26,6 +26,7 @@ from kneewatch.reports.diagnosis_text import (
     symptoms_shown,
 )
 from kneewatch.reports.health import counted
+from kneewatch.reports.lines import moment, printable
 from kneewatch.reports.recommendation_text import (
     advised,
     args_words,
@@ -52,7 +53,7 @@ from kneewatch.reports.triage.view_model import (
     TriageView,
     standings,
 )
-from kneewatch.rules.formatting import date, moment, printable, span, stamp
+from kneewatch.rules.formatting import date, span, stamp
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.reports.health import RANKS, WORST_FIRST, rank_of
+from kneewatch.reports.lines import moment
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.rules.cascade import NAMES
-from kneewatch.rules.formatting import moment, percent, plural, span
+from kneewatch.rules.formatting import percent, plural, span
 
 NEAR = 0.4
 """Bars that are closer than this are drawn as one bar, in percent of the width."""

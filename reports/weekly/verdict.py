@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.reports.lines import first_sentence, usd
 from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.incidents import STOPPED
 from kneewatch.reports.weekly.report import Action, Incident, Tier, WeeklyVerdict
@@ -22,7 +23,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierTables,
     TierWorkload,
 )
-from kneewatch.rules.formatting import duration, first_sentence, number, percent, plural, span, usd
+from kneewatch.rules.formatting import duration, number, percent, plural, span
 from kneewatch.rules.rule import BY_WORD, Severity
 
 SIZED = ("right", "too small", "too large")

@@ -23,7 +23,8 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.wording import FLAG, OWN_FLAGS, spelled, spoken
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.sizing.size import Size
-from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import decode, encode
 from kneewatch.reports.recommendation_text import stop_gap
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WARNING

@@ -244,7 +244,7 @@ def test_every_kind_of_expression_is_among_those_compared() -> None:
     compared_kinds = {
         member
         for _, member in inspect.getmembers(expr, inspect.isclass)
-        if issubclass(member, Struct) and hasattr(member, "promql")
+        if issubclass(member, Struct) and hasattr(member, "bind")
     }
     used = {type(part) for kind in KINDS.values() for part in parts_of(kind)}
     assert compared_kinds == used.union(WITHOUT_PROMQL)
@@ -264,5 +264,5 @@ def parts_of(expression: Expr) -> Iterator[Expr]:
     for value in astuple(expression):
         for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
             other_engines = isinstance(expression, FirstOf) and isinstance(part, HereOnly)
-            if hasattr(part, "promql") and not other_engines:
+            if hasattr(part, "bind") and not other_engines:
                 yield from parts_of(cast("Expr", part))

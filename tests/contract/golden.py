@@ -17,8 +17,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.verdict import Cause
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import nodes
+from kneewatch.rules.conditions import Check, nodes
 from tests.contract.situations import SITUATIONS
 from tests.contract.variants import Change, bases, changes
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import Compare, Quantity, nodes
+from kneewatch.rules.conditions import Check, Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import BaselineValue, Configured, Recent, Signal, Target, Watched
 from tests.contract.situations import SITUATIONS

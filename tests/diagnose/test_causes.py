@@ -12,8 +12,7 @@ from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
-from kneewatch.rules.check import Check
-from kneewatch.rules.conditions import nodes
+from kneewatch.rules.conditions import Check, nodes
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import ITL, LOAD, TTFT, Severity
 from tests.collector.name_pages import recorded

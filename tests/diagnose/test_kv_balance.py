@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.kv_balance import KvBalance
-from kneewatch.diagnose.learned.work import FINISHED, Work
+from kneewatch.diagnose.learned.work import FINISHED, KvBalance, Work
 from kneewatch.diagnose.values import Values
 
 CAPACITY_TOKENS = 100_000.0

@@ -14,7 +14,8 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import NOTHING
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.latency_split import launch_changes
-from kneewatch.diagnose.verdict import Server, Verdict, decode, encode
+from kneewatch.diagnose.verdict import Server, Verdict
+from kneewatch.diagnose.verdict_json import decode, encode
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import BEGUN_S
 from tests.incidents.pages import SERVING, Load, pages

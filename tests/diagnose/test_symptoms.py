@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import symptoms
 from kneewatch.diagnose.ranking import ranked
-from kneewatch.diagnose.verdict import symptom_actions
+from kneewatch.diagnose.verdict_json import symptom_actions
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, cause
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation

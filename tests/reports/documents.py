@@ -10,7 +10,8 @@ import orjson
 
 from kneewatch.agent.store.reader import Reader
 from kneewatch.diagnose.doc_links import linked
-from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import decode, encode
 
 
 def document(verdict: Verdict, *, docs_url: str = "") -> dict[str, Any]:

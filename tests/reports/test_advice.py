@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.latency_split import Changed, Restarted
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, change_words
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.verdict_json import change_words
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.recommendation_text import rows, stop_gap
 from kneewatch.rules.formatting import clock

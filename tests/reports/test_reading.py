@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict, encode
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
+from kneewatch.diagnose.verdict_json import DocumentError, encode
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.library import RULES, rule_of, slo_rules
 from kneewatch.rules.rule import Finding, Severity
-from kneewatch.rules.wire import DocumentError
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.documents import diagnosis_of, document

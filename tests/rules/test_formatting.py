@@ -9,21 +9,9 @@ import pytest
 
 from kneewatch import rules
 from kneewatch.diagnose.engine.diagnosis import judged_against
+from kneewatch.reports.lines import cut, lasting, moment, printable, wrapped
 from kneewatch.rules.facts import NO_TARGETS, Targets
-from kneewatch.rules.formatting import (
-    cut,
-    duration,
-    lasting,
-    moment,
-    number,
-    percent,
-    printable,
-    quantity,
-    rate,
-    singular,
-    span,
-    wrapped,
-)
+from kneewatch.rules.formatting import duration, number, percent, quantity, rate, singular, span
 from tests.reports.diagnoses import NOW_S
 
 

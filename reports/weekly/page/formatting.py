@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import Range
+from kneewatch.reports.lines import usd
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
-from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span, usd
+from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span
 
 UNKNOWN = "unknown"
 GIB = 1024.0**3

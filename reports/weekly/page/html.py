@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.health import RANKS
+from kneewatch.reports.lines import first_sentence
 from kneewatch.reports.recommendation_text import signal_name
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.figures import UnknownSignal
@@ -28,7 +29,6 @@ from kneewatch.reports.weekly.verdict import saving_words
 from kneewatch.rules.formatting import (
     as_sentence,
     duration,
-    first_sentence,
     number,
     percent,
     plural,

@@ -9,11 +9,12 @@ from msgspec import Struct
 
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.health import RANKS
+from kneewatch.reports.lines import first_sentence, usd
 from kneewatch.reports.weekly.figures import FlagChange, Trend
 from kneewatch.reports.weekly.page.formatting import HEALTH, Calendar, arrow, flag, health
 from kneewatch.reports.weekly.report import Action, Tier, WeeklyReport, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import TierMoney
-from kneewatch.rules.formatting import as_sentence, first_sentence, number, plural, usd
+from kneewatch.rules.formatting import as_sentence, number, plural
 
 STEPS_MOST, CHANGES_MOST = 3, 8
 ON_CALL, SERVING, CAPACITY = "who is on call", "who runs the engines", "who owns the GPUs"

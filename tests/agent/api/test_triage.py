@@ -15,7 +15,7 @@ from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.triage import body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.rules.formatting import WIDTH
+from kneewatch.reports.lines import WIDTH
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

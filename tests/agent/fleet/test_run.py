@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-from kneewatch.diagnose.fleet.verdict import encode
 from kneewatch.reports.json_schemas import schema as schema_of
 from tests import fleets
 from tests.agent.daemon.running import Daemon
@@ -81,7 +81,7 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> int:
     at_s = int(time.time()) - 20
     then: dict[str, Any] = json.loads(daemon.get(f"/api/v1/triage?at={at_s}&format=json"))
     assert (then["t"], then["partial"], then["lost"]) == (at_s, False, None)
-    now = encode(watched(server, at_s=float(at_s)).linked("/docs"))
+    now = msgspec.json.encode(watched(server, at_s=float(at_s)).linked("/docs"))
     same: dict[str, Any] = json.loads(now)
     assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
     assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"

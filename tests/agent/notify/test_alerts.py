@@ -19,7 +19,7 @@ from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.wire import DocumentError
+from kneewatch.diagnose.verdict_json import DocumentError
 from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import FP8, healthy, sick, state

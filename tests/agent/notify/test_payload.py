@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.notify.forward import ALERTS_MAX, payload_of
-from kneewatch.rules.wire import DocumentError
+from kneewatch.diagnose.verdict_json import DocumentError
 from tests.agent.notify.posts import alert, post
 from tests.reports.diagnoses import NOW_S
 

@@ -22,7 +22,7 @@ from kneewatch.agent.notify.message import Line, Message, Part
 from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.diagnose.recommend.ledger import BACKLOG
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.rules.formatting import cut_after_sentence
+from kneewatch.reports.lines import cut_after_sentence
 from tests.agent.notify.factories import FP8, receiver, sick, state
 from tests.reports.diagnoses import NOW_S, PRESSURE
 

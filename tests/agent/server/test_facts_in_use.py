@@ -17,7 +17,8 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.verdict import Value, encode
+from kneewatch.diagnose.verdict import Value
+from kneewatch.diagnose.verdict_json import encode
 from kneewatch.reports.diagnosis_text import server_words
 from kneewatch.reports.json_schemas import schema as schema_of
 from tests.agent.running import Main, bodies, capture

@@ -23,7 +23,7 @@ from kneewatch.agent.watch.feeds import (
 )
 from kneewatch.agent.watch.state import ScreenState
 from kneewatch.collector.errors import CollectError
-from kneewatch.rules.wire import DocumentError
+from kneewatch.diagnose.verdict_json import DocumentError
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of
 from tests.agent.api.serving import settings_of as daemon_settings
 from tests.agent.watch.screens import settings_of

@@ -11,7 +11,8 @@ import pytest
 from kneewatch.agent.stream import target_monitor
 from kneewatch.collector.exposition import parse
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.verdict import Verdict, decode, encode
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.diagnose.verdict_json import decode, encode
 
 ENGINES = Path(__file__).parents[2] / "fixtures" / "engines"
 W0, W1 = (f'{{worker="http://127.0.0.1:1808{at}"}}' for at in (0, 1))

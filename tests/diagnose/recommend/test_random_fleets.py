@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from kneewatch.agent.stream import new_adviser
@@ -25,7 +25,7 @@ from kneewatch.diagnose.engine.judge import Catalogue, Judge
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Usual, Values, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
-from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict, TierVerdict, decode, encode
+from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict, TierVerdict
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import Style
@@ -193,7 +193,8 @@ def mistakes(seen: Watched) -> Iterator[str]:
     """Numbers of sentences that the document lacks, advice that excludes itself, counts that are
     not those of the replicas, and a health that is not the worst of its parts."""
     fleet = seen.verdict
-    if decode(encode(fleet)) != decode(encode(decode(encode(fleet)))):
+    read = json.decode(json.encode(fleet), type=FleetVerdict)
+    if read != json.decode(json.encode(read), type=FleetVerdict):
         yield "another document after reading"
     if fleet.health != "unknown" and STATES[fleet.health] != fleet.severity:
         yield f"{fleet.health} where the worst is {fleet.severity.word}"

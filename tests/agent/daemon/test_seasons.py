@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.agent.daemon.baselines import SCRAPES_MIN, WEEKS, earlier_hours, hourly, usual
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.rule import HOUR_S, WEEK_S
-from kneewatch.rules.seasons import SCRAPES_MIN, WEEKS, earlier_hours, hourly, usual
 
 MONDAY_S = 1_795_420_800.0 + 9.5 * HOUR_S
 
