@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from kneewatch.agent.console import OK
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import check_thresholds
 from kneewatch.collector.engines.engine_kind import VLLM, engine_kinds, kind_of
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
@@ -136,7 +137,7 @@ def plan_of(
             f"{MIN_EVALUATIONS} evaluations of {evaluation_s:g} s: set a longer --window or a "
             "shorter --evaluation-interval, or state the --scrape-interval"
         )
-    profile.rules()
+    check_thresholds(settings)
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
         raise SettingsError(f"--prefix: {prefix!r} is not a metric name prefix such as vllm:")
     first, *others = _prefixes(engines, prefix)

@@ -22,7 +22,14 @@ from kneewatch.agent.settings.effective import (
     toml_value,
     validated,
 )
-from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, settings_of
+from kneewatch.agent.settings.table import (
+    BY_KEY,
+    DEPLOYMENT,
+    SETTINGS,
+    Setting,
+    check_thresholds,
+    settings_of,
+)
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url, with_scheme
@@ -230,7 +237,7 @@ def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> Ta
             address_key="url",
         )
         if thresholds:
-            target.settings.profile().rules()
+            check_thresholds(target.settings)
         if not mistakes:
             return target
     raise SettingsError(*mistakes)

@@ -83,11 +83,7 @@ class Profile(Struct, frozen=True):
         return lacking | unwatched(self.stated)
 
     def rules(self) -> tuple[Rule, ...]:
-        """All rules with the user's thresholds.
-
-        Raises:
-            SettingsError: a threshold names no rule or severity.
-        """
+        """All rules with the user's thresholds."""
         rules = (
             *(rule for rule in RULES if not (self.throughput_only and rule.id in QUEUE_RULES)),
             *slo_rules(

@@ -53,23 +53,6 @@ ALIKE = 10.0
 request."""
 
 
-class Drift(Struct, frozen=True):
-    """The distance between two distributions.
-
-    `shift_ratio`: share of the requests that moved to the other side of `edge`; positive if
-    requests are longer now. `chance_ratio`: the largest shift that chance explains.
-    """
-
-    shift_ratio: float
-    edge: float
-    chance_ratio: float
-
-    @property
-    def real(self) -> bool:
-        """Whether the shift is more than chance, and large enough to be another workload."""
-        return abs(self.shift_ratio) > max(self.chance_ratio, SHIFT_MIN)
-
-
 class Point(Struct, frozen=True):
     """A stated point of a distribution.
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.collector.spelling import did_you_mean
-from kneewatch.rules.rule import BY_WORD, WORDS, Bound, Finding, Guard, Rule
+from kneewatch.rules.rule import BY_WORD, Bound, Finding, Guard, Rule
 
 _ALL = [
     read_as({"id": rule_id, **table}, Rule)
@@ -89,26 +87,7 @@ def with_thresholds(
     """The rules with the user's thresholds in place of the defaults.
 
     `thresholds` is {rule id: {severity word: threshold}}; `origin` says where they were set.
-
-    Raises:
-        SettingsError: a rule or severity does not exist; each message lists the valid ones.
     """
-    ids = [rule.id for rule in rules]
-    mistakes = [
-        f"{origin}: no rule {rule_id!r}; {did_you_mean(rule_id, ids)}"
-        for rule_id in thresholds
-        if rule_id not in ids
-    ]
-    words = [word for severity, word in WORDS.items() if severity]
-    mistakes += [
-        f"{origin}: rule {rule_id} has no severity {word!r}; use {', '.join(words)}"
-        for rule_id, bounds in thresholds.items()
-        if rule_id in ids
-        for word in bounds
-        if word not in words
-    ]
-    if mistakes:
-        raise SettingsError(*mistakes)
     return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
 
 

@@ -14,6 +14,7 @@ from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import (
     METRICS,
     NO_TIMES,
+    POINT_SIGNALS,
     Counted,
     Increases,
     Signals,
@@ -42,7 +43,6 @@ from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS, WAITING
 from kneewatch.reports.weekly.observed import (

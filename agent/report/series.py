@@ -16,9 +16,7 @@ from kneewatch.collector.scrape_history import Column
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
-    POINT_SIGNALS,
     POINTS_KEPT,
-    SERVED_SIGNALS,
     Point,
     point_of,
     step_of,
@@ -41,6 +39,18 @@ from kneewatch.rules.rule import MINUTE_S
 Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 NO_TIMES: Floats = np.empty(0)
+
+LOAD_SIGNALS = ("running_avg", "waiting_avg")
+SERVED_SIGNALS = (
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "e2e_mean_s",
+    "output_tokens_mean",
+)
+"""Signals that a window needs to become a point."""
+
+POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
+"""Signals of the curve."""
 
 GAP_SCRAPES = 3.0
 GAP_LEAST_S = 30.0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables, read_as
@@ -383,7 +384,7 @@ def loader(
         environ=os.environ,
         flags=flags,
         defaults=defaults,
-        checks=(_check_targets, _check_receivers, _check_thresholds, *checks),
+        checks=(_check_targets, _check_receivers, check_thresholds, *checks),
     )
 
 
@@ -404,9 +405,31 @@ def _check_receivers(settings: Settings) -> None:
         receivers(settings)
 
 
-def _check_thresholds(settings: Settings) -> None:
-    if settings.thresholds:
-        settings.profile().rules()
+def check_thresholds(settings: Settings) -> None:
+    """Check that each threshold is one of a rule that there is with these settings.
+
+    Raises:
+        SettingsError: a rule or severity does not exist; each message lists the valid ones.
+    """
+    if not settings.thresholds:
+        return
+    from kneewatch.collector.spelling import did_you_mean
+    from kneewatch.rules.rule import WORDS
+
+    ids = [rule.id for rule in replace(settings.profile(), thresholds={}).rules()]
+    words = [word for severity, word in WORDS.items() if severity]
+    origin, mistakes = settings.thresholds_origin, list[str]()
+    for rule_id, bounds in settings.thresholds.items():
+        if rule_id not in ids:
+            mistakes.append(f"{origin}: no rule {rule_id!r}; {did_you_mean(rule_id, ids)}")
+            continue
+        mistakes += [
+            f"{origin}: rule {rule_id} has no severity {word!r}; use {', '.join(words)}"
+            for word in bounds
+            if word not in words
+        ]
+    if mistakes:
+        raise SettingsError(*mistakes)
 
 
 def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:

@@ -6,11 +6,11 @@ Used GPU memory is not evidence: vLLM allocates its pool at start-up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
@@ -20,76 +20,22 @@ from kneewatch.rules.rule import Severity
 
 # --- XID errors -----------------------------------------------------------------------------------
 
-RESET = "reset the GPU"
-REBOOT = "reboot the node"
-RESTART = "restart the server; the GPU can wait for its next reset"
-DRAINED = "reset the GPU once it is drained"
-REPLACE = "reset the GPU; replace it if the error returns"
-LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitches if it returns"
+_TABLES = packaged_tables("diagnose.causes", "xids.toml")
+ACTIONS: Mapping[str, str] = _TABLES["actions"]
+RECOVERY: Mapping[str, str] = _TABLES["recovery"]
 
 
-class Xid(Struct, frozen=True):
-    """An XID error number, what it means and what to do about it.
+class Xid(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an XID error number means and what to do about it; the head of xids.toml explains the
+    fields."""
 
-    `urgent`: until the action is taken, work on that GPU is lost or its results are wrong. `halts`:
-    until then the GPU does nothing at all. So if such a GPU works, the action has been taken and
-    the number is old.
-    """
-
-    code: int
     meaning: str
     action: str
     urgent: bool = True
     halts: bool = False
 
 
-TABLE = (
-    Xid(46, "the GPU stopped processing", RESET, halts=True),
-    Xid(48, "an uncorrectable (double bit) memory error", RESET),
-    Xid(61, "the GPU's microcontroller hit a breakpoint", RESET),
-    Xid(62, "the GPU's microcontroller halted", RESET, halts=True),
-    Xid(63, "a memory row was marked to be remapped", DRAINED, False),
-    Xid(64, "a memory row could not be remapped", REPLACE),
-    Xid(74, "an NVLink error", LINK),
-    Xid(79, "the GPU has fallen off the bus", REBOOT, halts=True),
-    Xid(92, "many single bit memory errors", DRAINED, False),
-    Xid(94, "an uncorrectable memory error, contained to one program", RESTART),
-    Xid(95, "an uncorrectable memory error, not contained", RESET),
-    Xid(109, "the GPU did not switch contexts in time", RESET),
-    Xid(110, "a security fault", RESET),
-    Xid(119, "the GPU's system processor (GSP) did not answer", RESET, halts=True),
-    Xid(120, "an error of the GPU's system processor (GSP)", RESET),
-    Xid(140, "a memory error that could not be recovered", RESET),
-    Xid(143, "the GPU could not be initialised", RESET, halts=True),
-    *(
-        Xid(code, f"an NVLink error ({unit})", LINK)
-        for code, unit in (
-            (144, "SAW"),
-            (145, "RLW"),
-            (146, "TLW"),
-            (147, "TREX"),
-            (148, "NVLPW"),
-            (149, "NETIR"),
-            (150, "MSE"),
-        )
-    ),
-)
-
-XIDS: Mapping[int, Xid] = MappingProxyType({xid.code: xid for xid in TABLE})
-"""XIDs that are about the GPU itself rather than a program, by number."""
-
-RECOVERY: Mapping[int, str] = MappingProxyType(
-    {
-        1: RESET,
-        2: REBOOT,
-        3: "drain peer-to-peer work",
-        4: "drain the GPU, then reset it",
-    }
-)
-"""The recovery action that the driver requests; 0 means none.
-
-nvmlDeviceGpuRecoveryAction_t of nvml.h.
-"""
+XIDS = {int(code): read_as(table, Xid) for code, table in _TABLES["xids"].items()}
 
 
 # --- Faults ---------------------------------------------------------------------------------------
@@ -193,14 +139,14 @@ def _reported(gpu: GpuState) -> Iterator[Fault]:
             float(seen.code),
             None,
             f"{xid.meaning} (XID {seen.code}{since})",
-            xid.action,
+            ACTIONS[xid.action],
             severity if xid.urgent else Severity.INFO,
             at_work=xid.urgent and not old,
             dead=xid.halts and not gpu.is_awake,
         )
     code = gpu.get("gpu_recovery_action")
     if code > 0:
-        action = RECOVERY.get(int(code), f"take recovery action {code:.0f}")
+        action = RECOVERY.get(str(int(code)), f"take recovery action {code:.0f}")
         what = f"the driver requests: {action}"
         yield Fault("gpu_recovery_action", code, None, what, action, Severity.CRITICAL)
 
@@ -210,11 +156,11 @@ def _memory(gpu: GpuState) -> Iterator[Fault]:
     if failed > 0:
         what = "a memory row could not be remapped"
         signal = "gpu_row_remap_failures"
-        yield Fault(signal, failed, None, what, REPLACE, Severity.WARNING, at_work=False)
+        yield Fault(signal, failed, None, what, ACTIONS["replace"], Severity.WARNING, at_work=False)
     if pending > 0:
         what = "a memory row is pending a remap"
         signal = "gpu_row_remap_pending"
-        yield Fault(signal, pending, None, what, DRAINED, Severity.INFO, at_work=False)
+        yield Fault(signal, pending, None, what, ACTIONS["drained"], Severity.INFO, at_work=False)
     errors = gpu.get("gpu_ecc_uncorrectable")
     if errors > 0:
         rising = gpu.get("gpu_ecc_uncorrectable_per_s") > 0
@@ -224,7 +170,7 @@ def _memory(gpu: GpuState) -> Iterator[Fault]:
             errors,
             None,
             f"{what}, and rising" if rising else what,
-            RESET,
+            ACTIONS["reset"],
             Severity.CRITICAL if rising else Severity.WARNING,
             at_work=rising,
         )
@@ -238,7 +184,7 @@ def _links(gpu: GpuState) -> Iterator[Fault]:
             errors,
             LINK_ERRORS_PER_S,
             f"{errors:.0f} NVLink checksum errors/s",
-            LINK,
+            ACTIONS["link"],
             Severity.WARNING,
         )
     for signal, severity, how in (
@@ -246,7 +192,9 @@ def _links(gpu: GpuState) -> Iterator[Fault]:
         ("gpu_nvlink_recovery_per_s", Severity.WARNING, "was lost and recovered"),
     ):
         if gpu.get(signal) > 0:
-            yield Fault(signal, gpu.get(signal), None, f"an NVLink {how}", LINK, severity)
+            yield Fault(
+                signal, gpu.get(signal), None, f"an NVLink {how}", ACTIONS["link"], severity
+            )
     replays = gpu.get("gpu_pcie_replay_per_s")
     if replays > PCIE_REPLAYS_PER_S:
         yield Fault(

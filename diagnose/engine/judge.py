@@ -421,7 +421,7 @@ class Judge:
         signals |= {key: value for key, value in progress.open_calls.values.items() if value}
         signals[STALL] = streaks_s.get("stalled", 0.0)
         signals[PREFILL_SILENCE] = progress.prefill_silence_s(values, signals)
-        knee = learned.knee.update(t_s, signals)
+        knee = learned.knee(t_s, signals)
         signals[CAPACITY_USED] = capacity_used(signals, knee)
         notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
         findings = {
@@ -491,7 +491,7 @@ class Judge:
         if self._adviser is None:
             self._adviser = self._new_adviser(self._stated)
         self._adviser.weekly_peak_requests = self._weekly_peak_requests
-        return self._adviser.advise(facts, causes, self.learned.knee.curve)
+        return self._adviser.advise(facts, causes, self.learned.curve)
 
     def _unknowns(self, values: Values) -> list[str]:
         if self._unknown[0] is not values.missing:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kneewatch.diagnose.capacity import LearnedKnee
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.unexplained import FAR_OFF_HELD, PAUSES_HELD, UNEXPLAINED_LATENCY
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.acceptance import KeptApart
 from kneewatch.diagnose.learned.account import Account
-from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.knee import CurveLearner, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
 from kneewatch.diagnose.learned.length_drift import endless
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
@@ -17,7 +18,7 @@ from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, Departure
 from kneewatch.diagnose.ranking import moved_families
-from kneewatch.diagnose.values import Values
+from kneewatch.diagnose.values import Signals, Values
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import EVICTS
@@ -33,6 +34,9 @@ from kneewatch.rules.rule import (
     WARNING,
     Finding,
 )
+
+POINTS_KEPT = 12
+"""Windows kept per concurrency step: a daemon monitors many engines."""
 
 
 class Learned:
@@ -51,7 +55,7 @@ class Learned:
         )
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self.workload = WorkloadWatch(profile.stated, window_s=window_s)
-        self.knee = self._new_knee()
+        self._forget_loads()
         self.launch: Mapping[str, str] = {}
         """Labels of cache_config_info on the newest page that had them."""
         self.slow_trends = SlowTrends()
@@ -62,8 +66,16 @@ class Learned:
             window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
         )
 
-    def _new_knee(self) -> LiveKnee:
-        return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
+    def _forget_loads(self) -> None:
+        self.curve = CurveLearner(window_s=self._profile.window_s, kept=POINTS_KEPT)
+        self._knee: tuple[float, LearnedKnee | None] = (float("-inf"), None)
+
+    def knee(self, t_s: float, values: Signals) -> LearnedKnee | None:
+        """The knee after a scrape, computed once a window; None if too few loads were seen."""
+        self.curve.learn(t_s, values)
+        if not 0 <= t_s - self._knee[0] < self._profile.window_s:
+            self._knee = t_s, self.curve.knee(t_s, self._profile.targets)
+        return self._knee[1]
 
     def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
         """The forecast signals after a scrape."""
@@ -117,12 +129,13 @@ class Learned:
 
     def state(self, t_s: float) -> bytes | None:
         """What was learned, to be stored; None while it need not be stored again."""
-        return self.kept_apart.state(t_s, self.launch, self.knee.curve)
+        return self.kept_apart.state(t_s, self.launch, self.curve)
 
     def restore(self, body: bytes) -> None:
         """Go on with what was stored before a restart of the daemon."""
         state = self.kept_apart.restore(body)
-        self.knee.recall(state.windows)
+        self.curve.recall(state.windows)
+        self._knee = (float("-inf"), None)
         self.launch = state.launch or self.launch
 
     def set_launch(self, config: Mapping[str, str]) -> None:
@@ -131,7 +144,7 @@ class Learned:
         if config == self.launch:
             return
         if config and self.launch and not same_launch(config, self.launch):
-            self.knee = self._new_knee()
+            self._forget_loads()
         self.launch = config or self.launch
 
     def reset(self, t_s: float) -> None:

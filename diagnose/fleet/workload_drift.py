@@ -6,6 +6,9 @@ Guide 9.1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.models import known_model
@@ -14,9 +17,11 @@ from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.inventory import Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
-from kneewatch.diagnose.learned.length_drift import departure, drift
+from kneewatch.diagnose.learned.length_drift import band, departure
 from kneewatch.diagnose.lengths import (
+    ALIKE,
     ANSWERS,
+    FALSE_ALARM,
     PROMPTS,
     RATE,
     RATE_MIN,
@@ -24,10 +29,10 @@ from kneewatch.diagnose.lengths import (
     SHIFTS,
     WORDS,
     Departure,
-    Drift,
     StatedWorkload,
     more_than_chance,
 )
+from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.formatting import number, percent
 from kneewatch.rules.rule import HOUR_S, Severity
 
@@ -131,6 +136,45 @@ def _rate(past: Past, tiers: Sequence[Tier], workload: StatedWorkload) -> float 
     if not more_than_chance(requests, expected) or requests < RATE_MIN * expected:
         return None
     return requests / expected
+
+
+class Drift(Struct, frozen=True):
+    """The distance between two distributions.
+
+    `shift_ratio`: share of the requests that moved to the other side of `edge`; positive if
+    requests are longer now. `chance_ratio`: the largest shift that chance explains.
+    """
+
+    shift_ratio: float
+    edge: float
+    chance_ratio: float
+
+    @property
+    def real(self) -> bool:
+        """Whether the shift is more than chance, and large enough to be another workload."""
+        return abs(self.shift_ratio) > max(self.chance_ratio, SHIFT_MIN)
+
+
+def drift(
+    before: Histogram, now: Histogram, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
+) -> Drift | None:
+    """The distance of `now` from `before`.
+
+    None if either is empty or not a histogram, or if their edges differ. `alike` observations count
+    as one independent observation.
+    """
+    edges = sorted(before)
+    if edges != sorted(now) or not edges or edges[-1] != inf:
+        return None
+    counts = before[inf], now[inf]
+    if (
+        not all(isfinite(shift_at) for shift_at in (*before.values(), *now.values()))
+        or min(counts) <= 0
+    ):
+        return None
+    shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
+    shift, edge = max(shifts, key=lambda shift_at: abs(shift_at[0]))
+    return Drift(shift, edge, sum(band(count / alike, false_alarm / 2) for count in counts))
 
 
 def _drift_sentence(drifted: Mapping[str, Drift]) -> str:

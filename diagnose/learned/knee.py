@@ -91,19 +91,6 @@ FIELDS = len(Point.__struct_fields__)
 FIELD = {name: at for at, name in enumerate(Point.__struct_fields__)}
 
 
-LOAD_SIGNALS = ("running_avg", "waiting_avg")
-SERVED_SIGNALS = (
-    "completed_per_s",
-    "generation_tokens_per_s",
-    "e2e_mean_s",
-    "output_tokens_mean",
-)
-"""Signals that a window needs to become a point."""
-
-POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
-"""Signals of the curve."""
-
-
 class _Step(Struct, frozen=True):
     """The points at one step of concurrency."""
 
@@ -386,38 +373,9 @@ def _quartile(ordered: Sequence[float], quarter: int) -> float:
     return (ordered[at] * (4 - rest) + ordered[at + 1] * rest) / 4
 
 
-# --- The knee of one engine as it is learned while it is watched ----------------------------------
-
-
-LIVE_POINTS_KEPT = 12
-"""Windows kept per concurrency step in a daemon, which monitors many engines."""
-
-
 def capacity_used(values: Mapping[str, float | None], knee: LearnedKnee | None) -> float | None:
     """The GPU's activity; without a GPU source the requests in flight over the learned C_max."""
     busy, running = values.get("gpu_engine_active_ratio"), values.get("running_avg")
     if busy is not None or knee is None or not knee.reached or running is None:
         return busy
     return (running + (values.get("waiting_avg") or 0.0)) / knee.c_max.expected
-
-
-class LiveKnee:
-    """One engine's knee, recomputed once per window. `window_s` is the short window."""
-
-    def __init__(self, *, window_s: float, targets: Targets) -> None:
-        self._window_s, self._targets = window_s, targets
-        self.curve = CurveLearner(window_s=window_s, kept=LIVE_POINTS_KEPT)
-        self._knee: LearnedKnee | None = None
-        self._made_s = float("-inf")
-
-    def recall(self, points: Sequence[Point]) -> None:
-        """Add windows from before a restart of the daemon, oldest first."""
-        self.curve.recall(points)
-        self._made_s = float("-inf")
-
-    def update(self, now_s: float, values: Mapping[str, float | None]) -> LearnedKnee | None:
-        """The knee after a scrape; None if too few different loads were seen."""
-        self.curve.learn(now_s, values)
-        if not 0 <= now_s - self._made_s < self._window_s:
-            self._knee, self._made_s = self.curve.knee(now_s, self._targets), now_s
-        return self._knee

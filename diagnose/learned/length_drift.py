@@ -13,30 +13,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf, isfinite, log, sqrt
 
-from kneewatch.diagnose.lengths import ALIKE, ENDLESS, FALSE_ALARM, Departure, Drift, Point
+from kneewatch.diagnose.lengths import ALIKE, ENDLESS, FALSE_ALARM, Departure, Point
 from kneewatch.diagnose.values import Histogram
-
-
-def drift(
-    before: Histogram, now: Histogram, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
-) -> Drift | None:
-    """The distance of `now` from `before`.
-
-    None if either is empty or not a histogram, or if their edges differ. `alike` observations count
-    as one independent observation.
-    """
-    edges = sorted(before)
-    if edges != sorted(now) or not edges or edges[-1] != inf:
-        return None
-    counts = before[inf], now[inf]
-    if (
-        not all(isfinite(shift_at) for shift_at in (*before.values(), *now.values()))
-        or min(counts) <= 0
-    ):
-        return None
-    shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
-    shift, edge = max(shifts, key=lambda shift_at: abs(shift_at[0]))
-    return Drift(shift, edge, sum(_band(count / alike, false_alarm / 2) for count in counts))
 
 
 def departure(
@@ -62,7 +40,7 @@ def departure(
     count = now[inf]
     if not all(isfinite(candidate) for candidate in now.values()) or count <= 0:
         return None
-    chance = _band(count / alike, false_alarm)
+    chance = band(count / alike, false_alarm)
     departures = [side for point in points for side in _sides(point, now, edges, chance)]
     return max(departures, key=lambda candidate: abs(candidate.shift_ratio) / candidate.least_ratio)
 
@@ -89,7 +67,7 @@ def _sides(
     )
 
 
-def _band(count: float, chance: float) -> float:
+def band(count: float, chance: float) -> float:
     """Half the width of a band around the cumulative shares.
 
     The true shares leave this band with a probability of at most `chance`.

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.length_drift import departure, drift
+from kneewatch.diagnose.fleet.workload_drift import drift
+from kneewatch.diagnose.learned.length_drift import departure
 from kneewatch.diagnose.lengths import ALIKE, SHIFT_MIN, TAIL_SHIFT_MIN, Point, more_than_chance
 from kneewatch.diagnose.values import Histogram
 

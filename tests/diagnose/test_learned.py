@@ -24,13 +24,13 @@ def learned() -> Learned:
     server = Learned(Profile())
     server.set_launch(LAUNCH)
     for turn, load in enumerate(3 * LOADS, 1):
-        server.knee.update(60.0 * turn, values_at_load(load, knee_at=8.0))
+        server.knee(60.0 * turn, values_at_load(load, knee_at=8.0))
     return server
 
 
 def knows_a_knee(server: Learned) -> bool:
     """Whether its knee is known."""
-    return server.knee.update(10_000.0, {}) is not None
+    return server.knee(10_000.0, {}) is not None
 
 
 def test_a_server_that_comes_back_as_it_was_has_the_same_knee() -> None:

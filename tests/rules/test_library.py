@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.rules.cascade import (
@@ -124,20 +123,3 @@ def test_a_severity_that_a_rule_does_not_have_can_be_added() -> None:
         *((Severity.INFO, 0.01), (Severity.WARNING, 0.1))
     ]
     assert changed.level(0.05) == Severity.INFO
-
-
-def test_an_unknown_rule_is_an_error_that_names_the_nearest_or_all() -> None:
-    with pytest.raises(
-        SettingsError, match=r"^kneewatch\.toml: .*'KV-EVIC'; did you mean KV-EVICT"
-    ):
-        with_thresholds(ALL, {"KV-EVIC": {"warning": 0.1}}, "kneewatch.toml")
-    with pytest.raises(SettingsError) as caught:
-        with_thresholds(ALL, {"#": {"warning": 0.1}}, "kneewatch.toml")
-    assert all(rule.id in str(caught.value) for rule in ALL)
-
-
-def test_an_unknown_severity_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"KV-EVICT .*'bad'.* info, warning, critical"):
-        with_thresholds(ALL, {"KV-EVICT": {"bad": 0.1}}, "kneewatch.toml")
-    with pytest.raises(SettingsError, match="'ok'"):
-        with_thresholds(ALL, {"KV-EVICT": {"ok": 0.1}}, "kneewatch.toml")

@@ -37,6 +37,7 @@ from kneewatch.agent.report.request import ReportProgress, ReportRequest
 from kneewatch.agent.report.series import (
     METRICS,
     NO_TIMES,
+    POINT_SIGNALS,
     Increases,
     Signals,
     counted,
@@ -58,7 +59,6 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
 from kneewatch.diagnose.deployment.deployment import config_capacity_tokens
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
 from kneewatch.diagnose.fleet.inventory import Key
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import methods
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import EnginesObserved, Episode, Grid, Observed, Span

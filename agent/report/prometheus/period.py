@@ -26,7 +26,7 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals, Truths, arrived
+from kneewatch.agent.report.series import POINT_SIGNALS, Floats, Signals, Truths, arrived
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.promql import any_of
@@ -37,7 +37,6 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
     SUMMED_HISTOGRAMS,
 )
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member, of_process
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import RUNNING
 from kneewatch.reports.weekly.observed import Grid

@@ -58,7 +58,7 @@ def learned(
     server = Learned(Profile())
     server.set_launch(config)
     for t_s, values in loaded(end_s, step_s=20.0):
-        server.knee.update(t_s, {**values, **more})
+        server.knee(t_s, {**values, **more})
     return server
 
 
@@ -73,7 +73,7 @@ def restored(body: bytes, config: Mapping[str, str] = LAUNCH) -> Learned:
     """The same engine in the next daemon, after two pages."""
     server = Learned(Profile())
     server.set_launch(config)
-    server.knee.update(NOW_S + 60.0, {})
+    server.knee(NOW_S + 60.0, {})
     server.restore(body)
     server.set_launch(config)
     return server
@@ -81,7 +81,7 @@ def restored(body: bytes, config: Mapping[str, str] = LAUNCH) -> Learned:
 
 def knee_of(server: Learned, now_s: float = NOW_S + 65.0) -> LearnedKnee | None:
     """The knee at the next scrape."""
-    return server.knee.update(now_s, {})
+    return server.knee(now_s, {})
 
 
 def test_it_is_what_was_learned_before() -> None:
@@ -97,7 +97,7 @@ def test_it_is_what_was_learned_before() -> None:
 def test_step_times_are_those_of_the_process_before() -> None:
     steps = {"itl_mean_s": 0.02, "prefill_mean_s": 0.05, "prompt_tokens_mean": 300.0}
     server = restored(stored(learned(more=steps)))
-    own = StepTimes.of(server.knee.curve, NOW_S)
+    own = StepTimes.of(server.curve, NOW_S)
     assert own is not None
     assert (own.least_running, own.most_running) == (1, 64)
     assert own.itl_s(32.0, 350.0) == pytest.approx(0.02)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.series import Signals, gap_s, signal_spans
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.agent.report.series import POINT_SIGNALS, Signals, gap_s, signal_spans
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
 from kneewatch.reports.weekly.observed import SERVING
 from tests.examples import examples

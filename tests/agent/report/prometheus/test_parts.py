@@ -38,11 +38,17 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.series import Floats, Increases, Signals, counted, signal_spans
+from kneewatch.agent.report.series import (
+    POINT_SIGNALS,
+    Floats,
+    Increases,
+    Signals,
+    counted,
+    signal_spans,
+)
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.measures import (
     KV_USAGE,
     LEVELS,
