@@ -16,7 +16,6 @@ from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.lines import wrapped
 from kneewatch.rules.formatting import span
@@ -52,10 +51,8 @@ def replay(
 def _replayed(
     recorded: Captures, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Verdict]]:
-    """Yields the diagnoses of each scrape. Raises SettingsError for a wrong threshold before the
-    first scrape."""
-    catalogue, limits = Catalogue.of(profile), settings.limits()
-    streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
+    """Yields the diagnoses of each scrape."""
+    streams = [TargetStream(name, profile, settings.limits()) for name in capture_names(paths)]
     return (streams[at].replay(entry) for at, entry in recorded)
 
 

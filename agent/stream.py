@@ -19,7 +19,6 @@ from kneewatch.collector.page_memory import PAGES
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import Compare, JudgeRouter, TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
@@ -53,9 +52,7 @@ def no_gpus(_now_s: float) -> GpuReading:
     return NO_GPUS
 
 
-def target_monitor(
-    name: str, profile: Profile, catalogue: Catalogue | None = None, beside: Beside = tuple
-) -> TargetMonitor:
+def target_monitor(name: str, profile: Profile, beside: Beside = tuple) -> TargetMonitor:
     """A monitor that recommends changes, compares the engines of a page, and judges routers by the
     engines `beside` them."""
 
@@ -65,7 +62,7 @@ def target_monitor(
 
         return RouterPages(name, profile, beside).judged
 
-    return TargetMonitor(name, profile, catalogue, new_adviser, _new_comparison, new_router)
+    return TargetMonitor(name, profile, new_adviser, _new_comparison, new_router)
 
 
 def new_adviser(stated: StatedServer) -> Adviser:
@@ -90,16 +87,15 @@ class TargetStream:
         name: str,
         profile: Profile,
         limits: Limits,
-        catalogue: Catalogue | None = None,
         beside: Beside = tuple,
     ) -> None:
         self._beside = beside
-        self.monitor = target_monitor(name, profile, catalogue, beside)
+        self.monitor = target_monitor(name, profile, beside)
         self.gpus: ReadGpus = no_gpus
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
         """A context for the parsing of a page. The daemon replaces it."""
-        self._pages, self._catalogue = PageReader(limits), catalogue
+        self._pages = PageReader(limits)
         self._fetch_s: float | None = None
         self._recorded_gpus: RecordedGpus | None = None
         self._read_gpus = NO_GPUS
@@ -109,7 +105,7 @@ class TargetStream:
     def reset(self) -> None:
         """Start with a new monitor, because the next scrapes come from another process."""
         name, profile = self.monitor.name, self.monitor.profile
-        self.monitor = target_monitor(name, profile, self._catalogue, self._beside)
+        self.monitor = target_monitor(name, profile, self._beside)
         self._recorded_gpus = None
 
     def take(

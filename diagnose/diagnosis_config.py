@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,10 +19,12 @@ from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules, with_thres
 from kneewatch.rules.rule import QUEUE_RULES, WINDOW_S, Rule
 
 
-class Profile(Struct, frozen=True):
-    """Everything that a user may state. None means not stated; signals that need the value are
-    unknown. `throughput_only`: requests may queue by design, as batch work does; only goodput,
-    errors and stalls count."""
+class Profile(Struct, frozen=True, dict=True):
+    """Everything that a user may state, and the signals and rules that follow, computed once.
+
+    None means not stated; signals that need the value are unknown. `throughput_only`: requests may
+    queue by design, as batch work does; only goodput, errors and stalls count.
+    """
 
     window_s: float = WINDOW_S
     targets: Targets = field(default_factory=Targets)
@@ -48,6 +51,7 @@ class Profile(Struct, frozen=True):
         """The short window divided by its default; durations are multiplied by this."""
         return self.window_s / WINDOW_S
 
+    @cached_property
     def signals(self) -> tuple[Signal, ...]:
         """The catalogue's signals, and those that this profile makes computable."""
         return (
@@ -61,12 +65,19 @@ class Profile(Struct, frozen=True):
             ),
         )
 
+    @cached_property
+    def core(self) -> tuple[str, ...]:
+        """Signals without which a page is incomplete."""
+        return tuple(signal.key for signal in self.signals if signal.core)
+
+    @cached_property
     def split(self) -> Comparison | None:
         """The stated tensor-parallel degree, compared using the stated sweeps; None without
         sweeps."""
         return self.stated.split(self.targets)
 
-    def unstated(self) -> dict[str, str]:
+    @cached_property
+    def unstated(self) -> Mapping[str, str]:
         """Signals that need a setting which is missing, and why: {signal: reason}."""
         reasons = {
             "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
@@ -77,11 +88,11 @@ class Profile(Struct, frozen=True):
         lacking = {key: why for key, (stated, why) in reasons.items() if stated is None}
         if self.benchmark.get(BENCHMARK_LOAD) is None and any(self.benchmark.values()):
             lacking["benchmark"] = f"its load is not stated ({BENCHMARK_LOAD})"
-        split = self.split()
-        if split is not None and split.why:
-            lacking["tp_overhead"] = split.why
+        if self.split is not None and self.split.why:
+            lacking["tp_overhead"] = self.split.why
         return lacking | unwatched(self.stated)
 
+    @cached_property
     def rules(self) -> tuple[Rule, ...]:
         """All rules with the user's thresholds."""
         rules = (

@@ -42,7 +42,7 @@ OPTIONAL = {
     if signal.optional and not re.fullmatch(r"vLLM [0-9.]+ or later", signal.needs)
 }
 
-UNSTATED = Profile().unstated()
+UNSTATED = Profile().unstated
 SETTING = re.compile(r"\((\S+)\)$")
 
 

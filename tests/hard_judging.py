@@ -17,7 +17,6 @@ from kneewatch.collector.gpu.page import GpuPage
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.page import Page
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.facts import Targets
@@ -180,7 +179,7 @@ def played(case: Case, seed: int) -> Incident:
 def said(incident: Incident, targets: Targets) -> Iterator[Verdict]:
     """All that is said of a case with these targets."""
     profile = Profile(targets=targets)
-    stream = TargetStream("sim", profile, Limits(), Catalogue.of(profile))
+    stream = TargetStream("sim", profile, Limits())
     gpus = GpuMonitor(window_s=profile.window_s, interval_s=GPU_SCRAPE_S, choose=_all_of_node)
     stream.gpus = gpus.reading
     for t_s, gpu_page, page in incident.pages:

@@ -22,7 +22,6 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
 from kneewatch.diagnose.verdict import Verdict
 from tests.simulator.cases import MACHINES, fault, hardware_of
@@ -134,7 +133,7 @@ def resized(cause: str, seed: int) -> Resized | None:
     server, strength = Server(setting, rng), rng.uniform(*STRENGTHS[cause])
     server.factor = lambda now_s: 1 - 0.4 * cos(now_s / WAVE_S) * (now_s < QUIET_S)
     profile = Profile(targets=planted.targets, window_s=WINDOW_S)
-    stream = TargetStream("sim", profile, Limits(), Catalogue.of(profile))
+    stream = TargetStream("sim", profile, Limits())
     reader = PageReader(Limits())
     verdict: Verdict | None = None
     ends_s = QUIET_S + FAULT_S

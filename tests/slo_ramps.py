@@ -22,7 +22,6 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from tests.ramps import BROKEN_S, Outcome, Rate, ramp, steady
@@ -129,7 +128,7 @@ def scrapes(
     server.source.rate = rate(setting)
     seats = CommandLine(flags={"--max-num-seqs": str(setting.launch.max_num_seqs)}, complete=False)
     profile = Profile(targets=Targets(ttft_p99_s=kind.target_s), stated=Stated(command_line=seats))
-    stream = TargetStream("ramp", profile, Limits(), Catalogue.of(profile))
+    stream = TargetStream("ramp", profile, Limits())
     for turn in range(1, round(for_s / SCRAPE_S) + 1):
         for diagnosis in stream.replay(server.scrape(turn * SCRAPE_S)):
             late_s = diagnosis.values.get("ttft_p99_s")

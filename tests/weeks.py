@@ -35,7 +35,6 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.page import Layout, Page, Series
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES
 
@@ -250,8 +249,7 @@ class Server:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
         self._values = np.zeros(0)
-        catalogue = Catalogue.of(self.profile)
-        self._stream = TargetStream(self.name, self.profile, Limits(), catalogue)
+        self._stream = TargetStream(self.name, self.profile, Limits())
 
     def cycle(self, t_s: float) -> Cycle:
         """The cycle at a time."""

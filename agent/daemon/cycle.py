@@ -238,9 +238,7 @@ class TargetWatch(Job):
         self.spec, self.profile = spec, profile
         self._sinks, self._wall, self._jitter = sinks, wall, jitter
         self._pages, self._shown_address = _pages(spec), spec.shown_address
-        self._stream = TargetStream(
-            spec.name, profile.profile, profile.limits, profile.catalogue, sinks.board.beside
-        )
+        self._stream = TargetStream(spec.name, profile.profile, profile.limits, sinks.board.beside)
         self._stream.gpus, self._stream.computing = self.reading, computing
         self._stream.server = _server_watch(spec)
         self._canary = _canary(spec)

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -35,7 +35,6 @@ from kneewatch.collector.files import Stamp, read_text, stamp_of, yaml_document
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -503,7 +502,6 @@ class TargetProfile:
 
     profile: Profile
     limits: Limits
-    catalogue: Catalogue = field(compare=False)
 
 
 def check_targets(settings: Settings) -> None:
@@ -536,12 +534,11 @@ def target_profile(settings: Settings) -> TargetProfile:
     """The profile for these settings.
 
     Raises:
-        SettingsError: a model, GPU, version or rule is unknown, a file cannot be read, or the
-            interval is too short.
+        SettingsError: a model, GPU or version is unknown, a file cannot be read, or the interval is
+            too short.
     """
     _check_interval(settings)
-    profile = settings.profile(stated=stated(settings))
-    return TargetProfile(profile, settings.limits(), Catalogue.of(profile))
+    return TargetProfile(settings.profile(stated=stated(settings)), settings.limits())
 
 
 def with_tier(diagnosis: Verdict, spec: TargetSpec, profile: TargetProfile) -> Verdict:

@@ -28,7 +28,6 @@ from kneewatch.collector.prometheus.scraped_pages import (
 from kneewatch.collector.signals.promql import any_of, duration, quoted
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Group, Key, Member, Restarted
@@ -71,7 +70,7 @@ class FleetEngines:
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._catalogues: dict[bool, tuple[Profile, Catalogue]] = {}
+        self._profiles: dict[bool, Profile] = {}
         self._pages = ScrapedPages()
         self._monitors: dict[Target, TargetMonitor] = {}
         self._adding = threading.Lock()
@@ -82,7 +81,7 @@ class FleetEngines:
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""
         if profile != self._profile:
-            self._profile, self._catalogues = profile, {}
+            self._profile, self._profiles = profile, {}
             self._pages = ScrapedPages()
             self._monitors = {}
 
@@ -161,10 +160,9 @@ class FleetEngines:
 
     def _monitor(self, members: Sequence[Member]) -> TargetMonitor:
         goal = members[0].throughput_only
-        if goal not in self._catalogues:
-            profile = self._profile.for_throughput() if goal else self._profile
-            self._catalogues[goal] = profile, Catalogue.of(profile)
-        return target_monitor(members[0].replica, *self._catalogues[goal])
+        if goal not in self._profiles:
+            self._profiles[goal] = self._profile.for_throughput() if goal else self._profile
+        return target_monitor(members[0].replica, self._profiles[goal])
 
     def _pages_read(self, target: Target, gpus: GpuReading, at_s: float) -> Iterator[Judge]:
         """Reads the target's new pages, and yields the function that judges each."""

@@ -40,7 +40,6 @@ Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 NO_TIMES: Floats = np.empty(0)
 
-LOAD_SIGNALS = ("running_avg", "waiting_avg")
 SERVED_SIGNALS = (
     "completed_per_s",
     "generation_tokens_per_s",
@@ -49,7 +48,7 @@ SERVED_SIGNALS = (
 )
 """Signals that a window needs to become a point."""
 
-POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
+POINT_SIGNALS = ("running_avg", "waiting_avg", *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
 """Signals of the curve."""
 
 GAP_SCRAPES = 3.0

@@ -416,7 +416,7 @@ def check_thresholds(settings: Settings) -> None:
     from kneewatch.collector.spelling import did_you_mean
     from kneewatch.rules.rule import WORDS
 
-    ids = [rule.id for rule in replace(settings.profile(), thresholds={}).rules()]
+    ids = [rule.id for rule in replace(settings.profile(), thresholds={}).rules]
     words = [word for severity, word in WORDS.items() if severity]
     origin, mistakes = settings.thresholds_origin, list[str]()
     for rule_id, bounds in settings.thresholds.items():

@@ -45,7 +45,6 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import SCRAPES_IN_WINDOW, Severity
@@ -433,11 +432,10 @@ def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
     interval_s, limits = settings["interval_s"], settings.limits()
     window_s = max(settings["window_s"], SCRAPES_IN_WINDOW * interval_s)
     profile = settings.profile(window_s=window_s, stated=stated(settings))
-    catalogue = Catalogue.of(profile)
     gpus = gpu_stream(targets, settings, window_s)
     feeds: list[Feed] = [gpu_feed(gpus)] if gpus else []
     for index, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
-        stream = TargetStream(name, profile, limits, catalogue)
+        stream = TargetStream(name, profile, limits)
         stream.gpus = gpus.monitor.reading if gpus else no_gpus
         fetcher = Fetcher(metrics_url(target), settings.fetch())
         offset_s = interval_s * index / len(targets)

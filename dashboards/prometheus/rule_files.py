@@ -103,7 +103,7 @@ def _drawn_by(panel: Mapping[str, Any]) -> Iterator[str]:
 
 def recorded_signals(plan: Plan) -> dict[str, str]:
     """The expression of each signal that the dashboards draw and the engine has, by key."""
-    signals = {signal.key: signal.expr for signal in plan.signals()}
+    signals = {signal.key: signal.expr for signal in plan.signals}
     exprs: dict[str, str] = {}
     for key in drawn():
         with suppress(NoSeriesError):
@@ -361,7 +361,7 @@ def _variants(plan: Plan, row: AlertText) -> Iterator[tuple[Severity, dict[str, 
 def _bounds(plan: Plan, rule_id: str) -> Iterator[tuple[Severity, dict[str, str]]]:
     """For the warning and the critical bound of a rule, milder first: the severity, and a
     comparison that ends where the next bound begins. So at most one of the alerts fires."""
-    (rule,) = (rule for rule in plan.rules() if rule.id == rule_id)
+    (rule,) = (rule for rule in plan.rules if rule.id == rule_id)
     bounds = sorted(
         (bound for bound in rule.bounds if bound.severity >= Severity.WARNING),
         key=lambda bound: bound.severity,

@@ -11,7 +11,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue, Judge, NewAdviser
+from kneewatch.diagnose.engine.judge import Judge, NewAdviser
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
@@ -36,12 +36,11 @@ class EngineMonitor:
         target: str,
         key: EngineKey,
         profile: Profile,
-        catalogue: Catalogue,
         new_adviser: NewAdviser | None = None,
     ) -> None:
         self.key, self.profile = key, profile
-        self.reader = EngineReader(profile, catalogue.signals)
-        self.judge = Judge(target, key, profile, catalogue, new_adviser)
+        self.reader = EngineReader(profile)
+        self.judge = Judge(target, key, profile, new_adviser)
         self._vanished = 0
         self._appeared_s = float("-inf")
         self.newest: Verdict | None = None

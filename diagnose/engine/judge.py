@@ -9,12 +9,10 @@ from sys import intern
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.collector.signals.signal import Signal
 from kneewatch.diagnose.account_signals import (
     CAPACITY_USED,
     DRAINS,
@@ -23,7 +21,7 @@ from kneewatch.diagnose.account_signals import (
     PREFILL_SILENCE,
     STALL,
 )
-from kneewatch.diagnose.capacity import Comparison, StatedServer
+from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
@@ -82,7 +80,7 @@ from kneewatch.diagnose.verdict import (
 from kneewatch.rules.cascade import lacking
 from kneewatch.rules.facts import NO_TARGETS
 from kneewatch.rules.lifecycle import Cascade, RuleState
-from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, Rule, is_queued
+from kneewatch.rules.rule import IN_BOUNDS, OK, Finding, is_queued
 from kneewatch.rules.wire import to_ms
 
 
@@ -110,22 +108,6 @@ NewAdviser = Callable[[StatedServer], Adviser]
 """Makes the adviser of one engine. The first cause of an engine calls it."""
 
 
-class Catalogue(Struct, frozen=True):
-    """The signals and rules of a profile, built once and shared by all engines."""
-
-    signals: tuple[Signal, ...]
-    rules: tuple[Rule, ...]
-    core: tuple[str, ...]
-    unstated: Mapping[str, str]
-    split: Comparison | None = None
-
-    @classmethod
-    def of(cls, profile: Profile) -> Catalogue:
-        signals = profile.signals()
-        core = tuple(signal.key for signal in signals if signal.core)
-        return cls(signals, profile.rules(), core, profile.unstated(), profile.split())
-
-
 class Judge:
     """Judges one engine over time. It reads only values, never a page.
 
@@ -137,13 +119,11 @@ class Judge:
         target: str,
         key: EngineKey,
         profile: Profile,
-        catalogue: Catalogue,
         new_adviser: NewAdviser | None = None,
     ) -> None:
         self._target, self._key, self._profile = target, key, profile
-        self._catalogue = catalogue
-        self._rules = [RuleState(rule, scale=profile.scale) for rule in catalogue.rules]
-        evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
+        self._rules = [RuleState(rule, scale=profile.scale) for rule in profile.rules]
+        evicting = next(rule for rule in profile.rules if rule.id == "KV-EVICT")
         self._cascade = Cascade(
             scale=profile.scale,
             targets=profile.targets,
@@ -412,7 +392,7 @@ class Judge:
             gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
             gpus_lost=gpus.lost,
             adapters=values.adapters,
-            split=self._catalogue.split,
+            split=self._profile.split,
             endless=learned.endless_outputs(values),
             workload=workload,
         )
@@ -452,7 +432,7 @@ class Judge:
         kind, unread = values.kind, values.missing
         missing = observer.metrics_missing(
             facts,
-            tuple(key for key in self._catalogue.core if kind.expects(unread.get(key, ()))),
+            tuple(key for key in self._profile.core if kind.expects(unread.get(key, ()))),
             values.impossible,
             switch_on=kind.switch_on,
             blind=self._blind,
@@ -495,13 +475,13 @@ class Judge:
 
     def _unknowns(self, values: Values) -> list[str]:
         if self._unknown[0] is not values.missing:
-            needs = {s.key: s.needs and f" (needs {s.needs})" for s in self._catalogue.signals}
+            needs = {s.key: s.needs and f" (needs {s.needs})" for s in self._profile.signals}
             lines = [
                 f"{key}: {observer.lack_words(metrics, values.impossible)}{needs[key]}"
                 if values.kind is VLLM
                 else f"{key}: {values.kind.lacks(metrics)}"
                 for key, metrics in values.missing.items()
             ]
-            lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
+            lines += [f"{key}: {why}" for key, why in self._profile.unstated.items()]
             self._unknown = (values.missing, [intern(line) for line in lines])
         return self._unknown[1]

@@ -17,7 +17,7 @@ from kneewatch.collector.scrape_history import (
     Where,
 )
 from kneewatch.collector.signals.catalogue import GENERATION_HANDLERS
-from kneewatch.collector.signals.signal import Signal, SignalSet, metrics_of
+from kneewatch.collector.signals.signal import SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import (
     HTTP,
     ITL,
@@ -127,12 +127,12 @@ Parts = tuple[tuple[int, ...], ...]
 class EngineReader:
     """The pages of one engine, oldest first, read as one row of values after each."""
 
-    def __init__(self, profile: Profile, signals: tuple[Signal, ...]) -> None:
+    def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._longest_s = LONG_WINDOWS * profile.window_s
         self._compares_answers = bool(profile.stated.points.get(ANSWERS))
         self.history = History(keep_s=self._longest_s, metrics=METRICS_READ)
-        self._signals = SignalSet(signals, self.history)
+        self._signals = SignalSet(profile.signals, self.history)
         self._recent_signals = SignalSet(RECENT_SIGNALS, self.history)
         self._recent_of_requests = SignalSet(RECENT_SIGNALS_OF_REQUESTS, self.history)
         self._prefix_counts: deque[tuple[float, ...]] = deque()

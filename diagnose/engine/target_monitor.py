@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import Catalogue, NewAdviser
+from kneewatch.diagnose.engine.judge import NewAdviser
 from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.ranking import ENGINE_DIED
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Values
@@ -61,7 +61,6 @@ class TargetMonitor:
         self,
         name: str,
         profile: Profile,
-        catalogue: Catalogue | None = None,
         new_adviser: NewAdviser | None = None,
         new_comparison: Callable[[float], Compare] | None = None,
         new_router: Callable[[str, Profile], JudgeRouter] | None = None,
@@ -70,7 +69,6 @@ class TargetMonitor:
         self._new_adviser, self._new_comparison = new_adviser, new_comparison
         self._new_router = new_router
         self._judge_router: JudgeRouter | None = None
-        self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
         self._longest_start_s = 0.0
@@ -152,7 +150,7 @@ class TargetMonitor:
             engine.judge.set_usual(usual)
 
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
-        engine = EngineMonitor(self.name, key, self.profile, self._catalogue, self._new_adviser)
+        engine = EngineMonitor(self.name, key, self.profile, self._new_adviser)
         engine.host = self._host
         engine.judge.set_usual(self._usual)
         if self._server is not None:

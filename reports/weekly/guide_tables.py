@@ -130,7 +130,7 @@ def tables(
     `worst` is the worst severity of each cause in the incidents. `c_max` is the number of requests
     in flight at which an engine reaches its knee; None if unknown.
     """
-    rules = {rule.id: rule for rule in stated.profile.rules()}
+    rules = {rule.id: rule for rule in stated.profile.rules}
     return TierTables(
         tier=tier,
         monitoring=tuple(

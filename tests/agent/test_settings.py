@@ -322,7 +322,7 @@ def test_a_target_has_thresholds_of_its_own(tmp_path: Path) -> None:
     bounds = [
         {bound.severity: bound.threshold for bound in rule.bounds}[Severity.INFO]
         for target in (chat, batch)
-        for rule in target.settings.profile().rules()
+        for rule in target.settings.profile().rules
         if rule.id == "KV-FULL"
     ]
     assert bounds == [0.9, 0.8]
@@ -636,7 +636,7 @@ def test_thresholds_reach_the_rules(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "k.toml"
     file.write_text("[rules.KV-EVICT]\nwarning = 0.11\n")
     settings = load(file=file, environ={}, flags={})
-    (rule,) = [rule for rule in settings.profile().rules() if rule.id == "KV-EVICT"]
+    (rule,) = [rule for rule in settings.profile().rules if rule.id == "KV-EVICT"]
     assert [bound.threshold for bound in rule.bounds if bound.source == f"file {file}"] == [0.11]
 
 

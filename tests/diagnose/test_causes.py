@@ -771,7 +771,7 @@ def test_itl_over_its_target_with_a_quick_median_is_interference() -> None:
 
 
 def test_the_rules_that_causes_tell_exist() -> None:
-    rules = {rule.id for rule in Profile(targets=Targets(1.0, 1.0)).rules()}
+    rules = {rule.id for rule in Profile(targets=Targets(1.0, 1.0)).rules}
     assert {rule for record in CAUSES for rule in record.covers} <= rules
 
 

@@ -23,7 +23,6 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.simulator.cases import MACHINES
@@ -125,7 +124,7 @@ class _Books(Struct):
 
 def _stream() -> TargetStream:
     profile = Profile()
-    return TargetStream("trace", profile, Limits(), Catalogue.of(profile))
+    return TargetStream("trace", profile, Limits())
 
 
 def _detailed(

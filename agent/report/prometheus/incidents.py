@@ -40,7 +40,6 @@ from kneewatch.collector.prometheus.responses import RawSeries
 from kneewatch.collector.prometheus.scraped_pages import TARGET_LABELS, ScrapedPages, target_of
 from kneewatch.diagnose.causes.availability import RESTART_NOTED_S
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
 from kneewatch.diagnose.fleet.outliers import SLOWS_TOKENS
@@ -176,7 +175,7 @@ class IncidentSearch:
     ) -> None:
         self._ranges, self._fleet, self._now = ranges, fleet, now
         self._profile, self._wanted = profile, request
-        self._catalogues: dict[tuple[str, bool], tuple[Profile, Catalogue]] = {}
+        self._profiles: dict[tuple[str, bool], Profile] = {}
         self.windows: dict[Key, list[ReplayWindow]] = {}
         self.replayed = 0
         self.coarse = 0
@@ -226,8 +225,7 @@ class IncidentSearch:
         engine = window.engine
         cycles: Iterable[EngineCycle] = ()
         if samples is not None:
-            profile, catalogue = self._profile_of(engine)
-            monitor = target_monitor(engine.target, profile, catalogue)
+            monitor = target_monitor(engine.target, self._profile_of(engine))
             scrapes = self._now.scrapes_of(engine.member.labels)
             lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
             gpus = self._gpus(window)
@@ -279,9 +277,9 @@ class IncidentSearch:
         readings = faulty_gpus_at(moment, self._fleet.asking, self._fleet.shape)
         return readings.get(window.engine.key, NO_GPUS)
 
-    def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
+    def _profile_of(self, engine: TierEngine) -> Profile:
         goal = engine.member.throughput_only
-        if (engine.tier, goal) not in self._catalogues:
+        if (engine.tier, goal) not in self._profiles:
             stated = self._wanted.stated(engine.target)
             profile = replace(
                 self._profile,
@@ -289,9 +287,8 @@ class IncidentSearch:
                 gpus=stated.server.engine_gpus,
                 stated=stated.server,
             )
-            profile = profile.for_throughput() if goal else profile
-            self._catalogues[engine.tier, goal] = profile, Catalogue.of(profile)
-        return self._catalogues[engine.tier, goal]
+            self._profiles[engine.tier, goal] = profile.for_throughput() if goal else profile
+        return self._profiles[engine.tier, goal]
 
 
 def _apart(windows: Sequence[ReplayWindow]) -> list[ReplayWindow]:

@@ -180,7 +180,7 @@ def judged(
     gpus_guessed: bool,
 ) -> Verdict:
     """The verdict on an engine with these signals, as if its conditions had held so long."""
-    evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
+    evicting = next(rule for rule in profile.rules if rule.id == "KV-EVICT")
     cascade = Cascade(scale=1.0, targets=profile.targets, evicting=evicting)
     stage = cascade.judge(T_S, values, preempted=values.get("preemption_per_s", 0.0))
     known = UNKNOWN_STAGE if lacking_for(stage, values) else stage

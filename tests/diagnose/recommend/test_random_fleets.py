@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kneewatch.agent.stream import new_adviser
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue, Judge
+from kneewatch.diagnose.engine.judge import Judge
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Usual, Values, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
@@ -125,7 +125,7 @@ def watched(seed: int) -> Iterator[Watched]:
     keys = {name: shape.key(row) for name, row in labels.items()}
     groups = {member.replica: member.group for member in shape.members}
     judges = {
-        name: Judge("vllm", EngineKey("vllm", "0"), profile, Catalogue.of(profile), new_adviser)
+        name: Judge("vllm", EngineKey("vllm", "0"), profile, new_adviser)
         for pool in pools
         for name in (*pool.ill[:MOST_ILL], pool.name)
     }

@@ -22,7 +22,7 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue, Judge
+from kneewatch.diagnose.engine.judge import Judge
 from kneewatch.diagnose.engine.restarts import LAST_PAGE
 from kneewatch.diagnose.learned.derived_signals import momentary
 from kneewatch.diagnose.values import GpuReading, Values
@@ -164,7 +164,7 @@ def verdicts(seed: int) -> Iterator[tuple[Verdict, Targets, Beside]]:
     config = {**PAGE, **(chosen[0].config if rng.random() < 0.5 else {})}
     targets = rng.choice([*TARGETS, chosen[0].targets])
     profile = Profile(targets=targets, stated=rng.choice(STATED))
-    judge = Judge("vllm", EngineKey("vllm", "0"), profile, Catalogue.of(profile), new_adviser)
+    judge = Judge("vllm", EngineKey("vllm", "0"), profile, new_adviser)
     quiet = {**HEALTHY, **chosen[0].quiet, "prompt_tokens_mean": 900.0, "itl_mean_s": 0.02}
     sick = dict(quiet)
     for situation in chosen:

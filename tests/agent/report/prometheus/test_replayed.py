@@ -34,7 +34,6 @@ from kneewatch.collector.page import Page
 from kneewatch.collector.prometheus.responses import RawSeries, Track
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.rules.rule import Severity
@@ -105,7 +104,7 @@ def judged(tmp_path: Path) -> Judge:
         ]
         member = shape_of(running, label_map({}, "default")).members[0]
         path = tmp_path / f"{next(numbers)}.db"
-        monitor = TargetMonitor("chat-0", PROFILE, Catalogue.of(PROFILE))
+        monitor = TargetMonitor("chat-0", PROFILE)
         fill, scrapes = StoreFill(path), 0
         for cycle in replay_samples(raw(tracks), member, monitor, lived_s):
             fill.write(NAME, cycle)
