@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from msgspec import Struct
 
 from kneewatch.agent.captures import PageReader, gpu_access
 from kneewatch.agent.settings.effective import Settings
@@ -21,6 +23,7 @@ from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import Compare, JudgeRouter, TargetMonitor
 from kneewatch.diagnose.gpu import GpuMonitor
+from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 
@@ -77,6 +80,43 @@ def _new_comparison(scale: float) -> Compare:
     from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
 
     return DataParallelEngines(scale=scale).compared
+
+
+class AcceptRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person accepts: the present values of a target's engines.
+
+    `what`: families of signals, or all. Without `model` and `engine`: all engines. `dry_run`:
+    nothing changes.
+    """
+
+    target: str
+    model: str = ""
+    engine: str = ""
+    what: tuple[Literal["speed", "ttft", "itl", "prefix", "lengths", "load", "transfer"], ...] = ()
+    dry_run: bool = False
+
+
+class EngineAcceptance(Struct, frozen=True):
+    """The values of one engine that were, or would be, accepted."""
+
+    target: str
+    model: str
+    engine: str
+    deviations: Sequence[Deviation] = ()
+
+
+def accept(monitor: TargetMonitor, t_s: float, request: AcceptRequest) -> list[EngineAcceptance]:
+    """Make the present values of the requested engines the usual ones."""
+    return [
+        EngineAcceptance(
+            monitor.name,
+            engine.key.model,
+            engine.key.engine,
+            engine.judge.accept(t_s, "accepted", request.what, dry_run=request.dry_run),
+        )
+        for engine in monitor.engines
+        if request.model in ("", engine.key.model) and request.engine in ("", engine.key.engine)
+    ]
 
 
 class TargetStream:

@@ -12,7 +12,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.verdict import SourceState, Verdict
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.health import SourceState
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.wire import to_ms
 

@@ -112,21 +112,6 @@ class Server(Struct, frozen=True, omit_defaults=True):
         return Server(facts, self.notes, self.unknown)
 
 
-class SourceState(Struct, frozen=True):
-    """The result of the newest run of a source.
-
-    `joined` describes how GPUs were matched to the target, and whether the match is a guess. It is
-    empty for the target's metrics page.
-    """
-
-    name: str
-    t_s: float = field(name="t")
-    success: bool
-    duration_s: float
-    error: str = ""
-    joined: str = ""
-
-
 NO_STAGE = "cascade_stage: "
 """Prefix of the line in `unknown` that says why the stage is unknown."""
 
@@ -198,28 +183,6 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def was_read(self) -> bool:
         """Whether the engine was on a page that could be read; its stage may still be unknown."""
         return self.stage.number is not None or bool(self.values)
-
-    @property
-    def stage_unknown(self) -> str:
-        """Why the stage is unknown, as text; empty if it is known."""
-        if self.stage.number is not None:
-            return ""
-        if not self.was_read:
-            return self.judged_against.removeprefix("nothing: ")
-        return next(
-            (line.removeprefix(NO_STAGE) for line in self.unknown if line.startswith(NO_STAGE)),
-            "required signals are unknown",
-        )
-
-    @property
-    def stage_words(self) -> str:
-        """The stage of the KV cascade in words, where it is known. At stage 0 the cache is fine,
-        unless a cause is about it."""
-        stage = self.stage
-        if stage.number:
-            return f"KV cache: stage {stage.number} of 4, {stage.name}"
-        of_cache = any(cause.id.startswith("kv_") for cause in self.causes)
-        return f"KV cache: {'no request is evicted' if of_cache else 'fine'}"
 
     @property
     def headline(self) -> str:

@@ -10,6 +10,7 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
+from kneewatch.reports.health import stage_unknown
 
 SHOWN = 6
 
@@ -52,7 +53,7 @@ def gaps(diagnosis: Verdict, *, shown: int = SHOWN) -> list[str]:
     if not diagnosis.was_read:
         # The line about every signal repeats the error that the cause reports.
         more = [line for line in diagnosis.unknown if not line.startswith("every signal: ")]
-        return [f"everything: {diagnosis.stage_unknown}", *more]
+        return [f"everything: {stage_unknown(diagnosis)}", *more]
     reasons: dict[str, list[str]] = {}
     settings: list[str] = []
     for line in diagnosis.unknown:

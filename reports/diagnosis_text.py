@@ -33,6 +33,7 @@ from kneewatch.diagnose.verdict import (
 from kneewatch.diagnose.verdict_json import symptom_actions
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
+from kneewatch.reports.health import stage_known, stage_unknown
 from kneewatch.reports.lines import WIDTH, lasting, moment, printable, wrapped
 from kneewatch.rules.formatting import (
     as_sentence,
@@ -216,8 +217,8 @@ def stage_words(diagnosis: Verdict, now_s: float | None = None) -> str:
     now_s = diagnosis.t_s if now_s is None else now_s
     stage = diagnosis.stage
     if stage.number is None:
-        return f"KV cache: unknown, {diagnosis.stage_unknown}"
-    line = f"{diagnosis.stage_words} {lasting(stage.since_s or diagnosis.t_s, now_s)}"
+        return f"KV cache: unknown, {stage_unknown(diagnosis)}"
+    line = f"{stage_known(diagnosis)} {lasting(stage.since_s or diagnosis.t_s, now_s)}"
     if stage.forecast_s is not None:
         line += f"; KV cache full in about {span(stage.forecast_s)} at this trend"
     return line + slo_words(diagnosis)

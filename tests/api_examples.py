@@ -7,7 +7,8 @@ from typing import Any
 
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
-from kneewatch.diagnose.learned.acceptance import Deviation, EngineAcceptance
+from kneewatch.agent.stream import EngineAcceptance
+from kneewatch.diagnose.learned.acceptance import Deviation
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settings_of, state_of
 from tests.agent.fleet.prometheus_fleet import saw

@@ -22,6 +22,7 @@ from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page, linked
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import documented
 from kneewatch.reports.diagnosis_text import who
+from kneewatch.reports.health import stage_known
 from kneewatch.reports.lines import cut_after_sentence, moment
 from kneewatch.rules.wire import UnixTime, to_ms
 
@@ -298,7 +299,7 @@ def _verdict(diagnosis: Verdict | None) -> str:
     if first := diagnosis.headline:
         causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
         text += f" {first}{causes.get(first, '')}"
-    return text if diagnosis.stage.number is None else f"{text} ({diagnosis.stage_words})"
+    return text if diagnosis.stage.number is None else f"{text} ({stage_known(diagnosis)})"
 
 
 # The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,

@@ -37,11 +37,11 @@ from kneewatch.agent.api.service import Service, has_diagnosed, probe, source_pr
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import page_request, page_view
+from kneewatch.agent.stream import AcceptRequest
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.packaged import read_as
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
-from kneewatch.diagnose.learned.acceptance import AcceptRequest
 from kneewatch.diagnose.verdict_json import DocumentError
 
 if TYPE_CHECKING:

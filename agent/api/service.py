@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.health import is_late, rank_of, shown_health
 from kneewatch.rules.formatting import clock, date, failed_in_a_row, span

@@ -49,7 +49,7 @@ from kneewatch.reports.diagnosis_text import (
     text,
     who,
 )
-from kneewatch.reports.health import RANKS, counted_words, rank_of
+from kneewatch.reports.health import RANKS, counted_words, rank_of, stage_unknown
 from kneewatch.reports.lines import WIDTH, cut, moment, printable, wrapped
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.rules.cascade import NAMES
@@ -312,7 +312,7 @@ def _first_step(diagnosis: Verdict) -> list[str]:
     The line is cut to WIDTH characters. The list is empty if the engine was read and has no cause.
     """
     if not diagnosis.was_read:
-        why = diagnosis.causes[0].summary if diagnosis.causes else diagnosis.stage_unknown
+        why = diagnosis.causes[0].summary if diagnosis.causes else stage_unknown(diagnosis)
         return [cut(f"{INDENT}{why}")]
     if not diagnosis.causes:
         return []

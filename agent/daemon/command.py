@@ -44,11 +44,11 @@ from kneewatch.agent.store.database import STORE_NAME, store_path
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.page_memory import PAGES
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.rules.formatting import span
 
 if TYPE_CHECKING:

@@ -24,7 +24,14 @@ from kneewatch.agent.daemon.scraping import (
 )
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, engine_cycles
-from kneewatch.agent.stream import TargetStream, finished, no_gpus
+from kneewatch.agent.stream import (
+    AcceptRequest,
+    EngineAcceptance,
+    TargetStream,
+    accept,
+    finished,
+    no_gpus,
+)
 from kneewatch.agent.target_state import Board, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
@@ -33,9 +40,9 @@ from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.change import ENDED, TARGET_DOWN, IntervalBook, conditions_of
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
-from kneewatch.diagnose.verdict import Cause, SourceState, Verdict
+from kneewatch.diagnose.verdict import Cause, Verdict
+from kneewatch.reports.health import SourceState
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 
@@ -258,7 +265,7 @@ class TargetWatch(Job):
     def accept(self, request: AcceptRequest) -> list[EngineAcceptance]:
         """Make the present values of this target's engines the usual ones. Thread-safe."""
         with self._cycle_lock:
-            return self._stream.monitor.accept(self._wall(), request)
+            return accept(self._stream.monitor, self._wall(), request)
 
     def retire(self) -> None:
         """Stop publishing. The result of a cycle that is still running is dropped."""

@@ -32,7 +32,7 @@ from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
-from kneewatch.diagnose.verdict import SourceState
+from kneewatch.reports.health import SourceState
 from kneewatch.rules.formatting import span
 
 log = logging.getLogger(__name__)

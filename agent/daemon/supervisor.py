@@ -38,10 +38,10 @@ from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import KneewatchError
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from kneewatch.agent.fleet.queries import AnswerLog, QueryScope, SlowAnswers
-from kneewatch.agent.stream import target_monitor
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance, accept, target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.scraped_pages import (
@@ -31,7 +31,6 @@ from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Group, Key, Member, Restarted
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import HOUR_S, LONG_WINDOWS
@@ -155,7 +154,7 @@ class FleetEngines:
             accepted
             for monitor in self._monitors.values()
             if monitor.name == request.target
-            for accepted in monitor.accept(t_s, request)
+            for accepted in accept(monitor, t_s, request)
         ]
 
     def _monitor(self, members: Sequence[Member]) -> TargetMonitor:

@@ -18,13 +18,13 @@ from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_setting
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import Observed, Past
 from kneewatch.diagnose.fleet.verdict import FLEET, FleetVerdict, Watching, target_of
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.reports.health import is_late
 from kneewatch.rules.formatting import clock, date

@@ -27,7 +27,7 @@ from kneewatch.reports.diagnosis_text import (
     symptom_lines,
     who,
 )
-from kneewatch.reports.health import WORST_FIRST
+from kneewatch.reports.health import WORST_FIRST, stage_unknown
 from kneewatch.reports.lines import lasting
 from kneewatch.reports.recommendation_text import Column
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
@@ -340,7 +340,7 @@ def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
     forecast."""
     stage = diagnosis.stage
     if stage.severity is None:
-        return _fold(frame, f"KV cache: unknown, {diagnosis.stage_unknown}", "unknown")
+        return _fold(frame, f"KV cache: unknown, {stage_unknown(diagnosis)}", "unknown")
     pieces: list[Piece] = [("KV cache ", "")]
     ladder = NAMES if frame.width >= LADDER_FROM else ()
     for at, name in enumerate(ladder):

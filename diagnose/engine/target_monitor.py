@@ -18,7 +18,6 @@ from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, Se
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.judge import NewAdviser
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, EngineAcceptance
 from kneewatch.diagnose.ranking import ENGINE_DIED
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Values
 from kneewatch.diagnose.verdict import LogFailure, Server, Verdict
@@ -123,19 +122,6 @@ class TargetMonitor:
             state = replace(state, failures=0)
         for engine in self._engines.values():
             engine.canary = state
-
-    def accept(self, t_s: float, request: AcceptRequest) -> list[EngineAcceptance]:
-        """Make the present values of the requested engines the usual ones."""
-        return [
-            EngineAcceptance(
-                self.name,
-                engine.key.model,
-                engine.key.engine,
-                engine.judge.accept(t_s, "accepted", request.what, dry_run=request.dry_run),
-            )
-            for engine in self._engines.values()
-            if request.model in ("", engine.key.model) and request.engine in ("", engine.key.engine)
-        ]
 
     def set_host(self, signals: Mapping[str, float]) -> None:
         """Set the signals of the server's process on this node; used from the next page on."""

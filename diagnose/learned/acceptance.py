@@ -6,8 +6,7 @@ person accepts it, or after it has lasted for a set time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -83,29 +82,6 @@ class Acceptance(Struct, frozen=True):
             lever="Nothing, if this change was wanted. Otherwise look at what changed then: the "
             "engine is no longer compared with the old values.",
         )
-
-
-class AcceptRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person accepts: the present values of a target's engines.
-
-    `what`: families of signals, or all. Without `model` and `engine`: all engines. `dry_run`:
-    nothing changes.
-    """
-
-    target: str
-    model: str = ""
-    engine: str = ""
-    what: tuple[Literal["speed", "ttft", "itl", "prefix", "lengths", "load", "transfer"], ...] = ()
-    dry_run: bool = False
-
-
-class EngineAcceptance(Struct, frozen=True):
-    """The values of one engine that were, or would be, accepted."""
-
-    target: str
-    model: str
-    engine: str
-    deviations: Sequence[Deviation] = ()
 
 
 class LearnedState(Struct, frozen=True):

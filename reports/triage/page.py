@@ -25,7 +25,7 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     symptoms_shown,
 )
-from kneewatch.reports.health import counted
+from kneewatch.reports.health import counted, stage_known
 from kneewatch.reports.lines import moment, printable
 from kneewatch.reports.recommendation_text import (
     advised,
@@ -190,7 +190,7 @@ FILTERS: dict[str, Any] = {
     for filtered in (
         args_words, besides, changed_words, command, cost, date, doubt, gist, of_load,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
-        replaced, server_words, span, stage_words, summary_words, symptoms_shown, tick_label,
+        replaced, server_words, span, stage_known, stage_words, summary_words, symptoms_shown, tick_label,
         unbroken,
     )
 } | {"change_title": title}  # fmt: skip

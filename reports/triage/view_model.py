@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.engine.wording import spoken
-from kneewatch.diagnose.verdict import SourceState, Verdict
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import NUMBERS, clearing_words, notable, summary_words
-from kneewatch.reports.health import RANKS, is_late, shown_health
+from kneewatch.reports.health import RANKS, SourceState, is_late, shown_health, stage_unknown
 from kneewatch.rules.formatting import as_sentence, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding
@@ -207,7 +207,7 @@ class Standing(Struct, frozen=True):
 def _without_cause(diagnosis: Verdict) -> str:
     """The headline for a diagnosis that has no cause."""
     if not diagnosis.was_read:
-        return as_sentence(diagnosis.stage_unknown)
+        return as_sentence(stage_unknown(diagnosis))
     if diagnosis.health == "unknown":
         reason = (gaps(diagnosis) or ["wait for the next scrapes"])[0]
         return f"Not enough data to judge. {as_sentence(reason)}"

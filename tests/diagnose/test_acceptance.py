@@ -7,12 +7,11 @@ from functools import cache
 
 import pytest
 
-from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.stream import AcceptRequest, TargetStream, accept
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Judge
-from kneewatch.diagnose.learned.acceptance import AcceptRequest
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.incidents.rebuilt import entries
@@ -59,27 +58,27 @@ def ids(verdict: Verdict) -> set[str]:
 
 def test_what_is_accepted_becomes_usual(stream: TargetStream) -> None:
     now_s = scrapes()[0].t_s + 360.0
-    (shown,) = stream.monitor.accept(now_s, AcceptRequest(target="gpu-7", dry_run=True))
+    (shown,) = accept(stream.monitor, now_s, AcceptRequest(target="gpu-7", dry_run=True))
     speed = next(each for each in shown.deviations if each.signal == "engine_speed_ratio")
     assert (speed.usual, speed.family) == (1.0, "speed")
     assert speed.now < 0.7
     assert SLOW_FROM_S <= speed.since_s - scrapes()[0].t_s < SLOW_FROM_S + 30.0
-    assert stream.monitor.accept(now_s, AcceptRequest(target="gpu-7")) == [shown]
+    assert accept(stream.monitor, now_s, AcceptRequest(target="gpu-7")) == [shown]
     after = played(stream, 360.0)
     assert all(ids(verdict) == set() for verdict in after[20:])
     (told,) = [cause for cause in after[-1].causes if cause.id == "usual_changed"]
     assert told.severity == Severity.INFO
     assert "(accepted)" in told.summary
     assert "instead of" in told.summary
-    again = stream.monitor.accept(after[-1].t_s, AcceptRequest(target="gpu-7"))
+    again = accept(stream.monitor, after[-1].t_s, AcceptRequest(target="gpu-7"))
     assert [each.deviations for each in again] == [[]]
 
 
 def test_only_what_is_named_is_accepted(stream: TargetStream) -> None:
     now_s = scrapes()[0].t_s + 360.0
     request = AcceptRequest(target="gpu-7", what=("lengths",))
-    assert [each.deviations for each in stream.monitor.accept(now_s, request)] == [[]]
-    assert stream.monitor.accept(now_s, AcceptRequest(target="gpu-7", engine="7")) == []
+    assert [each.deviations for each in accept(stream.monitor, now_s, request)] == [[]]
+    assert accept(stream.monitor, now_s, AcceptRequest(target="gpu-7", engine="7")) == []
     assert ids(played(stream, 360.0)[-1]) == {"slow_steps"}
 
 
@@ -103,7 +102,7 @@ def test_a_restart_of_the_daemon_forgets_nothing(stream: TargetStream) -> None:
     judge_of(fresh).stored = state
     assert ids(played(fresh, 366.0)[-1]) == {"slow_steps"}
     assert ids(played(forgetful, 360.0)[-1]) == set(), "without it, the fault is what is usual"
-    assert stream.monitor.accept(now_s, AcceptRequest(target="gpu-7"))
+    assert accept(stream.monitor, now_s, AcceptRequest(target="gpu-7"))
     accepted = judge_of(stream).learned.state(now_s)
     assert accepted is not None
     later = TargetStream("gpu-7", Profile(), Limits())

@@ -21,6 +21,7 @@ from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.reader import BUCKETS_SHOWN
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
 from kneewatch.diagnose.values import NO_GPUS
+from kneewatch.reports.health import stage_unknown
 from kneewatch.rules.rule import LONG_WINDOWS, Severity
 from tests.collector.name_pages import labelled, prefixed, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids
@@ -227,8 +228,8 @@ def test_a_stage_that_cannot_be_judged_is_unknown_and_says_why(
     assert diagnosis.stage.number is None
     assert diagnosis.values["cascade_stage"] is None
     (line,) = (line for line in diagnosis.unknown if line.startswith("cascade_stage: "))
-    assert line.removeprefix("cascade_stage: ") == diagnosis.stage_unknown
-    assert "it needs" in diagnosis.stage_unknown
+    assert line.removeprefix("cascade_stage: ") == stage_unknown(diagnosis)
+    assert "it needs" in stage_unknown(diagnosis)
     assert Target().one(page(FIRST), FIRST, NEXT).stage.number is not None
 
 
@@ -236,10 +237,10 @@ def test_the_first_scrape_has_no_stage() -> None:
     target = Target()
     first = target.one(FIRST)
     assert (first.stage.number, first.health) == (None, "unknown")
-    assert "one scrape" in first.stage_unknown
+    assert "one scrape" in stage_unknown(first)
     second = target.one(NEXT)
     assert second.stage.number is not None
-    assert second.stage_unknown == ""
+    assert stage_unknown(second) == ""
 
 
 def test_evictions_that_were_seen_are_a_stage_whatever_else_is_missing() -> None:

@@ -20,6 +20,7 @@ from kneewatch.reports.diagnosis_text import (
     slo_words,
     text,
 )
+from kneewatch.reports.health import stage_known
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, diagnoses
@@ -138,7 +139,7 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
 
 def test_a_cache_that_a_cause_is_about_is_not_called_fine() -> None:
     held = changed(HEALTHY, causes=[replace(PRESSURE, id="kv_held")])
-    assert held.stage_words == "KV cache: no request is evicted"
+    assert stage_known(held) == "KV cache: no request is evicted"
 
 
 def test_a_page_that_cannot_be_read_says_why_once() -> None:

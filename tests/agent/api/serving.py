@@ -17,7 +17,8 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.verdict import SourceState, Verdict
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.health import SourceState
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK
 
 HERE = "http://127.0.0.1"

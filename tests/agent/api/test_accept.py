@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.diagnose.learned.acceptance import AcceptRequest, Deviation, EngineAcceptance
+from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
+from kneewatch.diagnose.learned.acceptance import Deviation
 from tests.agent.api.serving import asking, served, service_of, settings_of
 from tests.agent.running import Main
 

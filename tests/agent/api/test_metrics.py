@@ -15,7 +15,8 @@ from kneewatch.agent.notify.channel import NotifierStats
 from kneewatch.agent.store.records import StoreStats
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
-from kneewatch.diagnose.verdict import SourceState, Verdict
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.health import SourceState
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import (

@@ -10,7 +10,7 @@ import pytest
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.watch import FleetWatch
-from kneewatch.diagnose.verdict import SourceState
+from kneewatch.reports.health import SourceState
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.agent.fleet.prometheus_fleet import saw
 from tests.diagnose.fleet.example_fleets import fleet, verdict

@@ -19,7 +19,7 @@ from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.values import GpuReading
-from kneewatch.diagnose.verdict import SourceState
+from kneewatch.reports.health import SourceState
 from tests.agent.daemon.factories import Kept, settings, target, watch
 from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url

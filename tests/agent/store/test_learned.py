@@ -10,10 +10,9 @@ import pytest
 from kneewatch.agent.daemon.baselines import LearnedStates
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.writer import LEARNED_KEPT_S, Store
-from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.stream import AcceptRequest, TargetStream, accept
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.diagnose.learned.acceptance import AcceptRequest
 from tests.agent.store.factories import KEEP_ALL, START_S, cycle, diagnosis, settle
 from tests.diagnose.test_acceptance import judge_of, played, scrapes, stream
 from tests.waiting import PATIENCE_S
@@ -40,7 +39,7 @@ def test_a_later_daemon_goes_on_with_it(tmp_path: Path, stream: TargetStream) ->
         first.exchange("gpu-7", engine, now_s)
         put(store, 0)
         before = reader.learned("gpu-7", engine.key)
-        assert stream.monitor.accept(now_s, AcceptRequest(target="gpu-7"))[0].deviations
+        assert accept(stream.monitor, now_s, AcceptRequest(target="gpu-7"))[0].deviations
         first.exchange("gpu-7", engine, now_s)
         put(store, 1)
         assert None is not before != reader.learned("gpu-7", engine.key)

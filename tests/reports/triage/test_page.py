@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.diagnose.verdict import Evidence, SourceState, Verdict
+from kneewatch.diagnose.verdict import Evidence, Verdict
+from kneewatch.reports.health import SourceState
 from kneewatch.reports.triage.causes import value_words
 from kneewatch.reports.triage.page import ASSETS, asset, render, unbroken
 from kneewatch.reports.triage.view_model import (

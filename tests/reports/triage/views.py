@@ -10,7 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from kneewatch.diagnose.change import Interval
-from kneewatch.diagnose.verdict import SourceState, Verdict
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.health import SourceState
 from kneewatch.reports.triage.view_model import (
     EngineView,
     TargetView,
