@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kneewatch.diagnose.lengths import Point, StatedWorkload
+from kneewatch.diagnose.lengths import StatedPoint, StatedWorkload
 from kneewatch.rules.facts import Targets
 
 FAR_BELOW = 0.75
@@ -81,7 +81,7 @@ class Degree(Struct, frozen=True):
         return self.point.output_tokens_per_s / self.point.requests_per_s
 
 
-class Comparison(Struct, frozen=True):
+class DegreeComparison(Struct, frozen=True):
     """A tensor-parallel degree, `wide`, compared with the best smaller one, `narrow`.
 
     `share_ratio` is throughput per GPU of `wide` divided by that of `narrow`. It may be as high as
@@ -129,11 +129,11 @@ class StatedServer(Struct, frozen=True, kw_only=True):
         return None
 
     @property
-    def points(self) -> Mapping[str, tuple[Point, ...]]:
+    def points(self) -> Mapping[str, tuple[StatedPoint, ...]]:
         """The stated request lengths of the server, by side."""
         return {} if self.workload is None else self.workload.lengths(None, None)
 
-    def split(self, targets: Targets) -> Comparison | None:
+    def split(self, targets: Targets) -> DegreeComparison | None:
         """The tensor-parallel degree compared with smaller ones; None without sweeps."""
         return None
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.capacity import Comparison, StatedServer
+from kneewatch.diagnose.capacity import DegreeComparison, StatedServer
 from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
@@ -71,7 +71,7 @@ class Profile(Struct, frozen=True, dict=True):
         return tuple(signal.key for signal in self.signals if signal.core)
 
     @cached_property
-    def split(self) -> Comparison | None:
+    def split(self) -> DegreeComparison | None:
         """The stated tensor-parallel degree, compared using the stated sweeps; None without
         sweeps."""
         return self.stated.split(self.targets)

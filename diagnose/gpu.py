@@ -16,7 +16,7 @@ from kneewatch.collector.names.dcgm_fields import (
     field_table,
 )
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot
+from kneewatch.collector.names.vllm_resolver import EngineBinding, ValueSlot
 from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
@@ -376,8 +376,8 @@ def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSl
     A field of a whole board has one column, although the page repeats it for each MIG instance.
     """
     slots: list[GpuSlot] = []
-    gauges: dict[str, tuple[Slot, ...]] = {}
-    counters: dict[str, tuple[Slot, ...]] = {}
+    gauges: dict[str, tuple[ValueSlot, ...]] = {}
+    counters: dict[str, tuple[ValueSlot, ...]] = {}
     fields = field_table().fields
     for gpu in gpus:
         key = gpu.key
@@ -389,7 +389,7 @@ def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSl
                 labels = (("gpu", board), ("mig", mig), *place.labels)
                 slots_by_name[name] = (
                     *slots_by_name.get(name, ()),
-                    Slot(len(slots), tuple(sorted(labels))),
+                    ValueSlot(len(slots), tuple(sorted(labels))),
                 )
                 slots.append(place)
     binding = EngineBinding(EngineKey("", "gpus"), gauges, counters, {}, {}, (), frozenset())

@@ -53,7 +53,7 @@ ALIKE = 10.0
 request."""
 
 
-class Point(Struct, frozen=True):
+class StatedPoint(Struct, frozen=True):
     """A stated point of a distribution.
 
     At most the share `ratio` of observations is below `least`, and at most the rest is above
@@ -77,7 +77,7 @@ class Departure(Struct, frozen=True):
     """
 
     shift_ratio: float
-    point: Point
+    point: StatedPoint
     edge: float
     seen_ratio: float
     chance_ratio: float
@@ -99,13 +99,13 @@ class Departure(Struct, frozen=True):
         return abs(self.shift_ratio) > self.least_ratio
 
 
-class Part(Struct, frozen=True):
+class ProfilePart(Struct, frozen=True):
     """A profile's length percentiles for the requests of one launch."""
 
     name: str
     model: str
     gpus: tuple[str, ...]
-    lengths: Mapping[str, tuple[Point, ...]]
+    lengths: Mapping[str, tuple[StatedPoint, ...]]
 
 
 class StatedWorkload(Struct, frozen=True):
@@ -117,11 +117,11 @@ class StatedWorkload(Struct, frozen=True):
     """
 
     origin: str
-    parts: tuple[Part, ...]
+    parts: tuple[ProfilePart, ...]
     peak_requests_per_s: float | None
     grown: bool = False
 
-    def lengths(self, model: str | None, gpu: str | None) -> Mapping[str, tuple[Point, ...]]:
+    def lengths(self, model: str | None, gpu: str | None) -> Mapping[str, tuple[StatedPoint, ...]]:
         """The stated lengths for a model and a GPU (None: unknown).
 
         If several parts match, only the lengths that all of them state. If the profile has one
@@ -137,7 +137,7 @@ class StatedWorkload(Struct, frozen=True):
         }
 
 
-def _may(part: Part, model: str | None, gpu: str | None) -> bool:
+def _may(part: ProfilePart, model: str | None, gpu: str | None) -> bool:
     return model in (None, part.model) and (gpu is None or gpu in part.gpus)
 
 

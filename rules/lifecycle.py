@@ -243,7 +243,7 @@ SAMPLES_KEPT = 10
 """Number of samples kept, one per half window."""
 
 
-class Sample(Struct, frozen=True):
+class WorkSample(Struct, frozen=True):
     """Tokens/s, requests in flight and GPU activity (None: unknown) over one window."""
 
     t_s: float
@@ -258,7 +258,7 @@ class UsefulWork:
 
     def __init__(self, *, window_s: float) -> None:
         self._window_s = window_s
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self._samples: deque[WorkSample] = deque(maxlen=SAMPLES_KEPT)
         self._fallen_since_s: float | None = None
 
     def forget(self) -> None:
@@ -275,7 +275,7 @@ class UsefulWork:
         if tokens_per_s is None:
             return None
         in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
-        now = Sample(now_s, tokens_per_s, in_flight, values.get("gpu_engine_active_ratio"))
+        now = WorkSample(now_s, tokens_per_s, in_flight, values.get("gpu_engine_active_ratio"))
         reason = self._reason(now)
         if reason is None:
             self._fallen_since_s = None
@@ -289,7 +289,7 @@ class UsefulWork:
         since_s = self._fallen_since_s
         return reason if since_s is not None and now_s - since_s >= self._window_s / 2 else None
 
-    def _reason(self, now: Sample) -> str | None:
+    def _reason(self, now: WorkSample) -> str | None:
         then = [
             sample
             for sample in self._samples

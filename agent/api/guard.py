@@ -56,7 +56,7 @@ NETWORK_BITS = 64
 """All IPv6 addresses of a /64 network share a bucket, because one client can use all of them."""
 
 
-class Buckets(Struct):
+class RateBuckets(Struct):
     """A token bucket for each address. A bucket holds the requests of one second and fills at
     `per_s`.
 
@@ -148,7 +148,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings, access: Auth) -> None:
         self.app, self._hosts, self._access = app, known_hosts(settings), access
-        self._buckets = Buckets(settings["http.requests_per_s"])
+        self._buckets = RateBuckets(settings["http.requests_per_s"])
         self._body_bytes: int = settings["http.body_bytes"]
         self._behind_proxy: bool = settings["http.behind_proxy"]
 

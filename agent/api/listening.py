@@ -27,7 +27,7 @@ MOST_PORT = 65535
 LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 
 
-class Address(Struct, frozen=True):
+class ListenAddress(Struct, frozen=True):
     """An address to listen on. `host` is the configured name, `ip` the address to which it
     resolved."""
 
@@ -70,7 +70,7 @@ def stated_address(settings: Settings) -> tuple[str, int]:
     return match["six"] or match["host"], int(match["port"])
 
 
-def address_of(settings: Settings) -> Address:
+def address_of(settings: Settings) -> ListenAddress:
     """The address to listen on.
 
     Raises:
@@ -78,14 +78,14 @@ def address_of(settings: Settings) -> Address:
     """
     host, port = stated_address(settings)
     if host in WILDCARDS:
-        return Address(host, ANY, port)
+        return ListenAddress(host, ANY, port)
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
         listen, origin = str(settings["listen"]).strip(), settings.origin("listen")
         raise SettingsError(f"{origin}: listen = {listen!r}: {host} cannot be resolved") from exc
     rows.sort(key=lambda row: row[0] != socket.AF_INET)
-    return Address(host, str(rows[0][4][0]).partition("%")[0], port)
+    return ListenAddress(host, str(rows[0][4][0]).partition("%")[0], port)
 
 
 def check_http(settings: Settings) -> None:
@@ -111,10 +111,10 @@ def _check_listen(settings: Settings) -> None:
         ipaddress.ip_address(ip)
     except ValueError:
         return  # a name
-    check_protected(settings, Address(host, ip, port))
+    check_protected(settings, ListenAddress(host, ip, port))
 
 
-def check_protected(settings: Settings, address: Address) -> None:
+def check_protected(settings: Settings, address: ListenAddress) -> None:
     """Refuse an address that everybody can use.
 
     Raises:

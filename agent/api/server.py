@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from kneewatch.agent.api.guard import HEADERS_BYTES
-from kneewatch.agent.api.listening import Address, ServerTls, address_of, check_protected
+from kneewatch.agent.api.listening import ListenAddress, ServerTls, address_of, check_protected
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 
@@ -243,7 +243,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, settings: Settings, bounds: Bounds | None = None) -> None:
         self._app, self._settings = app, settings
         self._bounds = bounds or Bounds()
-        self._address: Address | None = None
+        self._address: ListenAddress | None = None
         self._socket: socket.socket | None = None
         self._tls: ServerTls | None = None
         self._server: _Server | None = None
@@ -275,7 +275,7 @@ class HttpServer:
                 f"{exc.strerror or exc}{IN_USE if exc.errno == errno.EADDRINUSE else ''}"
             ) from exc
         self._socket = listening
-        self._address = Address(address.host, address.ip, listening.getsockname()[1])
+        self._address = ListenAddress(address.host, address.ip, listening.getsockname()[1])
 
     @property
     def url(self) -> str:

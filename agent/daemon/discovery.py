@@ -43,7 +43,7 @@ PATH_ANNOTATION = "prometheus.io/path"
 FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 
-class Server(Struct, frozen=True):
+class ListedPod(Struct, frozen=True):
     """A pod that serves a model: its name, its target labels, the URL of its page, and the facts
     of its spec.
 
@@ -74,7 +74,7 @@ class PodTargets(Job):
         self._node: str | None = settings["kubernetes.node"]
         self._port: str = settings["kubernetes.port"]
         self._api = connect()
-        self._servers: dict[str, tuple[Server, ...]] = {}
+        self._servers: dict[str, tuple[ListedPod, ...]] = {}
         self._errors: dict[str, str] = {}
         self._without_port: frozenset[str] = frozenset()
 
@@ -85,7 +85,7 @@ class PodTargets(Job):
             self._read(namespace)
         return None
 
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[ListedPod, ...]:
         """The serving pods, sorted by namespace. Thread-safe."""
         by_namespace = dict(self._servers)
         return tuple(server for name in self._namespaces for server in by_namespace.get(name, ()))
@@ -107,7 +107,7 @@ class PodTargets(Job):
             log.info("pods: can be listed again namespace=%s", namespace)
         self._servers[namespace] = tuple(self._serving(namespace, pods))
 
-    def _serving(self, namespace: str, pods: Iterable[Pod]) -> Iterator[Server]:
+    def _serving(self, namespace: str, pods: Iterable[Pod]) -> Iterator[ListedPod]:
         for pod in pods:
             if not is_serving(pod):
                 continue
@@ -124,10 +124,10 @@ class PodTargets(Job):
             if node := pod["spec"].get("nodeName"):
                 labels["node"] = str(node)
             url = f"http://{host}:{port}{page_path(pod)}"
-            yield Server(name, labels, url, pod_reading(pod, port, 0.0))
+            yield ListedPod(name, labels, url, pod_reading(pod, port, 0.0))
 
 
-def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]:
+def pod_specs(servers: Iterable[ListedPod], settings: Settings) -> list[TargetSpec]:
     """The targets of these pods, named NAMESPACE/POD. The name does not contain the address, so a
     pod whose address changes continues its history.
 
@@ -440,7 +440,7 @@ class Discovery:
             self.pods = before.pods
         elif settings["kubernetes.pods"]:
             self.pods = PodTargets(settings)
-        self._servers: tuple[Server, ...] = ()
+        self._servers: tuple[ListedPod, ...] = ()
         self._pod_specs: list[TargetSpec] = []
         self._refresh_pods()
 

@@ -75,7 +75,7 @@ def phase_ratio(name: str, phases: int) -> float:
     return zlib.crc32(name.encode()) % phases / phases
 
 
-class Grid(Struct, frozen=True):
+class RunTimes(Struct, frozen=True):
     """The times every interval at a fixed phase; missed ones are skipped."""
 
     interval_s: float
@@ -88,7 +88,7 @@ class Grid(Struct, frozen=True):
         return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
 
 
-def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
+def first_run_s(grid: RunTimes, now_s: float, first_in_s: float | None) -> float:
     """The time of a job's first run, in Unix seconds. It is the next time at the job's phase, or
     `first_in_s` seconds from now if that is at least a second sooner.
 

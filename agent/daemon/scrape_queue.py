@@ -28,8 +28,8 @@ from msgspec import Struct
 
 from kneewatch.agent.daemon.periodic_jobs import (
     OWN_CLOCK,
-    Grid,
     Job,
+    RunTimes,
     Steps,
     first_run_s,
     phase_ratio,
@@ -60,7 +60,7 @@ APART_RATIO = 1 / 4
 stands still, or is set back again and again, is always at the same point of the grid."""
 
 
-class Entry(Struct, eq=False):
+class QueuedJob(Struct, eq=False):
     """A job in the queue. All its times are monotonic.
 
     `due_s` is the time of its next run. It is None while the job runs, and after the job was
@@ -73,7 +73,7 @@ class Entry(Struct, eq=False):
 
     name: str
     job: Job
-    grid: Grid
+    grid: RunTimes
     due_s: float | None = None
     began_s: float = 0.0
     first_s: float | None = None
@@ -105,14 +105,14 @@ class DueQueue:
         self._due, self._spare = Condition(self._lock), Condition(self._lock)
         self._watch = Condition(self._lock)
         self._grace_s = GRACE_S[1]
-        self._entries: dict[str, Entry] = {}
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._entries: dict[str, QueuedJob] = {}
+        self._heap: list[tuple[float, int, QueuedJob]] = []
         self._number = itertools.count()
-        self._running: dict[Entry, float] = {}
+        self._running: dict[QueuedJob, float] = {}
         """The entries whose step may wait, with the monotonic time at which each step started."""
-        self._ready: list[Entry] = []
+        self._ready: list[QueuedJob] = []
         """The entries whose next step only needs the CPU, without the heavy ones."""
-        self._heavy: list[Entry] = []
+        self._heavy: list[QueuedJob] = []
         """The heavy entries whose next step only needs the CPU."""
         self._ready_s = 0.0
         """The monotonic time from which the first of them has waited."""
@@ -148,12 +148,12 @@ class DueQueue:
         The job gets one of `phases` different phases. `first_run_s` computes the time of its first
         run.
         """
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
+        grid = RunTimes(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         wall_s = self._wall()
         first_s = time.monotonic() + first_run_s(grid, wall_s, first_in_s) - wall_s
         with self._lock:
             self._grace_s = min(self._grace_s, max(GRACE_S[0], GRACE_RATIO * interval_s))
-            entry = self._entries.setdefault(name, Entry(name, job, grid))
+            entry = self._entries.setdefault(name, QueuedJob(name, job, grid))
             entry.job, entry.grid = job, grid
             if entry.steps is not None:
                 entry.first_s = first_s
@@ -172,7 +172,7 @@ class DueQueue:
     @contextmanager
     def computing(self) -> Generator[None]:
         """A context that jobs enter around work that only needs the CPU."""
-        entry: Entry | None = getattr(self._own, "entry", None)
+        entry: QueuedJob | None = getattr(self._own, "entry", None)
         if entry is None:
             yield
             return
@@ -198,7 +198,7 @@ class DueQueue:
 
     # ---- under the lock
 
-    def _push(self, entry: Entry, due_s: float) -> None:
+    def _push(self, entry: QueuedJob, due_s: float) -> None:
         before_s = self._next_s()
         entry.due_s = due_s
         heapq.heappush(self._heap, (due_s, next(self._number), entry))
@@ -219,7 +219,7 @@ class DueQueue:
             return next_s
         return self._ready_s if next_s is None else min(self._ready_s, next_s)
 
-    def _hangs(self, entry: Entry) -> bool:
+    def _hangs(self, entry: QueuedJob) -> bool:
         """Whether the step of a running entry waits for a slow server."""
         return not entry.computes and self._running[entry] < time.monotonic() - self._grace_s
 
@@ -267,7 +267,7 @@ class DueQueue:
                     self._computing -= 1
                     self._is_heavy = self._is_heavy and not is_heavy
 
-    def _take(self) -> list[Entry]:
+    def _take(self) -> list[QueuedJob]:
         """Wait for the next due job, or the jobs to compute, and return them. Returns none when
         this thread is no longer needed."""
         with self._lock:
@@ -294,7 +294,7 @@ class DueQueue:
                 self._is_waited_for = False
         return []
 
-    def _started(self, entry: Entry) -> Entry:
+    def _started(self, entry: QueuedJob) -> QueuedJob:
         entry.due_s = None
         if not self._is_waited_for and any(map(self._hangs, self._running)):
             self._add_thread()
@@ -315,7 +315,7 @@ class DueQueue:
         self._wanted -= 1
         return True
 
-    def _goes_on(self, entry: Entry, *, together: bool) -> bool:
+    def _goes_on(self, entry: QueuedJob, *, together: bool) -> bool:
         """Run the next step of an entry. Returns whether one follows that is computed `together`
         with those of other entries."""
         assert entry.steps is not None
@@ -349,7 +349,7 @@ class DueQueue:
                 self._push(entry, time.monotonic())
         return False
 
-    def _after_s(self, entry: Entry, after_s: float | None) -> float:
+    def _after_s(self, entry: QueuedJob, after_s: float | None) -> float:
         """Time of an entry's next run, after its job has run. `after_s` is what the job
         returned."""
         first_s, entry.first_s = entry.first_s, None
@@ -362,7 +362,7 @@ class DueQueue:
         due_s = now_s + entry.grid.after_s(wall_s) - wall_s
         return due_s if due_s - entry.began_s > APART_RATIO * interval_s else due_s + interval_s
 
-    def _steps(self, entry: Entry) -> Steps:
+    def _steps(self, entry: QueuedJob) -> Steps:
         """One run of an entry's job; a job that crashes says when it runs again."""
         job = entry.job
         try:

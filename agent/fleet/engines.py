@@ -30,7 +30,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.reader import decides
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.fleet.inventory import Group, Key, Member, Restarted
+from kneewatch.diagnose.fleet.inventory import Group, Key, Member, RestartedReplica
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import HOUR_S, LONG_WINDOWS
@@ -125,14 +125,14 @@ class FleetEngines:
                         judge()
         return {member.key: engine for member, engine in self._found(members)}
 
-    def restarted(self, members: Sequence[Member], at_s: float) -> list[Restarted]:
+    def restarted(self, members: Sequence[Member], at_s: float) -> list[RestartedReplica]:
         """Those of the members whose process was replaced within an hour."""
-        by_name: dict[tuple[str, str], Restarted] = {}
+        by_name: dict[tuple[str, str], RestartedReplica] = {}
         for member, engine in self._found(members):
             recent = [each for each in engine.judge.restarts if at_s - each.t_s <= HOUR_S]
             if recent:
                 name = member.replica, member.pool
-                by_name[name] = Restarted(*name, recent)
+                by_name[name] = RestartedReplica(*name, recent)
         return list(by_name.values())
 
     def _found(self, members: Sequence[Member]) -> Iterator[tuple[Member, EngineMonitor]]:

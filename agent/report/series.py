@@ -17,7 +17,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     POINTS_KEPT,
-    Point,
+    LoadPoint,
     point_of,
     step_of,
 )
@@ -114,7 +114,7 @@ def peak(signals: Signals, *, window_s: float) -> tuple[float | None, float | No
     return float(np.quantile(load[present], 0.99)), float(signals.times[rows][highest])
 
 
-def points(signals: Signals, *, window_s: float) -> list[Point]:
+def points(signals: Signals, *, window_s: float) -> list[LoadPoint]:
     """Windows that show latency under load: for each concurrency at most POINTS_KEPT of them,
     evenly spaced."""
     rows = _last_of_each_window(signals, window_s)
@@ -147,7 +147,7 @@ def _load(signals: Signals) -> Floats:
     return signals.values["running_avg"] + np.nan_to_num(signals.values["waiting_avg"])
 
 
-def _point(signals: Signals, row: int, window_s: float) -> Point | None:
+def _point(signals: Signals, row: int, window_s: float) -> LoadPoint | None:
     values = {
         key: None if np.isnan(value := signals.values[key][row]) else float(value)
         for key in POINT_SIGNALS

@@ -31,15 +31,15 @@ from kneewatch.agent.watch.feeds import (
     PATH,
     Feed,
     FeedThreads,
-    Pace,
+    Playback,
     daemon_feed,
     gpu_feed,
     recording_feed,
     server_feed,
 )
 from kneewatch.agent.watch.glyphs import PLAIN_TONES, TONES, Glyphs, Line, glyphs_for, toned
-from kneewatch.agent.watch.rendering import HELP, Frame, details
-from kneewatch.agent.watch.state import EngineKey, Kind, Row, ScreenState, Trail
+from kneewatch.agent.watch.rendering import HELP, Screen, details
+from kneewatch.agent.watch.state import Kind, RowKey, ScreenRow, ScreenState, Trail
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.address import metrics_url
@@ -95,7 +95,7 @@ class Pane(VerticalScroll):
     ]
 
 
-class Targets(Pane):
+class EngineList(Pane):
     """The list of engines; keys select one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -157,7 +157,7 @@ class View(App[None]):
     def __init__(
         self,
         screen: ScreenState,
-        pace: Pace,
+        pace: Playback,
         *,
         where: str,
         glyphs: Glyphs,
@@ -170,16 +170,16 @@ class View(App[None]):
         self._screen_state, self._pace, self._where, self._over = screen, pace, where, over
         self.bug: Exception | None = None
         self._glyphs, self._docs_url = glyphs, docs_url
-        self._rows: list[Row] = []
+        self._rows: list[ScreenRow] = []
         self._notes: list[str] = []
-        self._chosen: EngineKey | None = None
-        self._shown: EngineKey | None = None
+        self._chosen: RowKey | None = None
+        self._shown: RowKey | None = None
         self._zoomed, self._top = False, 0
-        self._held: dict[EngineKey, Trail] | None = None
+        self._held: dict[RowKey, Trail] | None = None
         tones = TONES if colour else PLAIN_TONES
         names = ("header", "notes", "heads", "rows", "rule", "details", "keys")
         self._lines = {name: Lines(tones, name) for name in names}
-        self._targets, self._pane = Targets(id="targets"), Pane(id="pane")
+        self._targets, self._pane = EngineList(id="targets"), Pane(id="pane")
         self._body, self._left = Container(id="body"), Vertical(id="left")
 
     def compose(self) -> ComposeResult:
@@ -251,7 +251,7 @@ class View(App[None]):
         self._draw_details(row)
         self.call_after_refresh(self._draw_rule)
 
-    def _selected(self) -> Row | None:
+    def _selected(self) -> ScreenRow | None:
         chosen = [row for row in self._rows if row.key == self._chosen]
         return next(iter(chosen or self._rows), None)
 
@@ -267,7 +267,7 @@ class View(App[None]):
         rows = max(LIST_LEAST, self.size.height // LIST_SHARE)
         self._left.styles.height = "100%" if wide else min(len(self._rows) + 1, rows)
 
-    def _draw_list(self, selected: Row | None) -> None:
+    def _draw_list(self, selected: ScreenRow | None) -> None:
         width = LIST_WIDE if self.size.width >= WIDE else self.size.width
         at = self._rows.index(selected) if selected else 0
         visible = max(1, self._targets.size.height)
@@ -284,7 +284,7 @@ class View(App[None]):
             ]
         )
 
-    def _draw_details(self, row: Row | None) -> None:
+    def _draw_details(self, row: ScreenRow | None) -> None:
         if row is None:
             self._lines["details"].put([])
             return
@@ -292,7 +292,7 @@ class View(App[None]):
         beside = self._left.display and self.size.width >= WIDE
         width = self.size.width - (LIST_WIDE + 2 if beside else 0)
         trail = self._screen_state.trail(row.key) if self._held is None else self._held[row.key]
-        frame = Frame(width, rows, self._glyphs, self._docs_url)
+        frame = Screen(width, rows, self._glyphs, self._docs_url)
         self._lines["details"].put(details(row, trail, frame))
         if row.key != self._shown:
             self._shown = row.key
@@ -353,7 +353,7 @@ class View(App[None]):
         self.push_screen(Help())
 
 
-def _title(row: Row | None) -> str:
+def _title(row: ScreenRow | None) -> str:
     if row is None:
         return "no data yet"
     return who(row.diagnosis) if row.diagnosis else row.name
@@ -390,7 +390,7 @@ def run(
         feeds, where = [daemon], f"daemon {daemon.name}"
         docs_url = docs_url or f"{daemon.name.removesuffix(PATH)}{OWN_DOCS}"
     check_terminal()
-    return show(feeds, Pace(speed), where=where, docs_url=docs_url)
+    return show(feeds, Playback(speed), where=where, docs_url=docs_url)
 
 
 def check_terminal() -> None:
@@ -456,7 +456,7 @@ def recording_feeds(captures: Sequence[str], settings: Settings) -> list[Feed]:
     ]
 
 
-def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -> int:
+def show(feeds: Sequence[Feed], pace: Playback, *, where: str, docs_url: str = "") -> int:
     """Show the diagnoses of the feeds until the user quits. Returns the exit status."""
     state = ScreenState()
     threads = FeedThreads(feeds, state, pace)
@@ -485,7 +485,7 @@ def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -
     return exit_status(state.rows())
 
 
-def exit_status(rows: Iterable[Row]) -> int:
+def exit_status(rows: Iterable[ScreenRow]) -> int:
     """The exit status for the last state. An engine whose state is unknown counts as no data, never
     as ok."""
     diagnoses = [row.diagnosis for row in rows if row.diagnosis is not None]

@@ -32,7 +32,7 @@ GAP_MAX_S = 60.0
 this."""
 
 
-class Pace:
+class Playback:
     """Playing speed, pause and stop. The feeds and the screen share it. Thread-safe."""
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -109,7 +109,7 @@ class Feed(Struct, frozen=True):
     name: str
     kind: Kind
     interval_s: float
-    run: Callable[[ScreenState, Pace], None]
+    run: Callable[[ScreenState, Playback], None]
 
 
 def server_feed(
@@ -117,7 +117,7 @@ def server_feed(
 ) -> Feed:
     """The feed of a live server that is scraped at each interval, first after `offset_s`."""
 
-    def run(screen: ScreenState, pace: Pace) -> None:
+    def run(screen: ScreenState, pace: Playback) -> None:
         with closing(fetcher):
             for _ in pace.ticks(interval_s, offset_s):
                 if diagnoses := stream.scrape(fetcher):
@@ -129,7 +129,7 @@ def server_feed(
 def recording_feed(name: str, stream: TargetStream, reader: CaptureReader) -> Feed:
     """The feed of a capture, played at the speed at which it was recorded."""
 
-    def run(screen: ScreenState, pace: Pace) -> None:
+    def run(screen: ScreenState, pace: Playback) -> None:
         last_s: float | None = None
         try:
             for entry in reader:
@@ -150,7 +150,7 @@ def gpu_feed(stream: GpuStream) -> Feed:
     """The feed of the page with the servers' GPUs. It has no row on the screen: the servers'
     streams read it."""
 
-    def run(_screen: ScreenState, pace: Pace) -> None:
+    def run(_screen: ScreenState, pace: Playback) -> None:
         with closing(stream):
             for _ in pace.ticks(GPU_INTERVAL_S):
                 stream.scrape()
@@ -184,7 +184,7 @@ HINTS = {
 """Hints by kind of error, for errors of the daemon. The usual hints are about scraping vLLM."""
 
 
-class Triage(Struct, frozen=True):
+class TriageDocument(Struct, frozen=True):
     """The document `kneewatch.triage/1`; its verdicts are not decoded yet."""
 
     schema: Literal["kneewatch.triage/1"]
@@ -210,10 +210,10 @@ class Triage(Struct, frozen=True):
         return verdicts, problem
 
 
-TRIAGE = decoder(Triage)
+TRIAGE = decoder(TriageDocument)
 
 
-def read_triage(body: bytes) -> Triage:
+def read_triage(body: bytes) -> TriageDocument:
     """Decode a triage document.
 
     Raises:
@@ -245,7 +245,7 @@ def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> Feed:
     fetcher = Fetcher(endpoint.full_url(), access(settings, token_file))
     interval_s: float = settings["interval_s"]
 
-    def run(screen: ScreenState, pace: Pace) -> None:
+    def run(screen: ScreenState, pace: Playback) -> None:
         with closing(fetcher):
             for _ in pace.ticks(interval_s):
                 _poll(endpoint.url, fetcher, screen)
@@ -290,7 +290,7 @@ class FeedThreads:
     """Runs each feed in a thread. `bug` is the unexpected exception that one of them raised; None
     if there was none."""
 
-    def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Pace) -> None:
+    def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Playback) -> None:
         self.bug: BaseException | None = None
         self._screen, self._pace = screen, pace
         for feed in feeds:

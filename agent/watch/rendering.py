@@ -12,7 +12,7 @@ from math import ceil
 from msgspec import Struct
 
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
-from kneewatch.agent.watch.state import Kind, Row, Trail
+from kneewatch.agent.watch.state import Kind, ScreenRow, Trail
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.reports import recommendation_text as advice
@@ -76,7 +76,7 @@ Exit status by the last state: 0 ok, 1 warning or critical, 2 no data.
 
 
 def header(
-    rows: Sequence[Row], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
+    rows: Sequence[ScreenRow], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
 ) -> Line:
     """The header: the number of engines in each state, the source of the data, and the time."""
     health = Counter(row.health for row in rows)
@@ -99,7 +99,7 @@ def heads(width: int, *, first: int, last: int, count: int) -> Line:
     return ((" ".join(parts), "faint"),)
 
 
-def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
+def line_of(row: ScreenRow, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
     """An engine's line in the list."""
     diagnosis = row.diagnosis
     stage = diagnosis.stage if diagnosis else UNKNOWN_STAGE
@@ -124,7 +124,7 @@ def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
     )
 
 
-def _first(row: Row) -> str:
+def _first(row: ScreenRow) -> str:
     """The first cause of an engine, or the reason why there is none."""
     if row.stale:
         return f"no data for {span(row.quiet_s)}"
@@ -183,7 +183,7 @@ ROOM = 1.25
 it."""
 
 
-class Span(Struct, frozen=True):
+class ChartSpan(Struct, frozen=True):
     """The time that charts show: `columns` columns of `cell_s` seconds each, ending at `end_s`."""
 
     columns: int
@@ -196,22 +196,24 @@ class Span(Struct, frozen=True):
         return self.columns * self.cell_s
 
 
-def chart_span(times_s: Sequence[float], columns: int) -> Span:
+def chart_span(times_s: Sequence[float], columns: int) -> ChartSpan:
     """The span that shows the whole history, with the shortest possible columns.
 
     A column is longer than the scrape interval, so that no column is empty by chance.
     """
     if not times_s:
-        return Span(columns, CELL_LADDER_S[0], 0.0)
+        return ChartSpan(columns, CELL_LADDER_S[0], 0.0)
     length_s, end_s = times_s[-1] - times_s[0], times_s[-1]
     apart_s = sorted(b - a for a, b in pairwise(times_s[-RECENT:]))
     usual_s = apart_s[len(apart_s) // 2] if apart_s else 0.0
     least_s = max(SCRAPES_IN_CELL * usual_s, length_s / columns)
     cell_s = next((cell for cell in CELL_LADDER_S if cell >= least_s), CELL_LADDER_S[-1])
-    return Span(columns, cell_s, end_s)
+    return ChartSpan(columns, cell_s, end_s)
 
 
-def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> list[float | None]:
+def cells_of(
+    times_s: Sequence[float], values: Sequence[float], over: ChartSpan
+) -> list[float | None]:
     """The largest value in each column; None if the column has no value. Shape: (columns,).
 
     Columns begin at multiples of their length, so that a value stays in the same column as time
@@ -281,7 +283,7 @@ CHART_NUMBERS: tuple[Column, ...] = (
 )
 
 
-class Frame(Struct, frozen=True):
+class Screen(Struct, frozen=True):
     """The size of the screen, the characters to draw with, and the address of the pages about
     causes."""
 
@@ -295,7 +297,7 @@ _ChartSpec = tuple[str, str, Callable[[float], str], float | None, float]
 """A chart: its signal, title, format, bound and the least value at its top."""
 
 
-def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
+def details(row: ScreenRow, trail: Trail, frame: Screen) -> list[Line]:
     """The lines about one engine, the most urgent first."""
     diagnosis = row.diagnosis
     lines = _head(row, frame)
@@ -309,11 +311,13 @@ def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
     return lines + _rest(diagnosis, frame)
 
 
-def _fold(frame: Frame, text: str, tone: str = "", *, indent: int = 0, more: int = 2) -> list[Line]:
+def _fold(
+    frame: Screen, text: str, tone: str = "", *, indent: int = 0, more: int = 2
+) -> list[Line]:
     return toned(frame.glyphs.folded(text, frame.width, indent=indent, more=more), tone)
 
 
-def _head(row: Row, frame: Frame) -> list[Line]:
+def _head(row: ScreenRow, frame: Screen) -> list[Line]:
     glyphs, diagnosis = frame.glyphs, row.diagnosis
     verdict: Line = ((row.health.upper(), row.health),)
     if diagnosis is None:
@@ -335,7 +339,7 @@ def _head(row: Row, frame: Frame) -> list[Line]:
     return lines
 
 
-def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
+def _stage(diagnosis: Verdict, over: ChartSpan, frame: Screen) -> list[Line]:
     """The stages of the cascade with the present one marked, followed by its duration and the
     forecast."""
     stage = diagnosis.stage
@@ -356,7 +360,7 @@ def _stage(diagnosis: Verdict, over: Span, frame: Frame) -> list[Line]:
     return [tuple(pieces), spread(((stage_text, ""),), charted, frame.width)]
 
 
-def _charts(diagnosis: Verdict, trail: Trail, over: Span, frame: Frame) -> list[Line]:
+def _charts(diagnosis: Verdict, trail: Trail, over: ChartSpan, frame: Screen) -> list[Line]:
     drawn = [_drawn(spec, diagnosis, trail, over, frame) for spec in _chart_specs(diagnosis)]
     gap: Piece = (" " * GAP, "")
     lines: list[Line] = [
@@ -405,7 +409,7 @@ def ttft_bound_s(diagnosis: Verdict) -> float | None:
 
 
 def _drawn(
-    spec: _ChartSpec, diagnosis: Verdict, trail: Trail, over: Span, frame: Frame
+    spec: _ChartSpec, diagnosis: Verdict, trail: Trail, over: ChartSpan, frame: Screen
 ) -> list[Line]:
     key, name, formatted, limit, least = spec
     value = diagnosis.values.get(key)
@@ -426,7 +430,7 @@ def _drawn(
     return [title_line, *chart(shown, rows=rows, top=top, bound=limit, glyphs=frame.glyphs)]
 
 
-def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[Line]:
+def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Screen) -> list[Line]:
     head = f"{place}. {frame.glyphs.clean(cause.id)}"
     summary = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
     summary += lasting(cause.since_s or diagnosis.t_s, diagnosis.t_s)
@@ -451,7 +455,7 @@ def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Frame) -> list[L
     return lines
 
 
-def _rest(diagnosis: Verdict, frame: Frame) -> list[Line]:
+def _rest(diagnosis: Verdict, frame: Screen) -> list[Line]:
     lines: list[Line] = []
     for head, states in (("other findings:", ("warning", "critical")), ("notes:", ("info",))):
         findings = notable(diagnosis, *states)

@@ -32,7 +32,7 @@ class Kind(Enum):
     GPUS = "gpus"
 
 
-class EngineKey(NamedTuple):
+class RowKey(NamedTuple):
     """Identifies an engine of a target from one source."""
 
     source: str
@@ -70,14 +70,14 @@ class Trail:
         return copy
 
 
-class Row(Struct, frozen=True):
+class ScreenRow(Struct, frozen=True):
     """A row of the screen: one engine, or a source that has no engines yet.
 
     `quiet_s` is the number of seconds since the newest data. `stale`: this is too long. `note` is a
     message from its source (an error, or the end of a recording).
     """
 
-    key: EngineKey
+    key: RowKey
     kind: Kind
     name: str
     diagnosis: Verdict | None
@@ -105,7 +105,7 @@ class _Source(Struct):
     updated_s: float | None = None
     note: str = ""
     pending: Sequence[str] = ()
-    engines: dict[EngineKey, _Engine] = field(default_factory=dict[EngineKey, _Engine])
+    engines: dict[RowKey, _Engine] = field(default_factory=dict[RowKey, _Engine])
 
 
 class ScreenState:
@@ -139,9 +139,9 @@ class ScreenState:
         with self._lock:
             state = self._sources[source]
             state.updated_s, state.note, state.pending = self._clock(), "", pending
-            engines: dict[EngineKey, _Engine] = {}
+            engines: dict[RowKey, _Engine] = {}
             for diagnosis in diagnoses:
-                key = EngineKey(source, diagnosis.target, diagnosis.model, diagnosis.engine)
+                key = RowKey(source, diagnosis.target, diagnosis.model, diagnosis.engine)
                 while key in engines:  # a replica: diagnoses do not name it
                     key = key._replace(engine=f"{key.engine}'")
                 before = state.engines.get(key)
@@ -163,45 +163,49 @@ class ScreenState:
             daemons = [source for source in self._sources.values() if source.kind is Kind.DAEMON]
             return [daemon.note for daemon in daemons if daemon.note]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ScreenRow]:
         """The rows of all engines, worst first."""
         now_s = self._clock()
         with self._lock:
             rows = [row for name in self._sources for row in self._rows(name, now_s)]
         return sorted(rows, key=_order)
 
-    def trail(self, key: EngineKey) -> Trail:
+    def trail(self, key: RowKey) -> Trail:
         """The history of an engine. Empty if the engine is unknown."""
         with self._lock:
             source = self._sources.get(key.source)
             engine = source.engines.get(key) if source else None
             return engine.trail.copy() if engine else Trail()
 
-    def _rows(self, name: str, now_s: float) -> list[Row]:
+    def _rows(self, name: str, now_s: float) -> list[ScreenRow]:
         source = self._sources[name]
         if source.kind is Kind.GPUS:
             return []
         if source.updated_s is None or (not source.engines and source.kind is not Kind.DAEMON):
-            return [Row(EngineKey(name, name, "", ""), source.kind, name, None, note=source.note)]
+            return [
+                ScreenRow(RowKey(name, name, "", ""), source.kind, name, None, note=source.note)
+            ]
         live = source.kind is not Kind.RECORDING
         silent_s = now_s - source.updated_s if live else 0.0
         note = "" if source.kind is Kind.DAEMON else source.note
         rows = [
-            Row(EngineKey(name, target, "", ""), source.kind, target, None)
+            ScreenRow(RowKey(name, target, "", ""), source.kind, target, None)
             for target in source.pending
         ]
-        by_target: dict[str, list[EngineKey]] = {}
+        by_target: dict[str, list[RowKey]] = {}
         for key in source.engines:
             by_target.setdefault(key.target, []).append(key)
         for key, engine in source.engines.items():
             stale = live and (engine.late or silent_s > source.patience_s)
             quiet_s = silent_s + engine.behind_s if live else 0.0
             shown_name = _shown_name(key, by_target[key.target])
-            rows.append(Row(key, source.kind, shown_name, engine.diagnosis, quiet_s, stale, note))
+            rows.append(
+                ScreenRow(key, source.kind, shown_name, engine.diagnosis, quiet_s, stale, note)
+            )
         return rows
 
 
-def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
+def _shown_name(key: RowKey, engines: Sequence[RowKey]) -> str:
     """The name of an engine in the list: its target; with model and engine if the target has
     several engines."""
     if len(engines) == 1:
@@ -210,6 +214,6 @@ def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
     return f"{key.target}{model} engine {key.engine}"
 
 
-def _order(row: Row) -> tuple[int, int, str, EngineKey]:
+def _order(row: ScreenRow) -> tuple[int, int, str, RowKey]:
     stage = row.diagnosis.stage.level if row.diagnosis else 0
     return -RANKS[row.health], -stage, row.name, row.key

@@ -65,7 +65,7 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True, eq=False):
         return all(re.fullmatch(text, labels.get(name, "")) for name, text in self.where.items())
 
 
-class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
+class OwnMetric(Struct, frozen=True, forbid_unknown_fields=True):
     """A canonical metric that vLLM does not have. `labels`: those of an engine that it keeps."""
 
     kind: Literal["gauge", "counter"]
@@ -111,7 +111,7 @@ class EngineKind(Struct, frozen=True, dict=True, forbid_unknown_fields=True, eq=
     beside: str = ""
     same: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
-    quantities: dict[str, Quantity] = field(default_factory=dict[str, Quantity])
+    quantities: dict[str, OwnMetric] = field(default_factory=dict[str, OwnMetric])
     bounds: dict[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     of_page: frozenset[str] = frozenset()
     engine_label: str = ""

@@ -26,7 +26,7 @@ DIVISOR = "divisor of "
 """Begins the key of a gauge that another one is divided by."""
 
 
-class Term(NamedTuple):
+class Summand(NamedTuple):
     """A summand: the values at these positions, divided by those of `over`, times `scale`; `less`
     is then subtracted, down to 0."""
 
@@ -36,10 +36,10 @@ class Term(NamedTuple):
     less: float
 
 
-class Computed(Struct, frozen=True):
+class Combined(Struct, frozen=True):
     """A canonical value that a page does not have as it is: the sum or maximum of some terms."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[Summand, ...]
     is_max: bool
 
     def value(self, values: Sequence[float]) -> float:
@@ -58,7 +58,7 @@ class Translated(Struct, frozen=True):
     """A page's canonical series, and the values that are appended to the page's own."""
 
     names: PageNames
-    computed: tuple[Computed, ...] = ()
+    computed: tuple[Combined, ...] = ()
 
     def with_others(self, other: Translated) -> Translated:
         """These series, and those of `other` whose metric these lack."""
@@ -78,7 +78,7 @@ def canonical_metric(name: str, kind: EngineKind) -> Metric:
     return Metric(name, quantity.kind, quantity.unit, (name,), labels=quantity.labels)
 
 
-def completed(page: Page, computed: Sequence[Computed]) -> Page:
+def completed(page: Page, computed: Sequence[Combined]) -> Page:
     """The page with the computed values behind its own."""
     values = page.values
     more = [each.value(values) for each in computed]
@@ -91,7 +91,7 @@ def translate(layout: Layout, kind: EngineKind, prefix: str, before: int = 0) ->
     `before` computed values are appended to the page before those of this translation."""
     groups = _groups(layout, kind, prefix)
     identified: list[PageSeries] = []
-    computed: list[Computed] = []
+    computed: list[Combined] = []
     for key, sources in groups.items():
         if key.metric.startswith(DIVISOR):
             continue
@@ -183,7 +183,7 @@ def _number(text: str) -> int:
 
 def _value_of(
     key: _Key, sources: Mapping[Source, Sequence[int]], groups: _Groups
-) -> tuple[int, Computed | None]:
+) -> tuple[int, Combined | None]:
     """The position of a canonical series, or how its value is computed."""
     usable: dict[Source, tuple[int, ...]] = {}
     for source in sources:
@@ -194,7 +194,7 @@ def _value_of(
     youngest = min((source.age for source in usable), default=0)
     chosen = {source: over for source, over in usable.items() if source.age == youngest}
     terms = tuple(
-        Term(
+        Summand(
             tuple(sources[source]),
             over,
             1.0 if key.part in ("bucket", "count") else source.scale,
@@ -205,4 +205,4 @@ def _value_of(
     positions = [at for term in terms for at in term.positions]
     if len(positions) == 1 and terms[0][1:] == ((), 1.0, 0.0):
         return positions[0], None
-    return -1, Computed(terms, any(source.fold == "max" for source in chosen))
+    return -1, Combined(terms, any(source.fold == "max" for source in chosen))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, engine_kinds
-from kneewatch.collector.engines.translation import Computed, Translated, completed, translate
+from kneewatch.collector.engines.translation import Combined, Translated, completed, translate
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import (
     EngineKey,
@@ -30,7 +30,7 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.page import Layout, Page
 
 
-class Slot(Struct, frozen=True):
+class ValueSlot(Struct, frozen=True):
     """The position of a value in `Page.values`, and the metric's own labels, such as `reason`."""
 
     position: int
@@ -48,10 +48,10 @@ class EngineBinding(Struct, frozen=True):
     """
 
     key: EngineKey
-    gauges: Mapping[str, tuple[Slot, ...]]
-    counters: Mapping[str, tuple[Slot, ...]]
+    gauges: Mapping[str, tuple[ValueSlot, ...]]
+    counters: Mapping[str, tuple[ValueSlot, ...]]
     histograms: Mapping[str, tuple[HistogramSlots, ...]]
-    infos: Mapping[str, tuple[Slot, ...]]
+    infos: Mapping[str, tuple[ValueSlot, ...]]
     created: tuple[int, ...]
     shared: frozenset[str]
     zeros: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class EngineBinding(Struct, frozen=True):
         Of several series, the newest is used: the one with the greatest value.
         """
         slots = [s for s in self.infos.get(name, ()) if not math.isnan(values[s.position])]
-        newest = max(slots, key=lambda slot: values[slot.position], default=Slot(-1))
+        newest = max(slots, key=lambda slot: values[slot.position], default=ValueSlot(-1))
         return dict(newest.labels)
 
 
@@ -73,7 +73,7 @@ class Binding(Struct, frozen=True):
     prefix: str
     engines: tuple[EngineBinding, ...]
     process_start: int | None
-    computed: tuple[Computed, ...] = ()
+    computed: tuple[Combined, ...] = ()
 
     def completed(self, page: Page) -> Page:
         """The page with the computed values, to which positions may refer."""
@@ -259,7 +259,7 @@ def _bind(
     kind: EngineKind,
 ) -> EngineBinding:
     """The binding of one engine, from its series by metric."""
-    slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
+    slots: dict[str, dict[str, tuple[ValueSlot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
     histograms: dict[str, tuple[HistogramSlots, ...]] = {}
     created: list[int] = []
     drop = _ENGINE_LABELS | target_labels
@@ -274,7 +274,7 @@ def _bind(
             if good := read_histograms(labelled):
                 histograms[name] = good
         elif kept:
-            slots[metric.kind][name] = tuple(Slot(f.position, own) for f, own in labelled)
+            slots[metric.kind][name] = tuple(ValueSlot(f.position, own) for f, own in labelled)
     return EngineBinding(
         key=key,
         gauges=slots["gauge"],

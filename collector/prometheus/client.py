@@ -244,7 +244,7 @@ def _retry_after_s(response: HttpAnswer) -> float:
 # --- Rate and concurrency limits ------------------------------------------------------------------
 
 
-class Pace:
+class QueryPace:
     """A rate limiter that also counts all queries. After a pause, one second's worth of queries may
     start at once."""
 
@@ -334,7 +334,7 @@ class PrometheusSource:
         *,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
-        pace: Pace | None = None,
+        pace: QueryPace | None = None,
     ) -> None:
         """Sources that are given the same `pace` share its limits. Sends no query.
 
@@ -345,7 +345,7 @@ class PrometheusSource:
         self.url = _base(address)
         self._query_url = f"{self.url}/api/v1/query"
         self._settings, self._wall, self._sleep = settings, wall, sleep
-        self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
+        self.pace = pace or QueryPace(at_once=settings.at_once, per_s=settings.per_s)
         self.pool = ThreadPoolExecutor(settings.at_once, "kneewatch-query")
         """The threads that send queries at once. What they run must not wait for one another."""
         self._counting = threading.Lock()

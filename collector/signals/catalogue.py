@@ -18,7 +18,7 @@ from kneewatch.collector.signals.expr import (
     BitShare,
     Count,
     Expr,
-    FirstOf,
+    FirstValue,
     Gauge,
     HereOnly,
     InfoChanges,
@@ -123,7 +123,7 @@ def expression(text: str, named: Mapping[str, Expr], where: Where = ()) -> Expr:
             case ast.Name(name):
                 return named[name]
             case ast.BoolOp(ast.Or(), options):
-                return FirstOf(tuple(map(of, options)))
+                return FirstValue(tuple(map(of, options)))
             case ast.Compare(left, [sign], [ast.Constant(int(bound))]):
                 return kept_if(of(left), *COMPARISONS[type(sign)], bound)
             case ast.BinOp(ast.Constant(1), ast.Sub(), share):

@@ -217,7 +217,7 @@ HISTOGRAM_PARTS = SUM, COUNT = "_sum", "_count"
 """The suffixes of a histogram's counters."""
 
 
-class Computed(Struct, frozen=True):
+class Arithmetic(Struct, frozen=True):
     """A number computed from the values of other expressions; unknown if one of them is.
 
     `compute` returns None where the result is unknown. `words` is the PromQL, with {0}, {1} etc.
@@ -258,59 +258,59 @@ class Computed(Struct, frozen=True):
         return tuple(metric for part in self.parts for metric in part.lacking(has))
 
 
-def ratio(over: Expr, under: Expr) -> Computed:
+def ratio(over: Expr, under: Expr) -> Arithmetic:
     """One expression divided by another; unknown if the denominator is not positive."""
-    return Computed((over, under), _divided, "({0}) / (({1}) > 0)")
+    return Arithmetic((over, under), _divided, "({0}) / (({1}) > 0)")
 
 
 def _divided(over: float, under: float) -> float | None:
     return over / under if under > 0 else None
 
 
-def product(left: Expr, right: Expr) -> Computed:
+def product(left: Expr, right: Expr) -> Arithmetic:
     """The product of two expressions."""
-    return Computed((left, right), mul, "({0}) * ({1})")
+    return Arithmetic((left, right), mul, "({0}) * ({1})")
 
 
-def difference(left: Expr, right: Expr) -> Computed:
+def difference(left: Expr, right: Expr) -> Arithmetic:
     """The difference of two expressions, at least zero."""
-    return Computed((left, right), _beyond, "clamp_min(({0}) - ({1}), 0)")
+    return Arithmetic((left, right), _beyond, "clamp_min(({0}) - ({1}), 0)")
 
 
 def _beyond(left: float, right: float) -> float:
     return max(0.0, left - right)
 
 
-def total(*parts: Expr) -> Computed:
+def total(*parts: Expr) -> Arithmetic:
     """The sum of expressions."""
-    return Computed(parts, _total, " + ".join(f"({{{at}}})" for at in range(len(parts))))
+    return Arithmetic(parts, _total, " + ".join(f"({{{at}}})" for at in range(len(parts))))
 
 
 def _total(*values: float) -> float:
     return sum(values, 0.0)
 
 
-def scaled(of: Expr, scale: float) -> Computed:
+def scaled(of: Expr, scale: float) -> Arithmetic:
     """An expression times a constant."""
-    return Computed((of,), partial(mul, scale), f"{scale!r} * ({{0}})")
+    return Arithmetic((of,), partial(mul, scale), f"{scale!r} * ({{0}})")
 
 
-def complement(of: Expr) -> Computed:
+def complement(of: Expr) -> Arithmetic:
     """One minus a ratio."""
-    return Computed((of,), partial(sub, 1), "1 - ({0})")
+    return Arithmetic((of,), partial(sub, 1), "1 - ({0})")
 
 
-def kept_if(of: Expr, sign: str, holds: Callable[[float, float], bool], bound: float) -> Computed:
+def kept_if(of: Expr, sign: str, holds: Callable[[float, float], bool], bound: float) -> Arithmetic:
     """An expression's value where a comparison holds, else unknown. Above zero: zero often means
     that the server does not measure."""
 
     def kept(value: float) -> float | None:
         return value if holds(value, bound) else None
 
-    return Computed((of,), kept, f"({{0}}) {sign} {bound!r}")
+    return Arithmetic((of,), kept, f"({{0}}) {sign} {bound!r}")
 
 
-class FirstOf(Struct, frozen=True):
+class FirstValue(Struct, frozen=True):
     """The value of the first expression that has one (PromQL `or`)."""
 
     options: tuple[Expr, ...]

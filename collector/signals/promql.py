@@ -15,11 +15,11 @@ from kneewatch.collector.signals.expr import (
     COUNT,
     SUM,
     AboveRate,
+    Arithmetic,
     Beside,
-    Computed,
     Count,
     Expr,
-    FirstOf,
+    FirstValue,
     Gauge,
     InfoChanges,
     OverTime,
@@ -214,10 +214,10 @@ def promql(expr: Expr, dialect: Dialect) -> str | None:
             return dialect.folded("{}", metric, suffix, where)
         case Rate(metric, where, suffix):
             return dialect.folded(f"rate({{}}[{dialect.range}])", metric, suffix, where)
-        case Computed(operands, _, words):
+        case Arithmetic(operands, _, words):
             parts = [promql(operand, dialect) for operand in operands]
             return None if None in parts else words.format(*parts)
-        case FirstOf(options):
+        case FirstValue(options):
             known = [part for option in options if (part := _known(option, dialect)) is not None]
             joined = " or ".join(f"({part})" for part in known) or None
             return known[0] if len(known) == 1 else joined

@@ -8,7 +8,7 @@ from itertools import product
 
 from msgspec import Struct, field
 
-from kneewatch.collector.engines.engine_kind import EngineKind, Quantity, Source
+from kneewatch.collector.engines.engine_kind import EngineKind, OwnMetric, Source
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Columns, History, Where
@@ -37,7 +37,7 @@ PARTS = ("_sum", "_count")
 GAUGES = ("ready", "queue", "running", "health", "breaker", "stale", "saturation", "picks_per_s")
 COUNTERS = ("errors", "picks", "rejected", "reuse", *map("".join, product(("own", "ttft"), PARTS)))
 QUANTITIES = {
-    f"router_{name}": Quantity("gauge" if name in GAUGES else "counter", "", "", (ENDPOINT,))
+    f"router_{name}": OwnMetric("gauge" if name in GAUGES else "counter", "", "", (ENDPOINT,))
     for name in (*GAUGES, *COUNTERS)
 }
 

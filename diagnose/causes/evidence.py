@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.diagnose.capacity import Comparison, LearnedKnee
+from kneewatch.diagnose.capacity import DegreeComparison, LearnedKnee
 from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
 from kneewatch.diagnose.lengths import Departure, LiveWorkload
@@ -89,7 +89,7 @@ class Facts(Moment, frozen=True):
     endless: Departure | None = None
     workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None
-    split: Comparison | None = None
+    split: DegreeComparison | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value; `default` if it has none."""

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from kneewatch.diagnose.capacity import FAR_BELOW, Comparison, Degree, alike
+from kneewatch.diagnose.capacity import FAR_BELOW, Degree, DegreeComparison, alike
 from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
@@ -31,7 +31,7 @@ def tp_overhead(facts: Facts) -> Cause | None:
     return case.close()
 
 
-def split_case(split: Comparison) -> Case | None:
+def split_case(split: DegreeComparison) -> Case | None:
     """The case from the sweeps alone; None unless they prove it beyond doubt.
 
     Always `info`: the split costs money, but delays no request.
@@ -73,7 +73,7 @@ def degree_text(degree: Degree) -> str:
 
 def weigh_live(
     case: Case,
-    split: Comparison,
+    split: DegreeComparison,
     *,
     tokens_per_s: float | None,
     tokens_per_request: float | None,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import KV_DTYPE, SEATS, STEP_TOKENS, TENSOR_SPLIT
 from kneewatch.collector.signals.expr import count_in
-from kneewatch.diagnose.capacity import Comparison, StatedServer
+from kneewatch.diagnose.capacity import DegreeComparison, StatedServer
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model
@@ -26,7 +26,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     oldest_version,
     supports_flag,
 )
-from kneewatch.diagnose.lengths import Point
+from kneewatch.diagnose.lengths import StatedPoint
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
@@ -201,22 +201,22 @@ class Stated(StatedServer, frozen=True, kw_only=True):
         return self.command.count(SEATS)
 
     @property
-    def points(self) -> Mapping[str, tuple[Point, ...]]:
+    def points(self) -> Mapping[str, tuple[StatedPoint, ...]]:
         """The stated request lengths of this model on this GPU, by side."""
         if self.workload is None:
             return {}
         model, gpu = self.model, self.gpu
         return self.workload.lengths(model.id if model else None, gpu.id if gpu else None)
 
-    def split(self, targets: Targets) -> Comparison | None:
+    def split(self, targets: Targets) -> DegreeComparison | None:
         """The degree compared with smaller ones by the sweeps, within the targets."""
         if not self.sweeps:
             return None
         if self.degree is None:
-            return Comparison("tokens", why="degree not stated (tensor_parallel)")
+            return DegreeComparison("tokens", why="degree not stated (tensor_parallel)")
         return self.split_at(self.degree, targets)
 
-    def split_at(self, tensor_parallel: int, targets: Targets) -> Comparison:
+    def split_at(self, tensor_parallel: int, targets: Targets) -> DegreeComparison:
         """A degree compared with smaller ones by the sweeps, within the targets."""
         unit, degrees = degrees_of(self.sweeps, targets)
         return compared(unit, degrees, tensor_parallel)

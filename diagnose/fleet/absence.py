@@ -16,7 +16,7 @@ from kneewatch.diagnose.causes.availability import (
     how_ended,
 )
 from kneewatch.diagnose.change import TARGET_DOWN
-from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Restarted, Why
+from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, RestartedReplica, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Evidence
@@ -83,7 +83,7 @@ class _Pool(Struct, frozen=True):
     is_scaled_to_zero: bool | None
     now_s: float
     size: int
-    restarted: Sequence[Restarted] = ()
+    restarted: Sequence[RestartedReplica] = ()
     renamed: str = ""
     """The pool that the same workload serves now; empty if it serves none."""
     scrape_s: float = 0.0
@@ -97,12 +97,12 @@ class _Pool(Struct, frozen=True):
         return [row for row in self.loading if self.now_s - row.since_s > row.patience_s]
 
     @property
-    def loops(self) -> list[Restarted]:
+    def loops(self) -> list[RestartedReplica]:
         """Replicas whose processes end again and again."""
         return [row for row in self.restarted if _loops(row, self.now_s)]
 
     @property
-    def crashed(self) -> list[Restarted]:
+    def crashed(self) -> list[RestartedReplica]:
         """Replicas whose process ended within the last minutes while it had requests.
 
         Those that were away for long were reported as down.
@@ -189,7 +189,7 @@ def absence_causes(observed: Observed) -> list[FleetCause]:
     return causes
 
 
-def _loops(row: Restarted, now_s: float) -> bool:
+def _loops(row: RestartedReplica, now_s: float) -> bool:
     recent = [each for each in row.processes if now_s - each.t_s <= CRASH_LOOP_S]
     crashes = sum(each.broke_off for each in row.processes)
     longest_s = max((each.uptime_s or 0.0 for each in row.processes[1:]), default=0.0)

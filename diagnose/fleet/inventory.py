@@ -372,7 +372,7 @@ class Loading(Struct, frozen=True):
     patience_s: float
 
 
-class Restarted(Struct, frozen=True):
+class RestartedReplica(Struct, frozen=True):
     """A replica whose process was replaced within the last hour, oldest first."""
 
     replica: str
@@ -429,7 +429,7 @@ class Observed(Struct, frozen=True):
     gone: Sequence[Gone] = ()
     stopped: Sequence[Member] = ()
     loading: Sequence[Loading] = ()
-    restarted: Sequence[Restarted] = ()
+    restarted: Sequence[RestartedReplica] = ()
     scaled_to_zero: frozenset[str] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     is_scraping: bool = True

@@ -20,7 +20,7 @@ from kneewatch.diagnose.account_signals import (
     is_unchanged,
 )
 from kneewatch.diagnose.learned.account import Account, AccountState
-from kneewatch.diagnose.learned.knee import CurveLearner, Point
+from kneewatch.diagnose.learned.knee import CurveLearner, LoadPoint
 from kneewatch.diagnose.values import Signals
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import Baseline
@@ -93,7 +93,7 @@ class LearnedState(Struct, frozen=True):
     apart_s: Mapping[str, float] = {}
     acceptance: Acceptance | None = None
     launch: Mapping[str, str] = {}
-    windows: tuple[Point, ...] = ()
+    windows: tuple[LoadPoint, ...] = ()
 
 
 _DECODER = decoder(LearnedState)

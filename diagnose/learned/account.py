@@ -38,7 +38,7 @@ from kneewatch.diagnose.account_signals import (
     is_unchanged,
 )
 from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed
-from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, PREFILLS, Step, Work
+from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, PREFILLS, DecodeStep, Work
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Samples
 from kneewatch.rules.formatting import clock
@@ -132,12 +132,12 @@ class AccountState(Struct, frozen=True):
     slow_since_s: float | None = None
 
 
-class Sample(NamedTuple):
+class StepSample(NamedTuple):
     """One sample: its end, its work, its mean step, and the least and the most that may take."""
 
     t_s: float
     work: Work
-    step: Step
+    step: DecodeStep
     limits_s: tuple[float, float] | None
 
     @property
@@ -157,7 +157,7 @@ class Account:
         self._waiting = self._waiting_begun = 0.0
         self._usages: list[float] = []
         self._seated: deque[tuple[float, float]] = deque()
-        self._recent: deque[Sample] = deque()
+        self._recent: deque[StepSample] = deque()
         self._works: deque[Work] = deque()
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE, creeps=True)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
@@ -296,7 +296,7 @@ class Account:
         limits_s = self._steps.limits(step, self._prefills.token_s, self._crowd)
         if limits_s is not None:
             self._steps.follow(limits_s[1] / step.took_s)
-        recent.append(Sample(now_s, work, step, limits_s))
+        recent.append(StepSample(now_s, work, step, limits_s))
         while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
         self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
@@ -378,7 +378,7 @@ class Account:
 
     def _prefill_speed(
         self, total: Work, now_s: float, gap_s: float | None
-    ) -> tuple[Speed | None, tuple[Step, float] | None]:
+    ) -> tuple[Speed | None, tuple[DecodeStep, float] | None]:
         """The speed of the prefills of the recent samples, beside decode steps of which the median
         takes `gap_s`; and a prefill that may be learned, with its time per token."""
         step = total.step

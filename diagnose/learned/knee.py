@@ -58,7 +58,7 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 """Greatest age of points in use, in seconds: versions, models and prompts change."""
 
 
-class Point(Struct, frozen=True, array_like=True):
+class LoadPoint(Struct, frozen=True, array_like=True):
     """One window of the curve; stored without the names of its fields.
 
     `token_s` is a request's total time per output token, in seconds. The fields from `running` on
@@ -87,8 +87,8 @@ class Point(Struct, frozen=True, array_like=True):
     outside_s: float | None = None
 
 
-FIELDS = len(Point.__struct_fields__)
-FIELD = {name: at for at, name in enumerate(Point.__struct_fields__)}
+FIELDS = len(LoadPoint.__struct_fields__)
+FIELD = {name: at for at, name in enumerate(LoadPoint.__struct_fields__)}
 
 
 class _Step(Struct, frozen=True):
@@ -155,22 +155,22 @@ class CurveLearner:
         self._last_s = now_s
         self.take(point)
 
-    def take(self, point: Point) -> None:
+    def take(self, point: LoadPoint) -> None:
         """Add a stored window, in the form that `points` returns."""
         kept = self._steps.setdefault(step_of(point.in_flight), array("d"))
         kept.extend(_packed(point))
         del kept[: -self._kept * FIELDS]
 
-    def recall(self, points: Sequence[Point]) -> None:
+    def recall(self, points: Sequence[LoadPoint]) -> None:
         """Add windows that are older than all learned ones, oldest first."""
         learned, self._steps = self.points(), {}
         for point in (*points, *learned):
             self.take(point)
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[LoadPoint]:
         return [_unpacked(row) for kept in self._steps.values() for row in _rows(kept)]
 
-    def stored(self) -> tuple[Point, ...]:
+    def stored(self) -> tuple[LoadPoint, ...]:
         """All points with four digits, to be stored."""
         return tuple(
             _unpacked((round(row[0]), *[float(f"{value:.4g}") for value in row[1:]]))
@@ -206,12 +206,12 @@ class CurveLearner:
         return steps
 
 
-def _packed(point: Point) -> list[float]:
+def _packed(point: LoadPoint) -> list[float]:
     return [nan if value is None else value for value in astuple(point)]
 
 
-def _unpacked(row: tuple[float, ...]) -> Point:
-    return Point(*row[:5], *[None if x != x else x for x in row[5:]])
+def _unpacked(row: tuple[float, ...]) -> LoadPoint:
+    return LoadPoint(*row[:5], *[None if x != x else x for x in row[5:]])
 
 
 def _rows(kept: array[float]) -> Iterator[tuple[float, ...]]:
@@ -224,7 +224,7 @@ def step_of(in_flight: float) -> int:
     return round(STEPS_PER_DOUBLING * log2(in_flight))
 
 
-def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
+def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> LoadPoint | None:
     """The window as a point of the curve; None if it has no latency under load."""
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
@@ -240,7 +240,7 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         return None
     if served_per_s * window_s < REQUESTS_MIN:
         return None
-    return Point(
+    return LoadPoint(
         t_s=now_s,
         in_flight=in_flight,
         requests_per_s=served_per_s,

@@ -119,8 +119,8 @@ class KvForecaster:
 
     def forget(self) -> None:
         """Drop the trends after a restart: an empty cache has none."""
-        self._demand = tuple(_Trend(share * self._window_s) for share in DEMAND_BINS)
-        self._arrivals = tuple(_Trend(share * self._window_s) for share in ARRIVAL_BINS)
+        self._demand = tuple(_BinTrend(share * self._window_s) for share in DEMAND_BINS)
+        self._arrivals = tuple(_BinTrend(share * self._window_s) for share in ARRIVAL_BINS)
         self._requests = _Requests(memory_s=MEMORY_WINDOWS * self._window_s)
         self._last_s: float | None = None
         self._no_arrival_s = 0.0
@@ -349,7 +349,7 @@ class _Climb(Struct, frozen=True):
         return self.before(self.lag_s - ahead_s) / self.capacity
 
 
-class _Trend:
+class _BinTrend:
     """Means of a series in bins of equal length, and the climb fitted to the newest of them."""
 
     def __init__(self, bin_s: float) -> None:

@@ -13,12 +13,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf, isfinite, log, sqrt
 
-from kneewatch.diagnose.lengths import ALIKE, ENDLESS, FALSE_ALARM, Departure, Point
+from kneewatch.diagnose.lengths import ALIKE, ENDLESS, FALSE_ALARM, Departure, StatedPoint
 from kneewatch.diagnose.values import Histogram
 
 
 def departure(
-    points: Sequence[Point],
+    points: Sequence[StatedPoint],
     now: Histogram,
     *,
     false_alarm: float = FALSE_ALARM,
@@ -46,7 +46,7 @@ def departure(
 
 
 def _sides(
-    point: Point, now: Histogram, edges: Sequence[float], chance: float
+    point: StatedPoint, now: Histogram, edges: Sequence[float], chance: float
 ) -> tuple[Departure, Departure]:
     """The departures above and below the point.
 
@@ -89,10 +89,10 @@ OUTPUTS_ALIKE = 1.0
 """Each answer counts as independent. Causes use this only if many answers end at their limit."""
 
 
-def endless(stated: Sequence[Point], answers: Histogram) -> Departure | None:
+def endless(stated: Sequence[StatedPoint], answers: Histogram) -> Departure | None:
     """How far the share of very long answers exceeds the stated share.
 
     None if nothing is stated or no request was answered.
     """
-    far = [Point(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]]
+    far = [StatedPoint(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]]
     return departure(far, answers, false_alarm=OUTPUT_FALSE_ALARM, alike=OUTPUTS_ALIKE)

@@ -23,7 +23,7 @@ from math import exp, inf, log, log2, sqrt
 from msgspec import Struct
 
 from kneewatch.diagnose.account_signals import CHANGED_FROM, LEARNED_FROM
-from kneewatch.diagnose.learned.work import Step
+from kneewatch.diagnose.learned.work import DecodeStep
 
 READ_RATIO = 8.0
 
@@ -70,7 +70,7 @@ class Reference(Struct):
     samples: float
     seen_s: float
 
-    def add(self, step: Step, now_s: float, slower_share: float) -> None:
+    def add(self, step: DecodeStep, now_s: float, slower_share: float) -> None:
         """Add a sample, with `slower_share` of its weight if it is slower."""
         self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
         share = 1.0 / self.samples
@@ -83,7 +83,7 @@ class Reference(Struct):
         self.seen_s = now_s
 
     def limits(
-        self, step: Step, token_s: float | None, noise: float, growth: float
+        self, step: DecodeStep, token_s: float | None, noise: float, growth: float
     ) -> tuple[float, float]:
         """The least and the most seconds that a step of this work may take, by this reference.
 
@@ -167,14 +167,14 @@ class Pace:
         self._references: dict[tuple[int, int, int], Reference] = {}
         self._quiet_noise, self._changes = Noise(noise), Noise(noise)
         self._before: float | None = None
-        self._unsettled: deque[tuple[float, Step, float | None]] = deque()
+        self._unsettled: deque[tuple[float, DecodeStep, float | None]] = deque()
         self.token_s: float | None = None
         """Mean seconds per computed prompt token, with a margin; None if unknown."""
         self.samples, self.since_s = 0, inf
         """Number of samples learned, and the time of the first."""
 
     def limits(
-        self, step: Step, token_s: float | None = None, growth: float = 1.0
+        self, step: DecodeStep, token_s: float | None = None, growth: float = 1.0
     ) -> tuple[float, float] | None:
         """The least and the most seconds that a step of this work may take; None if unknown."""
         if self.samples < self._first_samples:
@@ -223,7 +223,7 @@ class Pace:
         usual_s = sqrt(least_s * most_s) if is_wide else most_s
         return usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
 
-    def learn(self, step: Step, now_s: float, token_s: float | None = None) -> None:
+    def learn(self, step: DecodeStep, now_s: float, token_s: float | None = None) -> None:
         """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
 
         `token_s`: the time per computed prompt token that a prefill shows.
@@ -256,7 +256,7 @@ class Pace:
         self.samples, self.token_s = state.samples, state.token_s
         self.since_s = inf if state.since_s is None else state.since_s
 
-    def _settle(self, step: Step, now_s: float) -> None:
+    def _settle(self, step: DecodeStep, now_s: float) -> None:
         self.samples += 1
         self.since_s = min(self.since_s, now_s)
         key = key_of(step)
@@ -321,7 +321,7 @@ class Pace:
         return Speed(ratio, min((most - least) / 2, ratio), self.samples)
 
 
-def key_of(step: Step | Reference) -> tuple[int, int, int]:
+def key_of(step: DecodeStep | Reference) -> tuple[int, int, int]:
     """Which steps count as nearly the same work."""
     return (
         round(2 * log2(step.size)),

@@ -35,7 +35,7 @@ class SlowTrends:
     """The slow trends of one engine process."""
 
     def __init__(self) -> None:
-        self._trends = tuple(_Trend(slow) for slow in SLOW)
+        self._trends = tuple(_LevelTrend(slow) for slow in SLOW)
 
     def forget(self) -> None:
         """Drop the trends: the process was replaced, or the clock was set back."""
@@ -56,7 +56,7 @@ class SlowTrends:
         return derived
 
 
-class _Trend:
+class _LevelTrend:
     """The last levels of one quantity."""
 
     def __init__(self, slow: SlowQuantity) -> None:

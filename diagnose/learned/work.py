@@ -32,7 +32,7 @@ MOST_OF_TIME, GAPS_A_STEP = 0.6, 2.0
 """A step without prompts takes at most so many median gaps: their median is known to a bucket."""
 
 
-class Step(NamedTuple):
+class DecodeStep(NamedTuple):
     """A mean decode step or prefill: its time and its work.
 
     - `size`: sequences in the step's batch; of a prefill those that decode beside it.
@@ -75,15 +75,15 @@ class Work(Struct, frozen=True):
     queued: float = 0.0
 
     @property
-    def step(self) -> Step:
+    def step(self) -> DecodeStep:
         """The mean decode step; where answers have one token, a step that takes no time."""
         if not self.gaps or not self.gaps_s:
-            return Step(0.0, 1.0, 0.0, 0.0, 1.0)
+            return DecodeStep(0.0, 1.0, 0.0, 0.0, 1.0)
         sequences = self.gaps + self.first_tokens
         step_s = self.gaps_s / self.gaps
         # Without a count of steps, their number and batch follow from Little's law.
         steps = self.steps or self.seconds / step_s
-        return Step(
+        return DecodeStep(
             step_s,
             max(1.0, sequences / self.steps if self.steps else self.gaps_s / self.seconds),
             self.usage,
@@ -107,7 +107,7 @@ class Work(Struct, frozen=True):
         again = self.preemptions * self.prompt_tokens / max(1.0, self.first_tokens)
         return self.preemptions > 0.0 and self.uncounted_tokens < RECOUNTED_MIN * again
 
-    def prefill(self, step: Step, gap_s: float | None) -> Step | None:
+    def prefill(self, step: DecodeStep, gap_s: float | None) -> DecodeStep | None:
         """The mean prefill beside such decode steps, of which the median takes `gap_s`; None if too
         few ended, or if it is unknown how long they wait for blocks."""
         if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
@@ -123,7 +123,7 @@ class Work(Struct, frozen=True):
             took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
             alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)))
         tokens = self.prefilled / self.prefills
-        return Step(alone_s, step.size, 0.0, tokens, step.tokens) if alone_s else None
+        return DecodeStep(alone_s, step.size, 0.0, tokens, step.tokens) if alone_s else None
 
     def _least_prefill_s(self, gap_s: float | None) -> float:
         """The least time of a mean prefill, while prompts take most of the engine's time; 0

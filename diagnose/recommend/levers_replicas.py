@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import TENSOR_SPLIT
 from kneewatch.diagnose.account_signals import CHANGED_FROM, STREAM_RATE, STREAM_USUAL
-from kneewatch.diagnose.capacity import Comparison, Degree
+from kneewatch.diagnose.capacity import Degree, DegreeComparison
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.recommend.context import (
@@ -502,7 +502,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[str, float]:
+def _limits(context: LeverContext, split: DegreeComparison, degree: Degree) -> dict[str, float]:
     """The highest throughput per GPU at this degree, and its price per token."""
     numbers = {f"{split.unit}_per_s_per_gpu": degree.per_s_per_gpu}
     launch, hourly = context.server.sized_launch, context.server.stated.price_usd_per_gpu_hour
@@ -523,7 +523,7 @@ def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> flo
     return 0.0 if not more else None if hourly is None else more * hourly
 
 
-def _verify(split: Comparison, narrow: Degree) -> str:
+def _verify(split: DegreeComparison, narrow: Degree) -> str:
     rises = "completed_per_s per GPU rises"
     if split.unit == "tokens":
         most = figure(round(narrow.per_s_per_gpu, 1))

@@ -111,7 +111,7 @@ BROKEN_FROM = 3.5
 it."""
 
 
-class Point(NamedTuple):
+class ChartPoint(NamedTuple):
     """The lowest and the highest value at a time. NaN where unknown."""
 
     t_s: float
@@ -121,16 +121,16 @@ class Point(NamedTuple):
 
 def lines(
     times: Sequence[float], values: Sequence[float], *, since_s: float, until_s: float
-) -> list[list[Point]]:
+) -> list[list[ChartPoint]]:
     """The lines of a series between two times. A gap in the data separates two lines."""
     low, high = bisect_left(times, since_s), bisect_right(times, until_s)
     times, values = times[low:high], values[low:high]
     if len(times) > 2 * COLUMNS:
         return _broken(list(_columns(times, values)))
-    return _broken([Point(t, value, value) for t, value in zip(times, values, strict=False)])
+    return _broken([ChartPoint(t, value, value) for t, value in zip(times, values, strict=False)])
 
 
-def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]:
+def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[ChartPoint]:
     """Yields a point for each column that has samples. Columns have equal length in time."""
     width_s = (times[-1] - times[0]) / COLUMNS
     whole = isfinite(sum(values))
@@ -143,14 +143,14 @@ def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]
         if not whole:
             chunk = [value for value in chunk if isfinite(value)]
         middle_s = times[(start + end - 1) // 2]
-        yield Point(middle_s, min(chunk, default=nan), max(chunk, default=nan))
+        yield ChartPoint(middle_s, min(chunk, default=nan), max(chunk, default=nan))
         start = end
 
 
-def _broken(points: Sequence[Point]) -> list[list[Point]]:
+def _broken(points: Sequence[ChartPoint]) -> list[list[ChartPoint]]:
     """Split points into lines at unknown values and at gaps."""
     steps = [after.t_s - before.t_s for before, after in pairwise(points)]
-    lines: list[list[Point]] = [[]]
+    lines: list[list[ChartPoint]] = [[]]
     for place, point in enumerate(points):
         gap = place > 0 and steps[place - 1] > BROKEN_FROM * _around(steps, place - 1)
         if (gap or not isfinite(point.most)) and lines[-1]:
@@ -261,7 +261,7 @@ class _Scale:
         self._per_unit = TALL / (top - low)
         self._base = f"{self._y(max(low, 0.0)):.1f}"
 
-    def paths(self, line: Sequence[Point]) -> tuple[str, str]:
+    def paths(self, line: Sequence[ChartPoint]) -> tuple[str, str]:
         """The path of a line (a dot for a single point), and the path of the area below the
         line."""
         path = "M" + "L".join(self._at(point) for point in line)
@@ -273,7 +273,7 @@ class _Scale:
         """The position of a value in percent of the height, from the top."""
         return 100 * self._y(value) / TALL
 
-    def _at(self, point: Point) -> str:
+    def _at(self, point: ChartPoint) -> str:
         t_s, least, most = point
         x = f"{self._x(t_s):.0f}"
         if least == most:

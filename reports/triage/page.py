@@ -190,8 +190,8 @@ FILTERS: dict[str, Any] = {
     for filtered in (
         args_words, besides, changed_words, command, cost, date, doubt, gist, of_load,
         gaps, interval_name, keyed, latency_basis, local_stamp, moment, moved, query,
-        replaced, server_words, span, stage_known, stage_words, summary_words, symptoms_shown, tick_label,
-        unbroken,
+        replaced, server_words, span, stage_known, stage_words, summary_words, symptoms_shown,
+        tick_label, unbroken,
     )
 } | {"change_title": title}  # fmt: skip
 GLOBALS: dict[str, Any] = {

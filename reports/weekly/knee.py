@@ -10,7 +10,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import LearnedKnee, Range
-from kneewatch.diagnose.learned.knee import POINTS_KEPT, POINTS_MIN, CurveLearner, Point, step_of
+from kneewatch.diagnose.learned.knee import (
+    POINTS_KEPT,
+    POINTS_MIN,
+    CurveLearner,
+    LoadPoint,
+    step_of,
+)
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.measures import TierPeriod
@@ -60,7 +66,7 @@ def curve(tier: TierObserved, until_s: float, faulty: Sequence[Incident] = ()) -
     """The latency curve of a tier, from the windows of all its engines outside faults. None if too
     few different loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
-    healthy: list[Point] = []
+    healthy: list[LoadPoint] = []
     for engine in tier.now.engines:
         names = {engine.target, engine.replica}
         own = [fault for fault in faulty if not names.isdisjoint(fault.replicas)]
@@ -84,9 +90,9 @@ def curve(tier: TierObserved, until_s: float, faulty: Sequence[Incident] = ()) -
     )
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
+def thinned(points: Sequence[LoadPoint]) -> list[LoadPoint]:
     """At most POINTS_KEPT points per concurrency. They are chosen evenly over time and engines."""
-    by_step: dict[int, list[Point]] = {}
+    by_step: dict[int, list[LoadPoint]] = {}
     for point in sorted(points, key=lambda curve_point: curve_point.t_s):
         by_step.setdefault(step_of(point.in_flight), []).append(point)
     return [point for step in by_step.values() for point in evenly(step, POINTS_KEPT)]
@@ -133,7 +139,7 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierK
 
 
 def benchmark_checks(
-    stated: TierStated, now: TierPeriod, points: Sequence[Point]
+    stated: TierStated, now: TierPeriod, points: Sequence[LoadPoint]
 ) -> tuple[BenchmarkCheck, ...]:
     """TTFT P99 and GPU activity in production, compared with the benchmark at its load: GPU
     activity only if most windows are at it."""
@@ -174,8 +180,8 @@ def _check(
     return BenchmarkCheck(name, unit, benchmark, production, off, limit, state, missing)
 
 
-def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:
-    by_step: dict[int, list[Point]] = {}
+def _steps(points: Sequence[LoadPoint]) -> tuple[KneeStep, ...]:
+    by_step: dict[int, list[LoadPoint]] = {}
     for point in points:
         by_step.setdefault(step_of(point.in_flight), []).append(point)
     return tuple(
@@ -210,7 +216,7 @@ def _peak(engine: EngineObserved) -> float:
     return engine.peak_in_flight or 0.0
 
 
-def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | None:
+def _served_at(peak: EngineObserved | None, points: Sequence[LoadPoint]) -> float | None:
     """Median requests/s at about the concurrency of the peak. None if unknown."""
     if peak is None or not _peak(peak):
         return None
@@ -219,6 +225,6 @@ def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | 
     return median(near) if near else None
 
 
-def _latency_s(point: Point) -> float:
+def _latency_s(point: LoadPoint) -> float:
     """Mean time of a request in seconds: time per token times tokens per request."""
     return point.token_s * point.tokens_per_s / point.requests_per_s

@@ -17,7 +17,7 @@ from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated, stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
-from kneewatch.diagnose.learned.knee import Point
+from kneewatch.diagnose.learned.knee import LoadPoint
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.figures import Method, TargetQuality
@@ -313,7 +313,7 @@ class EngineObserved(Struct, frozen=True):
     last_s: float
     spans: Sequence[Span]
     minutes: Sequence[float] = ()
-    points: Sequence[Point] = ()
+    points: Sequence[LoadPoint] = ()
     peak_in_flight: float | None = None
     peak_at_s: float | None = None
     config: Mapping[str, str] = field(default_factory=dict[str, str])

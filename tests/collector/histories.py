@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.vllm_metrics import EngineKey, HistogramSlots
-from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot, resolve
+from kneewatch.collector.names.vllm_resolver import EngineBinding, ValueSlot, resolve
 from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import History, Restart
 from tests.collector.name_pages import only_engine
@@ -71,8 +71,8 @@ class Handmade(Struct):
         slots = HistogramSlots(self.bounds, at, None, at[-1] if at else None)
         return EngineBinding(
             key=KEY,
-            counters={name: (Slot(place),) for place, name in enumerate(counters)},
-            gauges={name: (Slot(place),) for place, name in enumerate(gauges, len(counters))},
+            counters={name: (ValueSlot(place),) for place, name in enumerate(counters)},
+            gauges={name: (ValueSlot(place),) for place, name in enumerate(gauges, len(counters))},
             histograms={"histogram": (slots,)} if buckets else {},
             infos={},
             created=(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_metrics import HistogramSlots
-from kneewatch.collector.names.vllm_resolver import Binding, EngineBinding, Slot, resolve
+from kneewatch.collector.names.vllm_resolver import Binding, EngineBinding, ValueSlot, resolve
 from kneewatch.collector.page import Page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -55,7 +55,7 @@ def kinds(engine: EngineBinding) -> dict[str, str]:
     return {name: kind for kind, metrics in metrics_of_kind.items() for name in metrics}
 
 
-def slots(engine: EngineBinding, name: str) -> tuple[Slot | HistogramSlots, ...]:
+def slots(engine: EngineBinding, name: str) -> tuple[ValueSlot | HistogramSlots, ...]:
     """Where a metric of any kind stands."""
     if name in engine.histograms:
         return engine.histograms[name]

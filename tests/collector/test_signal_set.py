@@ -18,7 +18,7 @@ from kneewatch.collector.signals.catalogue import expression, expressions, signa
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Expr,
-    FirstOf,
+    FirstValue,
     Gauge,
     OverTime,
     Quantile,
@@ -44,7 +44,7 @@ from tests.recordings import CAPTURES
 
 RECORDING = CAPTURES / "kv_pressure_cascade.jsonl.gz"
 BOUNDS = (0.5, 1.0, math.inf)
-SECOND_CHOICE = FirstOf((Rate("late"), Rate("early")))
+SECOND_CHOICE = FirstValue((Rate("late"), Rate("early")))
 KINDS: dict[str, Expr] = {
     "gauge": Gauge("level"),
     **{fold: OverTime("level", fold) for fold in ("avg", "min", "max")},
@@ -218,7 +218,7 @@ def test_a_table_of_text_is_a_signal() -> None:
     assert (first.key, second.key, second.help) == ("failed_1_ratio", "failed_2_ratio", "Share 2.")
     assert second.expr == ratio(
         Rate("finished", (("code", "2"),)),
-        FirstOf((Rate("finished"), Rate("took", suffix="_count"))),
+        FirstValue((Rate("finished"), Rate("took", suffix="_count"))),
     )
     assert (first.needs, first.optional, waiting.needs) == ("a flag", True, "nothing")
 

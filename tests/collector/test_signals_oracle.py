@@ -15,7 +15,7 @@ from msgspec.structs import astuple, replace
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals import expr
-from kneewatch.collector.signals.expr import Expr, FirstOf, HereOnly
+from kneewatch.collector.signals.expr import Expr, FirstValue, HereOnly
 from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS, configured
@@ -75,7 +75,7 @@ KINDS: dict[str, Expr] = {
     "product": expr.product(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
     "sum": expr.total(expr.Rate("num_preemptions"), expr.Gauge(STAGES)),
     "positive": expr.kept_if(expr.Rate("num_preemptions"), ">", gt, 0),
-    "first": expr.FirstOf((expr.Quantile(TTFT, 0.5), expr.Quantile(DIRECTIONS, 0.5))),
+    "first": expr.FirstValue((expr.Quantile(TTFT, 0.5), expr.Quantile(DIRECTIONS, 0.5))),
     "beside": expr.Beside(expr.Rate("num_preemptions"), expr.Rate("lmcache_num_hit_tokens"), "max"),
     "scaled": expr.scaled(expr.ratio(expr.Rate("num_preemptions"), expr.Gauge(STAGES)), 0.6),
 }
@@ -263,6 +263,6 @@ def parts_of(expression: Expr) -> Iterator[Expr]:
     assert isinstance(expression, Struct)
     for value in astuple(expression):
         for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
-            other_engines = isinstance(expression, FirstOf) and isinstance(part, HereOnly)
+            other_engines = isinstance(expression, FirstValue) and isinstance(part, HereOnly)
             if hasattr(part, "bind") and not other_engines:
                 yield from parts_of(cast("Expr", part))

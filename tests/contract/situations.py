@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import LearnedKnee, Range
-from kneewatch.diagnose.lengths import Departure, Point
+from kneewatch.diagnose.lengths import Departure, StatedPoint
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
@@ -44,7 +44,7 @@ ITL_ONLY = Targets(itl_p99_s=0.1)
 FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
     fetching=30.0
 )
-ENDLESS = Departure(0.3, Point(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.25)
+ENDLESS = Departure(0.3, StatedPoint(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.25)
 KNEE_AT = LearnedKnee(
     Range(18.0, 20.0, 22.0), Range(5.0, 5.5, 6.0), 5.5, True, "P99 within the targets", 40, 6
 )

@@ -211,7 +211,7 @@ def test_exactly_the_signals_that_dashboards_draw_are_recorded() -> None:
     shown = json.dumps([query.expr for b in BOARDS for r in b.rows for p in r.panels
                         for query in p.queries])  # fmt: skip
     assert {f"kneewatch:{key}" for key in RECORDED.findall(shown)} == set(names)
-    assert set(drawn()) <= {signal.key for signal in Plan().signals()}
+    assert set(drawn()) <= {signal.key for signal in Plan().signals}
 
 
 def test_signals_are_recorded_once_a_minute_and_not_at_all_where_only_alerts_are_wanted() -> None:

@@ -9,12 +9,12 @@ from math import inf
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.capacity import Comparison, LearnedKnee
+from kneewatch.diagnose.capacity import DegreeComparison, LearnedKnee
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
-from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, LiveWorkload, Point
+from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, LiveWorkload, StatedPoint
 from kneewatch.diagnose.ranking import conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.diagnose.verdict import Cause
@@ -119,7 +119,7 @@ class Situation(Struct, frozen=True):
     gpus: tuple[GpuState, ...] = ()
     gpus_guessed: bool = False
     gpus_lost: tuple[str, ...] = ()
-    split: Comparison | None = None
+    split: DegreeComparison | None = None
     endless: Departure | None = None
     knee: LearnedKnee | None = None
     curve: CurveLearner | None = None
@@ -187,7 +187,7 @@ class Situation(Struct, frozen=True):
         return {cause.id: cause for cause in conclude(self.facts())}
 
 
-def split_of(per_gpu: Mapping[int, float], *, tensor_parallel: int) -> Comparison:
+def split_of(per_gpu: Mapping[int, float], *, tensor_parallel: int) -> DegreeComparison:
     """What sweeps say of a degree, with so many tokens a second and GPU at each."""
     unit, degrees = degrees_of(
         [sweep(degree, tokens) for degree, tokens in per_gpu.items()],
@@ -336,7 +336,9 @@ CONCLUSIVE: Mapping[str, Situation] = {
             grown=False,
             span_s=3600.0,
             lengths={
-                PROMPTS: Departure(0.4, Point(0.5, 1000.0, 1000.0), 1000.0, 0.9, chance_ratio=0.12)
+                PROMPTS: Departure(
+                    0.4, StatedPoint(0.5, 1000.0, 1000.0), 1000.0, 0.9, chance_ratio=0.12
+                )
             },
             live={PROMPTS: (2400.0, 9000.0, None)},
             requests=7200.0,

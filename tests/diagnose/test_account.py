@@ -19,7 +19,7 @@ from kneewatch.diagnose.engine.reader import COUNTED
 from kneewatch.diagnose.latency_split import changed
 from kneewatch.diagnose.learned.account import Account, beyond_chance
 from kneewatch.diagnose.learned.pace import Pace
-from kneewatch.diagnose.learned.work import Step, Work
+from kneewatch.diagnose.learned.work import DecodeStep, Work
 from kneewatch.diagnose.values import Values
 from tests.incidents import rebuilt
 from tests.incidents.shares import above_whole
@@ -450,9 +450,9 @@ def test_any_limits_give_a_speed_between_them_or_none(
 def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() -> None:
     pace = Pace(first_samples=1, noise=0.05)
     for at in range(50):
-        pace.learn(Step(0.05, 10.0, 0.3, 4000.0, 1.0), 10.0 * at)
+        pace.learn(DecodeStep(0.05, 10.0, 0.3, 4000.0, 1.0), 10.0 * at)
     pace.settle(inf)
-    limits_s = pace.limits(Step(0.2, 10.0, 0.3, 10.0, 1.0), 5e-5)
+    limits_s = pace.limits(DecodeStep(0.2, 10.0, 0.3, 10.0, 1.0), 5e-5)
     assert limits_s is not None
     assert limits_s[0] == 0.0
     speed = pace.speed(0.0, limits_s[1] / 0.2, 3)
@@ -463,9 +463,9 @@ def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() 
 @pytest.mark.parametrize("token_s", [None, 5e-5])
 def test_a_small_share_of_the_cache_explains_no_slow_step(token_s: float | None) -> None:
     pace = Pace(first_samples=1, noise=0.05)
-    pace.learn(Step(0.01, 3.0, 0.005, 0.0, 1.0), 0.0)
+    pace.learn(DecodeStep(0.01, 3.0, 0.005, 0.0, 1.0), 0.0)
     pace.settle(inf)
-    limits_s = pace.limits(Step(0.016, 3.0, 0.01, 0.0, 1.0), token_s)
+    limits_s = pace.limits(DecodeStep(0.016, 3.0, 0.01, 0.0, 1.0), token_s)
     assert limits_s is not None
     assert limits_s[1] < 0.013
 
@@ -477,7 +477,7 @@ def test_steps_that_only_become_slower_are_not_learned_as_noise() -> None:
         prompt_tokens = 135.0 + 60.0 * sin(2.1 * at) + 80.0 * (at % 9 == 0)
         slower = min(1.0, max(0.0, at - 40) / 100)
         took_s = 0.026 * (1 + 0.15 * slower) + 1.5e-4 * prompt_tokens * (1 + 1.6 * slower)
-        step = Step(took_s, 3.8, 0.07, prompt_tokens, 1.0)
+        step = DecodeStep(took_s, 3.8, 0.07, prompt_tokens, 1.0)
         limits_s = pace.limits(step)
         if pace.may_learn(took_s, limits_s):
             pace.learn(step, 15.0 * at)

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.fleet.workload_drift import drift
 from kneewatch.diagnose.learned.length_drift import departure
-from kneewatch.diagnose.lengths import ALIKE, SHIFT_MIN, TAIL_SHIFT_MIN, Point, more_than_chance
+from kneewatch.diagnose.lengths import (
+    ALIKE,
+    SHIFT_MIN,
+    TAIL_SHIFT_MIN,
+    StatedPoint,
+    more_than_chance,
+)
 from kneewatch.diagnose.values import Histogram
 
 EDGES = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, inf)
@@ -110,12 +116,12 @@ def test_the_same_is_no_drift(steps: list[float]) -> None:
     assert change.shift_ratio == 0
 
 
-def percentiles(draw: Draw) -> tuple[Point, ...]:
+def percentiles(draw: Draw) -> tuple[StatedPoint, ...]:
     """P50, P95 and P99 of a kind, as of a hundred thousand."""
     dice = random.Random(3)
     drawn = sorted(draw(dice) for _ in range(100_000))
     quantiles = [(ratio, drawn[round(ratio * len(drawn)) - 1]) for ratio in (0.5, 0.95, 0.99)]
-    return tuple(Point(ratio, tokens, tokens) for ratio, tokens in quantiles)
+    return tuple(StatedPoint(ratio, tokens, tokens) for ratio, tokens in quantiles)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,12 +141,18 @@ def test_what_is_as_stated_is_called_a_departure_no_oftener_than_stated(kind: st
 
 
 def test_the_band_of_one_sample_is_no_wider_than_its_reason() -> None:
-    departed = departure([Point(0.5, 1.0, 1.0)], {1.0: 5000.0, inf: 10_000.0}, false_alarm=0.01)
+    departed = departure(
+        [StatedPoint(0.5, 1.0, 1.0)], {1.0: 5000.0, inf: 10_000.0}, false_alarm=0.01
+    )
     assert departed is not None
     assert departed.chance_ratio == pytest.approx(sqrt(log(200) / (2 * 10_000 / ALIKE)))
 
 
-STATED = (Point(0.5, 500.0, 500.0), Point(0.95, 2000.0, 2000.0), Point(0.99, 5000.0, 5000.0))
+STATED = (
+    StatedPoint(0.5, 500.0, 500.0),
+    StatedPoint(0.95, 2000.0, 2000.0),
+    StatedPoint(0.99, 5000.0, 5000.0),
+)
 
 
 @pytest.mark.parametrize(
@@ -177,18 +189,18 @@ def test_between_two_bounds_nothing_is_counted() -> None:
     """All are 700 long: 600 is stated, and so may 900 be, for all that 500 and 1000 tell."""
     buckets = {edge: 1e6 * (edge >= 700) for edge in EDGES}
     for tokens in (600.0, 900.0):
-        departed = departure([Point(0.5, tokens, tokens)], buckets)
+        departed = departure([StatedPoint(0.5, tokens, tokens)], buckets)
         assert departed is not None
         assert departed.shift_ratio == 0
     for tokens, longer in ((400.0, True), (1100.0, False)):
-        departed = departure([Point(0.5, tokens, tokens)], buckets)
+        departed = departure([StatedPoint(0.5, tokens, tokens)], buckets)
         assert departed is not None
         assert departed.real
         assert (departed.shift_ratio > 0) == longer
 
 
 def test_requests_that_are_all_of_the_stated_length_are_as_stated() -> None:
-    points = [Point(ratio, 500.0, 500.0) for ratio in (0.5, 0.95, 0.99)]
+    points = [StatedPoint(ratio, 500.0, 500.0) for ratio in (0.5, 0.95, 0.99)]
     departed = departure(points, {edge: 1e6 * (edge >= 500) for edge in EDGES})
     assert departed is not None
     assert departed.shift_ratio == 0
@@ -219,7 +231,11 @@ def test_departures_are_within_what_can_be(
         total += step
         buckets[edge] = total
     low, middle, high = sorted(stated)
-    points = [Point(0.5, low, low), Point(0.95, middle, middle), Point(0.99, middle, high)]
+    points = [
+        StatedPoint(0.5, low, low),
+        StatedPoint(0.95, middle, middle),
+        StatedPoint(0.99, middle, high),
+    ]
     departed = departure(points, buckets)
     assert (departed is None) == (total == 0)
     if departed is None:

@@ -96,27 +96,27 @@ def test_a_server_that_gives_what_fewer_gpus_gave_is_doubted() -> None:
 
 
 def test_a_profile_says_why_its_sweeps_say_nothing() -> None:
-    reasons = Profile(stated=Stated(sweeps=SWEEPS)).unstated()
+    reasons = Profile(stated=Stated(sweeps=SWEEPS)).unstated
     assert reasons["tp_overhead"] == "degree not stated (tensor_parallel)"
     unlike = (sweep(1, 1000, tokens_per_request=50), sweep(4, 500))
-    reasons = Profile(stated=Stated(sweeps=unlike, tensor_parallel=4)).unstated()
+    reasons = Profile(stated=Stated(sweeps=unlike, tensor_parallel=4)).unstated
     assert "different requests" in reasons["tp_overhead"]
-    assert "tp_overhead" not in Profile().unstated()
+    assert "tp_overhead" not in Profile().unstated
     for degree in (1, 4):
         stated = Stated(sweeps=SWEEPS, tensor_parallel=degree)
-        assert "tp_overhead" not in Profile(stated=stated).unstated()
+        assert "tp_overhead" not in Profile(stated=stated).unstated
 
 
 def test_the_degree_may_be_the_launch_files() -> None:
     launch = parse_command("vllm serve m --tensor-parallel-size 4", origin="f")
-    split = Profile(stated=Stated(sweeps=SWEEPS, command_line=launch)).split()
+    split = Profile(stated=Stated(sweeps=SWEEPS, command_line=launch)).split
     assert split is not None
     assert split.far_below
 
 
 def test_targets_decide_what_counts() -> None:
     stated = Stated(sweeps=SWEEPS, tensor_parallel=4)
-    strict = Profile(stated=stated, targets=Targets(itl_p99_s=0.0206)).split()
+    strict = Profile(stated=stated, targets=Targets(itl_p99_s=0.0206)).split
     assert strict is not None
     assert strict.share_ratio == pytest.approx(0.5)
     assert strict.narrow is not None

@@ -17,7 +17,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
-from kneewatch.diagnose.lengths import ANSWERS, PROMPTS, RATE, SHIFTS, Departure, Point
+from kneewatch.diagnose.lengths import ANSWERS, PROMPTS, RATE, SHIFTS, Departure, StatedPoint
 from kneewatch.diagnose.ranking import BY_ID, ranked
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
@@ -199,7 +199,7 @@ def test_lengths_of_tiers() -> None:
     assert PROMPTS not in apart.lengths(None, None)
     small, large = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"
     assert apart.lengths(small, None)[PROMPTS] == POINTS
-    assert apart.lengths(large, None)[PROMPTS][0] == Point(0.5, 3000.0, 3000.0)
+    assert apart.lengths(large, None)[PROMPTS][0] == StatedPoint(0.5, 3000.0, 3000.0)
     assert apart.lengths(None, "l40s")[PROMPTS] == POINTS
     assert apart.lengths("another/model", None) == {}
     assert stated().lengths("another/model", "b200")[PROMPTS] == POINTS, "one part: it is meant"
@@ -207,10 +207,10 @@ def test_lengths_of_tiers() -> None:
 
 def test_a_tier_that_is_not_named_is_asked_for() -> None:
     statement = Stated(workload=stated(PROFILE + OWN))
-    lines = Profile(stated=statement).unstated()
+    lines = Profile(stated=statement).unstated
     assert "set model or gpu" in lines[SHIFTS[PROMPTS]]
     named = replace(statement, model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("l40s"))
-    assert SHIFTS[PROMPTS] not in Profile(stated=named).unstated()
+    assert SHIFTS[PROMPTS] not in Profile(stated=named).unstated
 
 
 def test_a_session_is_between_its_first_call_and_its_last() -> None:
@@ -273,7 +273,7 @@ def test_a_drift_does_not_keep_quiet_times_from_being_learned() -> None:
     assert diagnoses[-1].values["finished_length_drift_points"] == pytest.approx(0, abs=0.01)
 
 
-ENDLESS = Departure(0.6, Point(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.15)
+ENDLESS = Departure(0.6, StatedPoint(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.15)
 RAMBLING = replace(
     CALM.but(finished_length_ratio=0.65, output_tokens_mean=3000.0), quiet={}, endless=ENDLESS
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp, inf, log
 
-from kneewatch.diagnose.lengths import ANSWERS, METRICS, PROMPTS, Point, StatedWorkload
+from kneewatch.diagnose.lengths import ANSWERS, METRICS, PROMPTS, StatedPoint, StatedWorkload
 from kneewatch.diagnose.sizing.plan.plan_result import watched
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from tests.diagnose.streams import bodies
@@ -42,7 +42,11 @@ gpus = ["h100-sxm"]
 """A profile with nothing but what has to be there."""
 
 PROFILE = SMALLEST.replace("_per_s = 120", "_per_s = 8\ngrowth_ratio = 0.25")
-POINTS = (Point(0.5, 1000.0, 1000.0), Point(0.95, 4000.0, 4000.0), Point(0.99, 8000.0, 8000.0))
+POINTS = (
+    StatedPoint(0.5, 1000.0, 1000.0),
+    StatedPoint(0.95, 4000.0, 4000.0),
+    StatedPoint(0.99, 8000.0, 8000.0),
+)
 """What it says of inputs."""
 
 BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, inf)

@@ -16,7 +16,7 @@ from kneewatch.agent.fleet.queries import AnswerLog
 from kneewatch.agent.fleet.snapshot import FleetConfig, fleet_config, source_settings
 from kneewatch.agent.report.history import MARGIN_S, READ, EngineHistory, History, Member
 from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S, IncidentSearch
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
+from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
     CURVES_MOST,
     PeriodData,
@@ -98,7 +98,7 @@ def notices_of(problems: AnswerLog, left_out: int) -> tuple[str, ...]:
 
 
 def notes_of(
-    fleet: FleetEngines,
+    fleet: ReportedFleet,
     resolved: Resolution,
     now: PeriodData,
     source: PrometheusSource,
@@ -137,7 +137,7 @@ def _without_samples(search: IncidentSearch) -> Iterator[str]:
         )
 
 
-def _gpus(fleet: FleetEngines, now: PeriodData) -> str:
+def _gpus(fleet: ReportedFleet, now: PeriodData) -> str:
     """A note on how many engines have GPU signals from DCGM."""
     with_gpus = {key for figure in GPUS for key in now.gauges.get(figure, {})}
     covered = sum(engine.key in with_gpus for engine in fleet.members)
@@ -166,7 +166,7 @@ def _summed(now: PeriodData) -> list[str]:
     ]
 
 
-def _missing(fleet: FleetEngines, now: PeriodData) -> list[str]:
+def _missing(fleet: ReportedFleet, now: PeriodData) -> list[str]:
     """Notes on series that no engine of a tier has."""
     lines: list[str] = []
     for tier in fleet.tiers():

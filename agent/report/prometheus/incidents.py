@@ -20,7 +20,7 @@ from kneewatch.agent.fleet.engines import read_ahead
 from kneewatch.agent.fleet.queries import QueryMoment
 from kneewatch.agent.fleet.snapshot import faulty_gpus_at
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
+from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.suspect_spans import (
@@ -168,7 +168,7 @@ class IncidentSearch:
     def __init__(
         self,
         ranges: Ranges,
-        fleet: FleetEngines,
+        fleet: ReportedFleet,
         now: PeriodData,
         profile: Profile,
         request: ReportRequest,

@@ -79,7 +79,7 @@ class Part(Struct, frozen=True):
         return self.name, tuple(labels.get(name, "") for name in self.by)
 
 
-class FleetEngines(Struct, frozen=True):
+class ReportedFleet(Struct, frozen=True):
     """The engines of a report. `parts` are the sets of series that the server sums. `scrape_s` is
     the usual scrape interval in seconds."""
 
@@ -103,7 +103,7 @@ class FleetEngines(Struct, frozen=True):
 
 def fleet_engines(
     ranges: Ranges, request: ReportRequest, selector: str, names: LabelMap
-) -> FleetEngines:
+) -> ReportedFleet:
     """The requested engines of both periods.
 
     Raises:
@@ -133,7 +133,7 @@ def fleet_engines(
     existing = [*tiers, *(engine.member.tier for engine in everyone)]
     check_names("tier", request.tiers, existing, "this period", tiers)
     members = tuple(engine for engine in everyone if _asked_for(engine, request))
-    return FleetEngines(
+    return ReportedFleet(
         shape=shape,
         asking=asking,
         members=members,

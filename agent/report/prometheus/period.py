@@ -15,7 +15,7 @@ from kneewatch.agent.fleet.presence import namespace_of, pod_of
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part, TargetScrapes, frozen
+from kneewatch.agent.report.prometheus.inventory import ReportedFleet, Part, TargetScrapes, frozen
 from kneewatch.agent.report.prometheus.queries import (
     KeyOf,
     Query,
@@ -253,7 +253,7 @@ Text = Callable[[QueryScope, Sequence[str], float], str]
 class PeriodReader:
     """Reads periods of a fleet's engines."""
 
-    def __init__(self, ranges: Ranges, fleet: FleetEngines, resolved: Resolution) -> None:
+    def __init__(self, ranges: Ranges, fleet: ReportedFleet, resolved: Resolution) -> None:
         self._ranges, self._fleet, self._found = ranges, fleet, resolved
         self._engines = len(fleet.shape.members)
         self._groups = len({fleet.group(engine) for engine in fleet.members})

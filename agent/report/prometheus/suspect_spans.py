@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
+from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
@@ -340,7 +340,7 @@ class FleetIncidents:
     peers or restart. `left_out` is the number of suspect spans that were not judged.
     """
 
-    def __init__(self, ranges: Ranges, config: FleetConfig, fleet: FleetEngines) -> None:
+    def __init__(self, ranges: Ranges, config: FleetConfig, fleet: ReportedFleet) -> None:
         self._ranges, self._config, self._fleet = ranges, config, fleet
         self.outages: dict[str, list[KnownCause]] = {}
         self.known: dict[Key, list[KnownCause]] = {}

@@ -8,7 +8,14 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, Comparison, Degree, Unit, alike
+from kneewatch.diagnose.capacity import (
+    FAR_BELOW,
+    BenchmarkPoint,
+    Degree,
+    DegreeComparison,
+    Unit,
+    alike,
+)
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
@@ -261,12 +268,12 @@ def throughput(point: BenchmarkPoint, unit: Unit) -> float:
     return (point.output_tokens_per_s or 0.0) if unit == "tokens" else point.requests_per_s
 
 
-def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:
+def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> DegreeComparison:
     """TP `tensor_parallel`, compared with the smaller TP that has the most throughput per GPU.
 
     If they cannot be compared, the result's `why` has the reason.
     """
-    plain, name = Comparison(unit), f"TP {tensor_parallel}"
+    plain, name = DegreeComparison(unit), f"TP {tensor_parallel}"
     if tensor_parallel == 1:
         return plain
     wide = next((degree for degree in degrees if degree.tensor_parallel == tensor_parallel), None)
@@ -288,7 +295,7 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
     most = wide.most_per_s / wide.tensor_parallel / narrow.per_s_per_gpu
     gap = f"the limit of {name} is between two loads that are far apart: measure in between"
     why = gap if share < FAR_BELOW <= most else ""
-    return Comparison(unit, wide, narrow, share, most, why)
+    return DegreeComparison(unit, wide, narrow, share, most, why)
 
 
 def _doubt(wide: Degree, narrow: Degree) -> str:

@@ -18,9 +18,14 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
-from kneewatch.diagnose.lengths import Part as DriftPart
-from kneewatch.diagnose.lengths import Point as DriftPoint
+from kneewatch.diagnose.lengths import (
+    ANSWERS,
+    KEYS,
+    PROMPTS,
+    ProfilePart,
+    StatedPoint,
+    StatedWorkload,
+)
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch import Launch, fields_of, launch_of
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -461,7 +466,7 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     return StatedWorkload(
         origin,
         tuple(
-            DriftPart(name, launch.model, launch.gpus, _lengths(lengths, profile))
+            ProfilePart(name, launch.model, launch.gpus, _lengths(lengths, profile))
             for name, launch, lengths in launches
         ),
         planned_peak_per_s(profile) if judged else None,
@@ -469,13 +474,13 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     )
 
 
-def _lengths(first: Lengths, profile: WorkloadProfile) -> Mapping[str, tuple[DriftPoint, ...]]:
+def _lengths(first: Lengths, profile: WorkloadProfile) -> Mapping[str, tuple[StatedPoint, ...]]:
     last = call_lengths(first, profile.session)
     # The plan's P50 is of the call in the middle, its P95 and P99 are of the last one.
     grown = {PROMPTS: last.input_p99_tokens - first.input_p99_tokens, ANSWERS: 0}
     return {
         side: tuple(
-            DriftPoint(ratio, float(tokens), float(tokens + grown[side]))
+            StatedPoint(ratio, float(tokens), float(tokens + grown[side]))
             for name, ratio in PERCENTILES
             for tokens in [getattr(first, f"{KEYS[side]}_{name}_tokens")]
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.guard import Buckets, network
+from kneewatch.agent.api.guard import RateBuckets, network
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 
 def test_a_seconds_worth_at_once_then_as_fast_as_the_bucket_fills() -> None:
     clock = Clock()
-    buckets = Buckets(4.0, clock)
+    buckets = RateBuckets(4.0, clock)
     assert [buckets.take("10.0.0.1") for _ in range(4)] == [0.0] * 4
     assert buckets.take("10.0.0.1") == pytest.approx(0.25)
     clock.now_s += 0.25
@@ -31,7 +31,7 @@ def test_a_seconds_worth_at_once_then_as_fast_as_the_bucket_fills() -> None:
 
 def test_asking_in_vain_does_not_cost_anything() -> None:
     clock = Clock()
-    buckets = Buckets(1.0, clock)
+    buckets = RateBuckets(1.0, clock)
     buckets.take("a")
     for _ in range(100):
         assert buckets.take("a") > 0
@@ -40,7 +40,7 @@ def test_asking_in_vain_does_not_cost_anything() -> None:
 
 
 def test_addresses_do_not_disturb_each_other() -> None:
-    buckets = Buckets(1.0, Clock())
+    buckets = RateBuckets(1.0, Clock())
     assert buckets.take("10.0.0.1") == 0.0
     assert buckets.take("10.0.0.1") > 0.0
     assert buckets.take("10.0.0.2") == 0.0
@@ -48,13 +48,13 @@ def test_addresses_do_not_disturb_each_other() -> None:
 
 def test_less_than_one_a_second_still_lets_one_through() -> None:
     clock = Clock()
-    buckets = Buckets(0.5, clock)
+    buckets = RateBuckets(0.5, clock)
     assert buckets.take("a") == 0.0
     assert buckets.take("a") == pytest.approx(2.0)
 
 
 def test_the_table_does_not_grow_and_forgets_the_quietest() -> None:
-    buckets = Buckets(1.0, Clock(), most=3)
+    buckets = RateBuckets(1.0, Clock(), most=3)
     for name in ("a", "b", "c"):
         buckets.take(name)
     buckets.take("a")
@@ -85,7 +85,7 @@ def test_no_more_is_let_through_than_the_rate_and_one_bucket(
     steps_s: list[float], per_s: float
 ) -> None:
     clock = Clock()
-    buckets = Buckets(per_s, clock)
+    buckets = RateBuckets(per_s, clock)
     admitted = 0
     for step_s in steps_s:
         clock.now_s += step_s

@@ -12,7 +12,7 @@ import pytest
 
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.discovery import Discovery, TargetProfile, target_profile
-from kneewatch.agent.daemon.periodic_jobs import Grid, Job, first_run_s, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import Job, RunTimes, first_run_s, phase_ratio
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.settings.effective import Settings
@@ -174,7 +174,7 @@ class Planned(DueQueue):
         first_in_s: float | None = None,
     ) -> None:
         del job
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
+        grid = RunTimes(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         self.first_s.append(first_run_s(grid, 0.0, first_in_s))
         self.phase_s[name] = grid.phase_s
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.periodic_jobs import (
     PHASES_MAX,
-    Grid,
     Job,
     OwnClock,
+    RunTimes,
     Scheduler,
     Steps,
     phase_count,
@@ -68,7 +68,7 @@ def queue() -> Iterator[DueQueue]:
 )
 def test_the_grid(interval_s: float, ratio: float, now_s: float) -> None:
     phase_s = ratio * interval_s
-    grid = Grid(interval_s=interval_s, phase_s=phase_s)
+    grid = RunTimes(interval_s=interval_s, phase_s=phase_s)
     next_s = grid.after_s(now_s)
     assert 0 < next_s - now_s <= interval_s + 0.002
     steps = (next_s - phase_s) / interval_s
@@ -76,7 +76,7 @@ def test_the_grid(interval_s: float, ratio: float, now_s: float) -> None:
 
 
 def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
-    grid = Grid(interval_s=0.1, phase_s=0.0)
+    grid = RunTimes(interval_s=0.1, phase_s=0.0)
     for step in range(2000):
         now_s = 1.7e9 + step * 0.1
         assert 0.05 < grid.after_s(now_s) - now_s < 0.15
@@ -354,7 +354,7 @@ class Tenths(base.BaseTrigger):  # type: ignore[misc]
     """A trigger that fires ten times a second."""
 
     def after_s(self, now_s: float) -> float:
-        return Grid(interval_s=0.1, phase_s=0.0).after_s(now_s)
+        return RunTimes(interval_s=0.1, phase_s=0.0).after_s(now_s)
 
     def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, previous_fire_time: datetime | None, now: datetime

@@ -15,7 +15,7 @@ from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.watch.command import View
-from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.feeds import Playback
 from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
@@ -68,11 +68,11 @@ def three(clock: Clock | None = None) -> ScreenState:
     return wall
 
 
-def view_of(wall: ScreenState, pace: Pace | None = None, **more: Any) -> View:  # noqa: ANN401
+def view_of(wall: ScreenState, pace: Playback | None = None, **more: Any) -> View:  # noqa: ANN401
     """The screen over a wall."""
     glyphs: Glyphs = more.pop("glyphs", UNICODE)
     given: dict[str, Any] = {"where": "", "colour": True, **more}
-    return View(wall, pace or Pace(), glyphs=glyphs, **given)
+    return View(wall, pace or Playback(), glyphs=glyphs, **given)
 
 
 def driven(

@@ -16,7 +16,7 @@ from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.watch.feeds import (
     Feed,
     FeedThreads,
-    Pace,
+    Playback,
     access,
     daemon_feed,
     read_triage,
@@ -45,7 +45,7 @@ def triage(*documents: Any, **more: Any) -> bytes:  # noqa: ANN401
 def watched(feed: Feed, done: Callable[[ScreenState], bool]) -> ScreenState:
     """The wall of a daemon, once it shows something."""
     wall = ScreenState()
-    work = FeedThreads([feed], wall, Pace())
+    work = FeedThreads([feed], wall, Playback())
     work.start()
     until(lambda: done(wall))
     work.stop()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line
-from kneewatch.agent.watch.rendering import Span, cells_of, chart, chart_span, top_of
+from kneewatch.agent.watch.rendering import ChartSpan, cells_of, chart, chart_span, top_of
 
 NAN = math.nan
 TIMES = st.lists(st.floats(1e9, 1e9 + 1e5), min_size=1, max_size=60, unique=True).map(sorted)
@@ -27,13 +27,17 @@ def tones_of(line: Line) -> str:
 
 
 def test_columns_are_times() -> None:
-    over = Span(columns=4, cell_s=10, end_s=1035)
+    over = ChartSpan(columns=4, cell_s=10, end_s=1035)
     times = [1000, 1009, 1010, 1025, 1026, 1035]
     assert cells_of(times, [1, 3, 2, NAN, NAN, 5], over) == [3, 2, None, 5]
 
 
 def test_what_is_older_than_the_chart_is_left_out() -> None:
-    assert cells_of([10, 1000], [9, 1], Span(columns=3, cell_s=10, end_s=1000)) == [None, None, 1]
+    assert cells_of([10, 1000], [9, 1], ChartSpan(columns=3, cell_s=10, end_s=1000)) == [
+        None,
+        None,
+        1,
+    ]
 
 
 @given(TIMES, st.integers(8, 80))
@@ -61,8 +65,8 @@ def test_no_column_is_empty_while_scrapes_are_regular() -> None:
 def test_a_value_stays_in_its_column_as_time_goes_on() -> None:
     times = [1e9 + 2 * number for number in range(30)]
     values = [9.0 if number == 20 else 1.0 for number in range(30)]
-    before = cells_of(times[:29], values[:29], Span(20, 3, times[28]))
-    after = cells_of(times, values, Span(20, 3, times[29]))
+    before = cells_of(times[:29], values[:29], ChartSpan(20, 3, times[28]))
+    after = cells_of(times, values, ChartSpan(20, 3, times[29]))
     moved = math.floor(times[29] / 3) - math.floor(times[28] / 3)
     assert after.index(9.0) == before.index(9.0) - moved
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
-from kneewatch.agent.watch.rendering import Frame, details, ttft_bound_s
-from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
+from kneewatch.agent.watch.rendering import Screen, details, ttft_bound_s
+from kneewatch.agent.watch.state import Kind, RowKey, ScreenRow, Trail
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Finding
@@ -27,14 +27,14 @@ QUEUEING = [
 HOSTILE = "a\x1b[31m[red]b[/red]\u202e\r\nc \x9b31m"
 
 
-def row_of(diagnosis: Verdict | None, **more: object) -> Row:
+def row_of(diagnosis: Verdict | None, **more: object) -> ScreenRow:
     """A row of a server."""
-    row = Row(EngineKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
+    row = ScreenRow(RowKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
     return replace(row, **more)
 
 
-def frame(width: int = 80, rows: int = 3, glyphs: Glyphs = UNICODE) -> Frame:
-    return Frame(width, rows, glyphs)
+def frame(width: int = 80, rows: int = 3, glyphs: Glyphs = UNICODE) -> Screen:
+    return Screen(width, rows, glyphs)
 
 
 def text_of(lines: list[Line]) -> str:

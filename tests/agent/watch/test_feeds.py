@@ -18,7 +18,7 @@ from kneewatch.agent.watch.feeds import (
     SLOWEST,
     Feed,
     FeedThreads,
-    Pace,
+    Playback,
     patience_s,
 )
 from kneewatch.agent.watch.state import Kind, ScreenState
@@ -34,7 +34,7 @@ def healths(wall: ScreenState) -> dict[str, str]:
     return {row.name: row.health for row in wall.rows()}
 
 
-def at_work(feeds: list[Feed], pace: Pace) -> tuple[FeedThreads, ScreenState]:
+def at_work(feeds: list[Feed], pace: Playback) -> tuple[FeedThreads, ScreenState]:
     wall = ScreenState()
     work = FeedThreads(feeds, wall, pace)
     work.start()
@@ -57,7 +57,7 @@ def test_a_recording_plays_at_its_pace(tmp_path: Path) -> None:
     entries = list(CaptureReader(path))
     length_s = entries[-1].t_s - entries[0].t_s
     began_s = time.monotonic()
-    work, wall = at_work(recording_feeds([str(path)], settings_of()), Pace(20.0))
+    work, wall = at_work(recording_feeds([str(path)], settings_of()), Playback(20.0))
     until(lambda: any(row.note == ENDED for row in wall.rows()))
     took_s = time.monotonic() - began_s
     work.stop()
@@ -71,14 +71,14 @@ def test_a_recording_plays_at_its_pace(tmp_path: Path) -> None:
 
 def test_a_recording_s_gap_is_not_waited_for(tmp_path: Path) -> None:
     path = short(tmp_path / "r0.jsonl", 3, gap_s=7 * 86400.0)
-    work, wall = at_work(recording_feeds([str(path)], settings_of()), Pace(FASTEST))
+    work, wall = at_work(recording_feeds([str(path)], settings_of()), Playback(FASTEST))
     until(lambda: any(row.note == ENDED for row in wall.rows()))
     work.stop()
     assert GAP_MAX_S / FASTEST < 1.0
 
 
 def test_a_recording_stands_still_while_paused(tmp_path: Path) -> None:
-    pace = Pace(20.0)
+    pace = Playback(20.0)
     pace.pause(True)
     path = short(tmp_path / "r0.jsonl", 5)
     work, wall = at_work(recording_feeds([str(path)], settings_of()), pace)
@@ -95,7 +95,7 @@ def test_a_recording_stands_still_while_paused(tmp_path: Path) -> None:
 def test_a_recording_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("nothing\n")
-    work, wall = at_work(recording_feeds([str(path)], settings_of()), Pace())
+    work, wall = at_work(recording_feeds([str(path)], settings_of()), Playback())
     until(lambda: bool(wall.rows()[0].note))
     work.stop()
     assert "nothing in it can be used" in wall.rows()[0].note
@@ -105,7 +105,7 @@ def test_a_recording_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_pace_ends_every_wait() -> None:
-    pace, ended = Pace(), threading.Event()
+    pace, ended = Playback(), threading.Event()
 
     def wait() -> None:
         assert not pace.play(1e9)
@@ -120,7 +120,7 @@ def test_a_pace_ends_every_wait() -> None:
 
 
 def test_a_pace_changes_while_it_is_waited_for() -> None:
-    pace = Pace(SLOWEST)
+    pace = Playback(SLOWEST)
     threading.Timer(0.1, lambda: pace.change_speed(1e6)).start()
     assert pace.play(GAP_MAX_S)  # at the slowest it would outlast the test's time limit
     assert pace.speed == FASTEST
@@ -137,7 +137,7 @@ def test_servers_are_watched_and_a_hanging_one_delays_nobody(serving: Start) -> 
 
     hanging = serving(hang)
     settings = settings_of(interval_s=0.1, fetch__read_timeout_s=3.0)
-    work, wall = at_work(server_feeds([hanging.url, well.url], settings), Pace())
+    work, wall = at_work(server_feeds([hanging.url, well.url], settings), Playback())
     name = well.url.removesuffix("/metrics")
     until(lambda: len(wall.trail(next(r.key for r in wall.rows() if r.name == name)).times_s) > 5)
     until(lambda: healths(wall)[name] == "ok")
@@ -160,7 +160,7 @@ def test_gpus_are_read_beside_the_servers(serving: Start) -> None:
     well = serving(in_turn(bodies("healthy_light", 20, 40)))
     gpus = serving(in_turn([page]))
     settings = settings_of(interval_s=0.1, gpu_metrics=gpus.url, fetch__headers={"X-Key": "secret"})
-    work, wall = at_work(target_feeds([well.url], settings), Pace())
+    work, wall = at_work(target_feeds([well.url], settings), Playback())
 
     def gpus_are_shown() -> bool:
         values = [row.diagnosis.values for row in wall.rows() if row.diagnosis]
@@ -179,11 +179,11 @@ def test_a_target_that_cannot_be_one() -> None:
 
 
 def test_a_bug_is_kept_for_whoever_shows_it() -> None:
-    def broken(_screen: ScreenState, _pace: Pace) -> None:
+    def broken(_screen: ScreenState, _pace: Playback) -> None:
         raise ZeroDivisionError
 
     (feed,) = recording_feeds([str(capture("idle"))], settings_of())
-    work, _ = at_work([replace(feed, run=broken)], Pace())
+    work, _ = at_work([replace(feed, run=broken)], Playback())
     until(lambda: work.bug is not None)
     work.stop()
     assert isinstance(work.bug, ZeroDivisionError)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from kneewatch.agent.watch.command import View
-from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.feeds import Playback
 from kneewatch.agent.watch.glyphs import ASCII
 from kneewatch.agent.watch.state import Kind, ScreenState
 from tests.agent.watch.screens import (
@@ -131,7 +131,7 @@ def test_zoom() -> None:
 
 
 def test_pause_holds_the_screen_and_plays_on_after() -> None:
-    wall, pace = three(), Pace()
+    wall, pace = three(), Playback()
 
     async def pause(pilot: Pilot[None]) -> None:
         assert " PAUSED " in (await pressed(pilot, "p"))[0]
@@ -148,7 +148,7 @@ def test_pause_holds_the_screen_and_plays_on_after() -> None:
 
 
 def test_speed() -> None:
-    wall, pace = ScreenState(clock=Clock()), Pace()
+    wall, pace = ScreenState(clock=Clock()), Playback()
     played(wall, "kv_pressure_cascade", 70)
 
     async def faster(pilot: Pilot[None]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.watch.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
+from kneewatch.agent.watch.state import CHARTED, KEPT, Kind, RowKey, ScreenState, Trail
 from tests.agent.watch.screens import SERVER, Clock, three, told
 from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, changed
 
-KEY = EngineKey(SERVER, SERVER, "llama", "0")
+KEY = RowKey(SERVER, SERVER, "llama", "0")
 
 
 def test_worst_first_then_by_name() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.page import Layout, Page, Series
-from kneewatch.collector.prometheus.client import Pace, PrometheusSource, SourceSettings
+from kneewatch.collector.prometheus.client import PrometheusSource, QueryPace, SourceSettings
 from kneewatch.collector.prometheus.responses import Answer, Sample, halves, pieces, steps_of
 from tests.collector.oracle import LOOPBACK, Target, free_port, running
 from tests.collector.prometheus.replies import in_turn, vector
@@ -159,7 +159,7 @@ def test_queries_at_once_share_threads_that_end_with_their_source(start: Start) 
 
 def test_the_pace_is_kept_and_counted() -> None:
     now_s, slept = [0.0], list[float]()
-    pace = Pace(at_once=2, per_s=4.0, clock=lambda: now_s[0], sleep=slept.append)
+    pace = QueryPace(at_once=2, per_s=4.0, clock=lambda: now_s[0], sleep=slept.append)
     for _ in range(8):
         with pace.turn():
             pass

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.learned.knee import CurveLearner, Point
+from kneewatch.diagnose.learned.knee import CurveLearner, LoadPoint
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.step_times import BUSY_MOST_RATIO, Prompts, StepTimes
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised
@@ -312,7 +312,7 @@ MEASURED = st.lists(
 )
 
 
-def step_times(points: Sequence[Point], now_s: float = NOW_S) -> StepTimes:
+def step_times(points: Sequence[LoadPoint], now_s: float = NOW_S) -> StepTimes:
     """Step times from these windows, all of them."""
     curve = CurveLearner(window_s=60.0, kept=len(points))
     for point in points:
@@ -322,7 +322,7 @@ def step_times(points: Sequence[Point], now_s: float = NOW_S) -> StepTimes:
     return steps
 
 
-def windows_of(measured: list[tuple[int, int, float]]) -> list[Point]:
+def windows_of(measured: list[tuple[int, int, float]]) -> list[LoadPoint]:
     """Windows of a batch, its context and a step."""
     usual = learned(page(50.0)).points()[0]
     return [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, Comparison
+from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, DegreeComparison
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
@@ -22,7 +22,9 @@ GAINS = st.floats(0.2, 5.0)
 PER_GPU = st.floats(10.0, 5000.0)
 
 
-def held(*sweeps: Sweep, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S) -> Comparison:
+def held(
+    *sweeps: Sweep, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S
+) -> DegreeComparison:
     """A degree against the smaller ones."""
     unit, degrees = degrees_of(sweeps, Targets(ttft_s))
     return compared(unit, degrees, tensor_parallel)
@@ -88,7 +90,7 @@ def test_of_several_smaller_degrees_the_best_counts() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_says_why(comparison: Comparison, why: str) -> None:
+def test_what_cannot_be_compared_says_why(comparison: DegreeComparison, why: str) -> None:
     assert (comparison.share_ratio, comparison.far_below) == (None, False)
     assert why in comparison.why
 
@@ -118,7 +120,7 @@ def test_requests_count_where_a_sweep_says_no_tokens() -> None:
 
 
 def test_one_gpu_has_nothing_smaller_and_lacks_nothing() -> None:
-    assert held(sweep(1, 10), sweep(4, 500), tensor_parallel=1) == Comparison("tokens")
+    assert held(sweep(1, 10), sweep(4, 500), tensor_parallel=1) == DegreeComparison("tokens")
 
 
 def test_a_target_that_cannot_be_is_refused() -> None:

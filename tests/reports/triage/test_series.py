@@ -9,16 +9,16 @@ from math import inf, isfinite, isnan, nan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.charts import COLUMNS, Point, lines
+from kneewatch.reports.triage.charts import COLUMNS, ChartPoint, lines
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(nan)), min_size=1, max_size=1500)
 
 
-def drawn(times: Sequence[float], values: Sequence[float]) -> list[list[Point]]:
+def drawn(times: Sequence[float], values: Sequence[float]) -> list[list[ChartPoint]]:
     return lines(array("d", times), array("d", values), since_s=0.0, until_s=1e9)
 
 
-def moments(drawn_lines: list[list[Point]]) -> list[list[float]]:
+def moments(drawn_lines: list[list[ChartPoint]]) -> list[list[float]]:
     return [[point.t_s for point in line] for line in drawn_lines]
 
 

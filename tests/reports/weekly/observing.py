@@ -18,7 +18,7 @@ from kneewatch.collector.signals.vllm import (
     QUEUE,
     TTFT,
 )
-from kneewatch.diagnose.learned.knee import Point
+from kneewatch.diagnose.learned.knee import LoadPoint
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.observed import (
     SERVING,
@@ -103,14 +103,14 @@ def span(
     )  # fmt: skip
 
 
-def points(most: float = 32.0) -> list[Point]:
+def points(most: float = 32.0) -> list[LoadPoint]:
     """Windows at loads up to so many requests in flight, later the more there are."""
-    all_points: list[Point] = []
+    all_points: list[LoadPoint] = []
     load = 1.0
     while load <= most:
         served = 4.0 * load / (1 + load / 12)
         all_points += [
-            Point(TO_S - 3600.0 + at, load, served, 150 * served, load / served / 150,
+            LoadPoint(TO_S - 3600.0 + at, load, served, 150 * served, load / served / 150,
                   0.1 + 0.02 * load * load / 8, 0.02)
             for at in range(4)
         ]  # fmt: skip
