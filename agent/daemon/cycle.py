@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from msgspec import Struct, field
 
 from kneewatch.agent.daemon.baselines import Exchange
-from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
+from kneewatch.agent.daemon.discovery import with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import GpuClaim
 from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job, Steps
@@ -39,6 +39,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.account_signals import SILENT
 from kneewatch.diagnose.change import ENDED, TARGET_DOWN, IntervalBook, conditions_of
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Cause, Verdict
@@ -235,7 +236,7 @@ class TargetWatch(Job):
     def __init__(
         self,
         spec: TargetSpec,
-        profile: TargetProfile,
+        profile: Profile,
         sinks: Sinks,
         *,
         wall: Callable[[], float] = OWN_CLOCK,
@@ -245,7 +246,7 @@ class TargetWatch(Job):
         self.spec, self.profile = spec, profile
         self._sinks, self._wall, self._jitter = sinks, wall, jitter
         self._pages, self._shown_address = _pages(spec), spec.shown_address
-        self._stream = TargetStream(spec.name, profile.profile, profile.limits, sinks.board.beside)
+        self._stream = TargetStream(spec.name, profile, spec.settings.limits(), sinks.board.beside)
         self._stream.gpus, self._stream.computing = self.reading, computing
         self._stream.server = _server_watch(spec)
         self._canary = _canary(spec)

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -30,7 +29,6 @@ from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, ta
 from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.exposition import Limits
 from kneewatch.collector.files import Stamp, read_text, stamp_of, yaml_document
 from kneewatch.diagnose.deployment.deployment import stated_of
 from kneewatch.diagnose.deployment.server_facts import SourceReading
@@ -495,15 +493,6 @@ class Discovery:
 MIN_INTERVAL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class TargetProfile:
-    """A diagnosis profile and the limits on a metrics page. Targets whose values are equal get
-    equal diagnoses."""
-
-    profile: Profile
-    limits: Limits
-
-
 def check_targets(settings: Settings) -> None:
     """Check the scrape interval and the stated deployment of the settings, and those of the
     `[[targets]]` tables.
@@ -530,7 +519,7 @@ def _check_interval(settings: Settings) -> None:
         )
 
 
-def target_profile(settings: Settings) -> TargetProfile:
+def target_profile(settings: Settings) -> Profile:
     """The profile for these settings.
 
     Raises:
@@ -538,13 +527,13 @@ def target_profile(settings: Settings) -> TargetProfile:
             too short.
     """
     _check_interval(settings)
-    return TargetProfile(settings.profile(stated=stated(settings)), settings.limits())
+    return settings.profile(stated=stated(settings))
 
 
-def with_tier(diagnosis: Verdict, spec: TargetSpec, profile: TargetProfile) -> Verdict:
+def with_tier(diagnosis: Verdict, spec: TargetSpec, profile: Profile) -> Verdict:
     """A copy of the diagnosis with its tier. The tier is the target's label `tier`; without that
     label it is model@GPU, if the GPU is set."""
-    gpu = stated_of(profile.profile.stated).gpu
+    gpu = stated_of(profile.stated).gpu
     tier = spec.labels.get("tier")
     if tier is None and gpu is not None and diagnosis.model:
         tier = f"{diagnosis.model}@{gpu.id}"

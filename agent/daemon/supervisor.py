@@ -42,6 +42,7 @@ from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.diagnosis_config import Profile
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -149,7 +150,7 @@ class TargetJobs:
             if at not in profiles:
                 profiles[at] = target_profile(spec.settings)
             old, profile = self._watches.get(spec.name), profiles[at]
-            same = old is not None and old.spec.address == spec.address and old.profile == profile
+            same = old is not None and _same_watch(old, spec, profile)
             watches[spec.name] = (
                 old
                 if old is not None and same
@@ -190,6 +191,11 @@ class TargetJobs:
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
+
+
+def _same_watch(old: TargetWatch, spec: TargetSpec, profile: Profile) -> bool:
+    limits = old.spec.settings.limits(), spec.settings.limits()
+    return old.spec.address == spec.address and old.profile == profile and limits[0] == limits[1]
 
 
 # --- The main loop --------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_target_may_have_its_own(tmp_path: Path) -> None:
         f'[[targets]]\nurl = "b"\nname = "b"\nworkload_profile = "{fits}"\n',
     )
     bases = {spec.name: target_profile(spec.settings) for spec in table_specs(stated)}
-    workloads = {name: basis.profile.stated.workload for name, basis in bases.items()}
+    workloads = {name: basis.stated.workload for name, basis in bases.items()}
     medians = {
         name: workload.lengths(None, None)[PROMPTS][0].most
         for name, workload in workloads.items()

@@ -15,7 +15,7 @@ from kneewatch.agent.fleet.presence import namespace_of, pod_of
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import ReportedFleet, Part, TargetScrapes, frozen
+from kneewatch.agent.report.prometheus.inventory import Part, ReportedFleet, TargetScrapes, frozen
 from kneewatch.agent.report.prometheus.queries import (
     KeyOf,
     Query,

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon import supervisor as process
-from kneewatch.agent.daemon.discovery import Discovery, TargetProfile, target_profile
+from kneewatch.agent.daemon.discovery import Discovery, target_profile
 from kneewatch.agent.daemon.periodic_jobs import Job, RunTimes, first_run_s, phase_ratio
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.agent.daemon.factories import Kept, settings, target
 from tests.agent.running import bodies, in_turn
 from tests.collector.servers import Start
@@ -217,7 +218,7 @@ def test_targets_move_to_other_phases_as_they_become_many() -> None:
 def test_targets_with_the_same_settings_share_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other, made = settings(), settings(), list[Settings]()
 
-    def make(of: Settings) -> TargetProfile:
+    def make(of: Settings) -> Profile:
         made.append(of)
         return target_profile(of)
 

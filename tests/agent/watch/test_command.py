@@ -25,7 +25,7 @@ BEYOND = re.compile(rb"[34]8;[25];[0-9;]*m")
 BUG = """\
 import sys
 from kneewatch.agent.watch import command, feeds
-from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.feeds import Playback
 from kneewatch.agent.watch.command import recording_feeds, show
 from tests.agent.watch.screens import settings_of
 from tests.waiting import PATIENCE_S
@@ -38,7 +38,7 @@ if sys.argv[1] == "feed":
     feeds.TargetStream.replay = broken
 else:
     command.details = broken
-show(recording_feeds(sys.argv[2:], settings_of()), Pace(), where="")
+show(recording_feeds(sys.argv[2:], settings_of()), Playback(), where="")
 """
 
 
