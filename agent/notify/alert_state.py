@@ -39,12 +39,11 @@ TWINS = {name: other for pair in _TWINS for name, other in (pair, pair[::-1])}
 routing loses the prefix cache's hits, only once most replicas have lost them; that a replica which
 is down crashes again and again, only once it has answered."""
 
-DEVELOPS_S, DEVELOPS_SCRAPES = 60.0, 3
-"""Seconds for which a new problem develops, and at least so many scrapes: while a queue grows, or
-slow steps fill the window, a warning becomes critical.
+DEVELOPS_S = 60.0
+"""Seconds for which a new problem develops: while a queue grows, a warning becomes critical.
 
 So the first message about a warning that makes requests queue is held that long, and a message that
-a problem got worse comes at least DEVELOPS_S after the message before it.
+a problem got worse comes at least that long after the message before it.
 """
 
 GONE_SCRAPES = 2
@@ -107,7 +106,7 @@ class AlertState:
         self._first_s[state.name], self._labels[state.name] = first_s, state.labels
         now = self._relevant(problems(state, min(self._receiver.severity, Severity.WARNING)))
         events = [
-            event for problem in now.values() if (event := self._update_present(problem, state))
+            event for problem in now.values() if (event := self._update_present(problem, state.t_s))
         ]
         for key in sorted(self._by_target.get(state.name, set()) - now.keys()):
             # After a restart the diagnosis needs some scrapes before an absent problem means much.
@@ -238,8 +237,8 @@ class AlertState:
             self._keep(Key(*(str(row[name]) for name in Key._fields)), active)
         self.is_changed = False
 
-    def _update_present(self, problem: Event, state: TargetState) -> Event | None:
-        key, active, t_s = problem.key, self._active.get(problem.key), state.t_s
+    def _update_present(self, problem: Event, t_s: float) -> Event | None:
+        key, active = problem.key, self._active.get(problem.key)
         if active is None and len(self._by_target.get(key.target, ())) >= ACTIVE_MAX:
             return None
         if active and active.ended_s is not None and active.notified and not active.is_end_sent:
@@ -253,7 +252,7 @@ class AlertState:
         if active.shown_s is None:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
-            if _develops(active, key, state):
+            if _develops(active, key, t_s):
                 return None
             return _shown(active, problem)
         if problem.is_ending:
@@ -350,10 +349,9 @@ def _advised_before(active: ActiveProblem) -> str:
     return active.advised_last if active.advised_last != active.advised else ""
 
 
-def _develops(active: ActiveProblem, key: Key, state: TargetState) -> bool:
-    """Whether a problem is new and its severity may still rise."""
-    develops_s = max(DEVELOPS_S, DEVELOPS_SCRAPES * state.interval_s)
-    is_new = 0 <= state.t_s - active.since_s < develops_s
+def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:
+    """Whether a problem is new and its severity may still rise, as a queue grows."""
+    is_new = 0 <= t_s - active.since_s < DEVELOPS_S
     return is_new and active.severity < Severity.CRITICAL and key.id in WAITS_FOR
 
 

@@ -149,18 +149,6 @@ def test_a_warning_that_stays_one_is_told_after_a_minute(who: Receiver) -> None:
     assert told(ledger, state(worse, after_s=150)) == []
 
 
-def test_a_warning_of_rare_scrapes_is_told_after_three(who: Receiver) -> None:
-    def rare(severity: Severity, after_s: float) -> TargetState:
-        return replace(state(sick(severity, 2), after_s=after_s), interval_s=30.0)
-
-    ledger = AlertState(who)  # it began 40 s before
-    first, second, third = (since_s - 40.0 for since_s in (30.0, 60.0, 90.0))
-    assert told(ledger, rare(Severity.WARNING, first), rare(Severity.WARNING, second)) == []
-    assert told(ledger, rare(Severity.CRITICAL, third)) == [("began", "kv_pressure")]
-    late = AlertState(who)
-    assert told(late, rare(Severity.WARNING, third)) == [("began", "kv_pressure")]
-
-
 def test_no_page_for_what_is_ending(who: Receiver) -> None:
     """A problem may get worse within a minute of the first page, and be gone after it."""
 
