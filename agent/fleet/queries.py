@@ -39,7 +39,7 @@ from kneewatch.collector.signals.promql import (
 )
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
 from kneewatch.diagnose import gpu as health
-from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels, of_process
+from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
 from kneewatch.rules.rule import HOUR_S, WEEK_S
@@ -121,11 +121,6 @@ class QueryScope(Struct, frozen=True):
             if names.intersection(Dialect(0.0, prefix=prefix).names_of(PRESENCE))
         ]
         return replace(self, by=by, prefixes=tuple(present) or self.prefixes)
-
-    @property
-    def of_process(self) -> str:
-        """The labels that distinguish processes, as PromQL lists them."""
-        return ", ".join(of_process(self.by))
 
     def of_vllm(self, *metrics: str) -> str:
         """A selector for vLLM's series of these metrics, under any of the prefixes."""

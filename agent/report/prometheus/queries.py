@@ -23,7 +23,7 @@ from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.promql import Dialect, any_of, bound_matcher, duration, quoted
 from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY, TTFT
 from kneewatch.dashboards.prometheus import hourly_sums
-from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.inventory import Labels, of_process
 from kneewatch.reports.weekly.measures import (
     DEFERRED,
     GENERATED,
@@ -269,8 +269,8 @@ def deleted(namespaces: Sequence[str], range_s: float) -> str:
 
 def starts(asking: QueryScope, range_s: float) -> str:
     """A query for the start time of each process, in Unix seconds."""
-    series = asking.series("process_start_time_seconds")
-    return f"max by ({asking.of_process}) (last_over_time({series}[{duration(range_s)}]))"
+    series, by = asking.series("process_start_time_seconds"), ", ".join(of_process(asking.by))
+    return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
 def configs(asking: QueryScope, range_s: float) -> str:
