@@ -456,10 +456,10 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 7.3, figure 7.3: two of three requests miss, about 25%": lambda: [100 / 3],
     "guide 7.3: 80% shared prompts put 80% on one replica": lambda: [(0.8 + 0.2 / 4) * 100],
     "guide 2.1, 5.6, 7.6, 9.2: NVMe gives 12.5 GB/s; 7; 70 GB take 30-60 s (1": lambda: [
-        70 * GB / STORAGE_PATHS["local-nvme"].high_bytes_per_s,
-        70 * GB / STORAGE_PATHS["nvme-drive"].high_bytes_per_s,
-        70 * GB / STORAGE_PATHS["nvme-loader"].high_bytes_per_s,
-        70 * GB / STORAGE_PATHS["nvme-loader"].low_bytes_per_s,
+        70 * GB / STORAGE_PATHS["local-nvme"]["high_bytes_per_s"],
+        70 * GB / STORAGE_PATHS["nvme-drive"]["high_bytes_per_s"],
+        70 * GB / STORAGE_PATHS["nvme-loader"]["high_bytes_per_s"],
+        70 * GB / STORAGE_PATHS["nvme-loader"]["low_bytes_per_s"],
     ],
     "guide 2.1 against 9.2: A cold start takes 2-10 minutes; 2-5 minutes": lambda: [
         START_HIGH_S / 60

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from msgspec import Struct
 
-from kneewatch.collector.packaged import packaged_tables, read_as
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, exact
 from kneewatch.rules.formatting import duration, figure, plural, stated_duration
@@ -212,17 +213,8 @@ _STANDBY = 1
 """Replicas to spare (guide 9.2: one always available)."""
 
 
-class StoragePath(Struct, frozen=True, forbid_unknown_fields=True):
-    """A storage that weights are loaded from, with its lowest and highest rate."""
-
-    low_bytes_per_s: float
-    high_bytes_per_s: float
-    source: str
-
-
-STORAGE_PATHS = read_as(
-    packaged_tables("diagnose.sizing", "storage_paths.toml"), dict[str, StoragePath]
-)
+STORAGE_PATHS: Final = packaged_tables("diagnose.sizing", "storage_paths.toml")
+"""Storages that weights are loaded from."""
 
 
 def cold_start(
@@ -242,7 +234,7 @@ def cold_start(
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
     row = STORAGE_PATHS[path]
-    ends = dict.fromkeys((row.high_bytes_per_s, row.low_bytes_per_s))
+    ends = dict.fromkeys((row["high_bytes_per_s"], row["low_bytes_per_s"]))
     slowest_s = 0.0
     for rate, word in zip(ends, ("", " at its lowest rate"), strict=False):
         slowest_s = sheet.line(
@@ -250,7 +242,7 @@ def cold_start(
             "{provisioning: s} + {weights:GB} / {bandwidth:GB/s} + {initialization: s}",
             (provision_s, weights_bytes, rate, initialise_s),
             result="{:s}",
-            source=row.source,
+            source=row["source"],
         )
     return slowest_s
 

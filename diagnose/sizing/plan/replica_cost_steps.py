@@ -191,7 +191,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
         provision_s=provision_s or 0.0,
         initialise_s=initialise_s or 0.0,
     )
-    transfer_s = weights_bytes / STORAGE_PATHS[hosting.storage_path].low_bytes_per_s
+    transfer_s = weights_bytes / STORAGE_PATHS[hosting.storage_path]["low_bytes_per_s"]
     part.output = {"weights_transfer_s": transfer_s, "cold_start_s": start_s}
     if provision_s is not None and initialise_s is not None:
         return part, start_s
