@@ -75,6 +75,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         return None
     # What is held is for the load that may return. It has not while a backlog drains.
     total, held = max(now + 1, needed), context.held.get(REPLICAS)
+    total = total if drains else context.steady(REPLICAS, total)
     if isinstance(held, int) and not drains and held > now and now * ratio * HELD_SAFETY <= held:
         total = held
     if demand.repeats:
