@@ -63,6 +63,10 @@ class Pod(Struct):
         """When the process that answers was started."""
         return max([self.born_s, *(from_s for from_s, to_s in self.crashes if to_s <= t_s)])
 
+    def answers_since_s(self, t_s: float) -> float:
+        """Since when the process has answered that answers."""
+        return max([self.ready_s, *(to_s for _, to_s in self.crashes if to_s <= t_s)])
+
     def delete(self, t_s: float) -> float:
         """Delete it. Returns when it is gone."""
         self.deleted_s = t_s
@@ -395,7 +399,9 @@ class ScrapedPod:
         if started_s != self._started_s:
             self._engine, self._started_s = Engine(self._seed + round(started_s)), started_s
             self._last_s = t_s - self._scrape_s
-        work, arrival_per_s = pool.work_of(pod, self._last_s)
+        # A new process shares the demand with those that came with it.
+        asked_s = max(self._last_s, pod.answers_since_s(t_s))
+        work, arrival_per_s = pool.work_of(pod, asked_s)
         self._engine.live(work, arrival_per_s, t_s - self._last_s)
         self._last_s = t_s
         started = self._named_series("process_start_time_seconds", ())
