@@ -46,6 +46,7 @@ NUMBERS: tuple[Column, ...] = (
     ("itl_p99_s", "ITL P99", duration),
     ("longest_step_s", "longest step", duration),
     ("prefill_p99_s", "prefill P99", duration),
+    ("output_tokens_per_s", "output tokens/s", number),
     ("waiting", "queued", number),
     ("waiting_deferred", "deferred", number),
     ("spec_acceptance_ratio", "acceptance", percent),

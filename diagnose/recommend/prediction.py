@@ -209,10 +209,11 @@ def _present(context: LeverContext) -> dict[str, float]:
         value = values.get(signal)
         if value is not None:
             numbers[key] = value
-    hourly = server.usd_per_hour
+    hourly, generated_per_s = server.usd_per_hour, values.get("generation_tokens_per_s")
+    if generated_per_s is not None:
+        numbers["output_tokens_per_s"] = generated_per_s * server.replicas
     if hourly is not None:
         numbers["usd_per_hour"] = hourly * server.replicas
-        generated_per_s = values.get("generation_tokens_per_s")
         if generated_per_s:
             numbers["usd_per_million_tokens"] = hourly / (generated_per_s * 3600) * 1e6
     return numbers
@@ -250,12 +251,15 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
         requests = max(context.demand.mean_requests * change.share_ratio, 1.0)
         places = min(requests, max(1.0, numbers.get("max_concurrency", inf)))
         numbers.update(tails(context.curve, speed, running=places, queues=requests > places))
-        if "usd_per_hour" in numbers:
-            generated_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
-            asked_per_s = asked_tokens_per_s(context)
-            if asked_per_s is not None:
-                # Throughput cannot exceed the demand, whatever the capacity.
-                generated_per_s = min(generated_per_s, asked_per_s)
+        asked_per_s = asked_tokens_per_s(context)
+        if asked_per_s is not None:
+            possible_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
+            # Throughput cannot exceed the demand, whatever the capacity.
+            generated_per_s = min(possible_per_s, asked_per_s)
+            if context.demand.callers is None or possible_per_s <= asked_per_s:
+                # How much more callers ask for when answers come sooner is unknown.
+                numbers["output_tokens_per_s"] = generated_per_s
+            if "usd_per_hour" in numbers:
                 numbers["usd_per_million_tokens"] = (
                     numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )

@@ -130,6 +130,7 @@ MEASURED: Mapping[str, Told] = {
     "waiting": Told("waiting, mean", 1, _signal("waiting_avg")),
     "queue_wait_s": Told("wait in the queue, s", 0.05, _signal("queue_mean_s")),
     "ttft_s": Told("TTFT, mean, s", 0.02, _signal("ttft_mean_s")),
+    "output_tokens_per_s": Told("output tokens per s", 1, _signal("generation_tokens_per_s")),
     "itl_s": Told("ITL, mean, s", 0.002, _signal("itl_mean_s")),
     "prefill_mean_s": Told("prefill, mean, s", 0.01, _signal("prefill_mean_s")),
     "prefill_p99_s": Told("prefill, P99, s", 0.05, _signal("prefill_p99_s")),

@@ -365,6 +365,7 @@ def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:
     assert advice.predicted["usd_per_million_tokens"] == pytest.approx(
         4.0 * total / (3000 * 3600) * 1e6, rel=1e-3
     )
+    assert advice.predicted["output_tokens_per_s"] == advice.before["output_tokens_per_s"] == 3000
     assert advice.cost_usd_per_hour == 4.0 * (total - 1)
 
 

@@ -91,6 +91,10 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     request_s = itl_s(seats) + PROMPT_S + (OUTPUT - 1) * itl_s(seats)
     queued_s = (160 - seats) * request_s / seats
     assert advice.predicted["itl_s"] == pytest.approx(itl_s(seats), rel=0.02)
+    assert advice.before["output_tokens_per_s"] > advice.predicted["output_tokens_per_s"]
+    assert advice.predicted["output_tokens_per_s"] == pytest.approx(
+        seats * OUTPUT / request_s, rel=0.02
+    )
     ttft_s = outside_s(seats) + queued_s + itl_s(seats) + PROMPT_S
     assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
