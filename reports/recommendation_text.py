@@ -37,7 +37,7 @@ NUMBERS: tuple[Column, ...] = (
     ("kv_capacity_tokens", "KV tokens", number),
     ("max_concurrency", "requests that fit at once", number),
     ("max_num_seqs", "requests that run at once", number),
-    ("kv_usage_ratio", "KV usage", percent),
+    ("kv_usage_ratio", "mean KV usage", percent),
     ("preemption_per_s", "preemptions", rate),
     ("queue_wait_s", "queue wait", duration),
     ("ttft_s", "TTFT", duration),

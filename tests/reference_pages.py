@@ -30,6 +30,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned import derived_signals
 from kneewatch.diagnose.ranking import BY_ID, CAUSES
+from kneewatch.diagnose.slow_quantities import SLOW, STEPS, WORK, SlowQuantity
 from kneewatch.diagnose.verdict import SYMPTOMS
 from kneewatch.rules.conditions import (
     ALWAYS,
@@ -64,7 +65,7 @@ from kneewatch.rules.quantities import (
     Watched,
     WindowSeconds,
 )
-from kneewatch.rules.rule import Guard, Rule
+from kneewatch.rules.rule import HOUR_S, Guard, Rule
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
@@ -241,7 +242,22 @@ def function_block(function: Callable[..., object]) -> str:
     return "\n\n".join(lines)
 
 
-DERIVED_HELP = {
+def trend_help(slow: SlowQuantity) -> dict[str, str]:
+    """The help texts of a slow quantity's trend, by the keys of its signals."""
+    minutes, hours = slow.span_s / 60, STEPS * slow.span_s / HOUR_S
+    quantity = WORK_WORDS if slow is WORK else slow.signal
+    return {
+        slow.level: f"{FOLDS[slow.fold]} {quantity} of the last {minutes:.0f} minutes",
+        slow.before: f"{slow.level} of {hours:.0f} hours before, by a line through its values",
+        slow.growth: f"growth of {slow.level} over {hours:.0f} hours, by that line",
+        slow.straight: f"share of the variance of {slow.level} that the line explains",
+        slow.late: f"newest step of {slow.level}, of {minutes:.0f} minutes, over the line's",
+    }
+
+
+FOLDS = {"min": "lowest", "avg": "mean"}
+WORK_WORDS = "running_avg times a request's mean tokens (prompt and answer)"
+DERIVED_HELP = {key: text for slow in SLOW for key, text in trend_help(slow).items()} | {
     key: text.format(**vars(derived_signals))
     for group in packaged_tables("diagnose", "derived_signals.toml").values()
     for key, text in group.items()

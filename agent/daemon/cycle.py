@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import TypeVar, cast
@@ -37,7 +37,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.account_signals import SILENT
-from kneewatch.diagnose.change import ENDED, TARGET_DOWN, IntervalBook, conditions_of
+from kneewatch.diagnose.change import ENDED, RESTARTED, TARGET_DOWN, IntervalBook, conditions_of
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
@@ -58,6 +58,7 @@ LINES_MAX, LINES_S = 100, 600.0
 every scrape must not fill the disk. Further lines are counted instead of written."""
 
 Key = tuple[str, str]
+ENDED_WORDS: Mapping[str, str] = {ENDED: "resolved", RESTARTED: "gone with a restart"}
 T = TypeVar("T")
 
 
@@ -104,8 +105,11 @@ class ChangeLog:
             self._interval_s = interval_s
         self._up = False
 
-    def diagnosed(self, diagnoses: Sequence[Verdict]) -> None:
-        """Log changes of stages and causes. Critical changes have the level WARNING."""
+    def diagnosed(
+        self, diagnoses: Sequence[Verdict], restarted: Collection[Key] = frozenset()
+    ) -> None:
+        """Log changes of stages and causes. Critical changes have the level WARNING. `restarted`:
+        model and engine of each process that was replaced."""
         if diagnoses:
             self._begin(diagnoses[0].t_s)
         self._forget(diagnoses)
@@ -115,7 +119,7 @@ class ChangeLog:
                 diagnosis.t_s,
                 conditions_of(diagnosis),
                 read=diagnosis.was_read,
-                restarted=False,
+                restarted=key in restarted,
             )
             for interval, what in changes:
                 if interval.kind == "stage" and what == "began":
@@ -125,7 +129,7 @@ class ChangeLog:
                 if what in ("began", "worsened"):
                     self._cause(what, key, causes[interval.id])
                 elif what == "ended":
-                    how = "resolved" if interval.ended == ENDED else interval.ended
+                    how = ENDED_WORDS.get(interval.ended, interval.ended)
                     words = f"cause {how} target=%s model=%s engine=%s cause=%s"
                     self._write(Severity.INFO, words, self._name, *key, interval.id)
 
@@ -420,7 +424,8 @@ class TargetWatch(Job):
             self._sinks.store(cycle)
             self._sinks.notify(state)
         self._changes.scraped(error, state.interval_s)
-        self._changes.diagnosed(diagnoses)
+        restarted = {(e.diagnosis.model, e.diagnosis.engine) for e in engines if e.restart}
+        self._changes.diagnosed(diagnoses, restarted)
         return next_s
 
     def _state(self, t_s: float, interval_s: float, spent_s: float) -> TargetState:

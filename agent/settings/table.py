@@ -2,8 +2,8 @@
 the command line options for these flags.
 
 The TOML key is the dotted name of the setting. The environment variable is the name in capitals
-(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). The module does not import the diagnosis, so that
-help texts appear fast.
+(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). Of the diagnosis the module
+imports only the table of vLLM's flags, so that help texts appear fast.
 """
 
 from __future__ import annotations

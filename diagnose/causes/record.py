@@ -94,7 +94,8 @@ class Term(Struct, frozen=True, dict=True):
 
     @cached_property
     def counted(self) -> Callable[[Facts], tuple[float, float | None] | None]:
-        """Its value and threshold; None while it does not count."""
+        """Its value and threshold; None while it does not count. One function, because calls are
+        most of what a scrape costs."""
         scope = Scope()
         value, *checks = scope.checked(self.value)
         checks.append(self.when.source(scope))

@@ -155,13 +155,16 @@ class OpenCalls:
         grown at the scrape with the last token already."""
         if not levels:
             return 0.0
-        level, beyond = max(levels), 0.0
-        for connections in (self._levels[-1][1], beside):
-            beyond = connections - level
-            if beyond > self._most:
-                self._most, self._grown = beyond, self._grown + 1
+        level = max(levels)
+        self._note(self._levels[-1][1] - level)
+        beyond = beside - level
+        self._note(beyond)
         stay_s = IDLE_S if self._grown >= GROWTH_MIN else KEPT_S
         return beyond if beyond >= OPEN_MIN and idle_s >= stay_s else 0.0
+
+    def _note(self, beyond: float) -> None:
+        if beyond > self._most:
+            self._most, self._grown = beyond, self._grown + 1
 
     def _cancelled(
         self, now: tuple[float, tuple[float, ...]], in_flight: float, is_open: float | None

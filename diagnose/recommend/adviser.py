@@ -458,10 +458,7 @@ class Adviser:
             [
                 cause.id
                 for cause in causes
-                if (record := BY_ID[cause.id]).levers
-                and not cause.root
-                and not (stalled and record.capacity)
-                and (cause.id != "prefix_churn" or _churn_holds(cause, causes, facts))
+                if _has_advice(cause, causes, facts) and not (stalled and BY_ID[cause.id].capacity)
             ]
         )
         was_short = self._queue.seen_s < facts.window_s
@@ -498,11 +495,19 @@ class Adviser:
         allowed = self._tracker.allowed(
             facts.now_s, recommendations, requests=requests, running=facts.get("running_max")
         )
+        # A queue limit alone would only turn users away.
         others = {each.cause for each in allowed if each.id != QUEUE_LIMIT}
         given = tuple([each for each in allowed if each.cause in others])
         self._tracker.advised(facts.now_s, given, requests=requests)
         self._recommendations = given
         return given
+
+
+def _has_advice(cause: Cause, causes: Sequence[Cause], facts: Facts) -> bool:
+    """Whether the levers of a cause help: not while its form is a root that they do not reach."""
+    if cause.root or not BY_ID[cause.id].levers:
+        return False
+    return cause.id != "prefix_churn" or _churn_holds(cause, causes, facts)
 
 
 def _churn_holds(churn: Cause, causes: Sequence[Cause], facts: Facts) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, floor, inf, log2
+from math import ceil, floor, log2
 
 from kneewatch.collector.engines.engine_kind import (
     NO_PREFIX_CACHE,
@@ -95,21 +95,23 @@ def step_numbers(context: LeverContext, budget: int | None) -> dict[str, float]:
     if budget is None or token_s is None:
         return {}
     # The same step also decodes a token for every running stream.
-    step_s = budget * token_s + (decode_s := context.get("itl_p50_s"))
+    decode_s = context.get("itl_p50_s")
+    step_s = budget * token_s + decode_s
     numbers = {"longest_step_s": step_s}
-    if decode_s and (more := ceil(tokens / budget) - ceil(tokens / _step_tokens(context))) > 0:
-        numbers["prefill_p99_s"] = context.get("prefill_p99_s") + more * decode_s
+    more_steps = ceil(tokens / budget) - _steps_now(context, tokens)
+    if decode_s and more_steps > 0:
+        numbers["prefill_p99_s"] = context.get("prefill_p99_s") + more_steps * decode_s
     if step_s < STALL_BUCKET_S:
         numbers |= {"itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}
     return numbers
 
 
-def _step_tokens(context: LeverContext) -> float:
-    """The most prompt tokens of a step today; without chunks a step holds any prompt."""
+def _steps_now(context: LeverContext, tokens: float) -> int:
+    """The steps of a prompt of so many tokens today; without chunks a step holds any prompt."""
     launch = context.server.launch
     if context.server.chunked_prefill is False:
-        return inf
-    return launch.max_num_batched_tokens or launch.defaults.max_num_batched_tokens
+        return 1
+    return ceil(tokens / (launch.max_num_batched_tokens or launch.defaults.max_num_batched_tokens))
 
 
 def _token_s(context: LeverContext) -> float | None:
@@ -282,8 +284,7 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
     if to <= now:
         return None
     before, then = {**present(context)}, {"longest_step_s": step_s * to / now}
-    seen = () if context.curve is None else context.curve.column("itl_s")
-    least_s = min((each for each in seen if 0 < each < step_s), default=None)
+    least_s = _least_step_s(context, step_s)
     words, ratio, costs = "", context.demand.load_ratio, computed_costs(server.sized_launch)
     if least_s and ratio is not None:
         # Of a step, what it takes without prompts is saved; its products take what the GPU's peak
@@ -307,6 +308,12 @@ def larger_budget(context: LeverContext) -> Recommendation | None:
         before={"iteration_tokens_mean": mean_tokens, **before},
         predicted=then,
     )
+
+
+def _least_step_s(context: LeverContext, step_s: float) -> float | None:
+    """The shortest step of this server's windows; None without a shorter one than now."""
+    seen = () if context.curve is None else context.curve.column("itl_s")
+    return min((each for each in seen if 0 < each < step_s), default=None)
 
 
 def long_prefill_threshold(context: LeverContext) -> Recommendation | None:

@@ -322,14 +322,13 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
     after = After(capacity_tokens=capacity, launch=wider, gpus=gpus, other_steps=True)
     numbers = predicted(context, after)
     hourly = server.usd_per_hour
+    cache_words = f" leave {ratio:.1f}x the KV cache per replica, and" if more else ":"
     return advice(
         context,
         "tensor-parallel",
         [(TENSOR_SPLIT, now, to)],
-        f"Weights spread over {to} GPUs"
-        + f" leave {ratio:.1f}x the KV cache per replica, and each GPU reads" * more
-        + ": each GPU reads" * (not more)
-        + " half the weight bytes per step.",
+        f"Weights spread over {to} GPUs{cache_words} each GPU reads half the weight bytes per "
+        "step.",
         before=present(context),
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * server.replicas,

@@ -366,21 +366,21 @@ def outcome_of(
         if expected is None or now is None:
             continue
         measured[key] = now
-        if _worse(signal, near, now, expected):
+        if _worse(signal, now, than=expected, near=near):
             right = False
-            worse = worse or _worse(signal, near, now, old)
+            worse = worse or _worse(signal, now, than=old, near=near)
     if not measured:
         return APPLIED, measured
     for key, parts in FELT.items():
         signal, near = MEASURES[key]
         now, old = after.get(signal), before.get(signal)
         predicted_keys = predicted.keys() & {key, *parts}
-        if not predicted_keys and now is not None and _worse(signal, near, now, old):
+        if not predicted_keys and now is not None and _worse(signal, now, than=old, near=near):
             measured[key], worse = now, True
     return WORSENED if worse else KEPT if right else MISSED, measured
 
 
-def _worse(signal: str, near: float, now: float, than: float | None) -> bool:
+def _worse(signal: str, now: float, *, than: float | None, near: float) -> bool:
     """Whether a signal is clearly worse than another value; false if that is unknown."""
     if than is None:
         return False

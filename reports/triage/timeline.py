@@ -232,8 +232,11 @@ def strip(engines: Iterable[Sequence[Interval]], axis: Axis) -> tuple[Mapping[st
     columns = [-1] * COLUMNS
     brief: list[range] = []
     # Without health states, the severities of all intervals are used instead.
-    own = ([part for part in of if part.kind == "health"] or of for of in engines)
-    for interval in chain.from_iterable(own):
+    shown = (
+        [interval for interval in engine if interval.kind == "health"] or engine
+        for engine in engines
+    )
+    for interval in chain.from_iterable(shown):
         word = interval.id if interval.kind == "health" else interval.severity.word
         rank = rank_of(word)
         x, width = axis.spread(interval.start_s, interval.end_s)

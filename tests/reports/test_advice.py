@@ -54,7 +54,8 @@ def test_the_best_in_full_and_the_others_short() -> None:
         "   then fix it: --kv-cache-dtype fp8 (now auto). The same memory holds 2.0 times the KV "
         "blocks in",
         "     FP8.",
-        "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions 4.8/s -> 0/s",
+        "   expected: KV tokens 5,088 -> 10,208; mean KV usage 99% -> 80%; preemptions 4.8/s "
+        "-> 0/s",
         "   check before: quality on long contexts",
         "   verify: preemption_per_s goes to 0 within 5 minutes",
         "   alternatives: replicas 1 -> 3 (not enough alone, +6 USD/h)",

@@ -76,6 +76,17 @@ def test_down_and_up(said: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_a_cause_that_a_restart_ended_is_not_resolved(said: pytest.LogCaptureFixture) -> None:
+    changes = ChangeLog("t")
+    changes.diagnosed([replace(SICK, t_s=1000.0)])
+    key = (SICK.model, SICK.engine)
+    changes.diagnosed([replace(SICK, t_s=1005.0, causes=(), stage=UNKNOWN_STAGE)], {key})
+    assert f"cause gone with a restart target=t model=llama engine=0 cause={SICK.causes[0].id}" in (
+        said.text
+    )
+    assert "cause resolved" not in said.text
+
+
 def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> None:
     changes = ChangeLog("t")
     verdicts = diagnoses(capture("restart_mid_run"))

@@ -346,6 +346,13 @@ def test_steps_of_half_a_second_do_not_end_the_pauses() -> None:
     }
 
 
+def test_a_prompt_without_chunks_is_one_step() -> None:
+    stated = launched("--no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-num-seqs 64")
+    advice = advised("prefill_interference", situation=LONG, stated=stated)["chunked-prefill"]
+    assert changes(advice)["--max-num-batched-tokens"] == (8192, 512)
+    assert advice.predicted["prefill_p99_s"] == pytest.approx(2.0 + 11 * 0.02)
+
+
 def test_chunked_prefill_that_the_launch_switches_off() -> None:
     line = "--no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-num-seqs"
     stated = launched(f"{line} 64")

@@ -53,7 +53,7 @@ def test_numbers_that_move() -> None:
         before={"kv_usage_ratio": 0.98, "waiting": 3.0, "itl_s": 0.02},
         predicted={"kv_usage_ratio": 0.74, "waiting": 3.0, "ttft_s": 0.5},
     )
-    assert moved(advice) == [("KV usage", "98%", "74%"), ("TTFT", "", "500 ms")]
+    assert moved(advice) == [("mean KV usage", "98%", "74%"), ("TTFT", "", "500 ms")]
 
 
 def test_predicted_numbers_are_as_round_as_the_measured_ones_beside_them() -> None:

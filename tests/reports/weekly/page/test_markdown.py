@@ -70,7 +70,7 @@ def test_the_same_figures_as_in_html() -> None:
         "| I1 The KV cache was too small for the load |",
         "| 1,204 requests | at least 2,061,000 tokens | 3,110 requests | 420 requests |",
         "- **--kv-cache-dtype fp8 (now auto)**",
-        "| KV usage | 100% | 74% | 71% |",
+        "| mean KV usage | 100% | 74% | 71% |",
         "220% spent: exhausted",
         "- C_max of one engine: 41 (37 to 46) requests in flight",
         "29% short of the peak",
