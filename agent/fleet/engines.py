@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kneewatch.agent.fleet.queries import AnswerLog, QueryScope, SlowAnswers
+from kneewatch.agent.fleet.queries import AnswerLog, KeptAnswers, QueryScope
 from kneewatch.agent.stream import AcceptRequest, EngineAcceptance, accept, target_monitor
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -75,7 +75,8 @@ class FleetEngines:
         self._adding = threading.Lock()
         self._spans_s: dict[Target, float] = {}
         """The seconds that were last read of each target."""
-        self.slow: SlowAnswers = {}
+        self.kept = KeptAnswers()
+        """The answers that change slowly."""
 
     def adopt(self, profile: Profile) -> None:
         """Judge by this profile from now on. A profile that differs begins with the history."""

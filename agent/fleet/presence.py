@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.queries import QueryMoment, QueryScope, SlowAnswers, slowly
+from kneewatch.agent.fleet.queries import KeptAnswers, QueryMoment, QueryScope
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import (
@@ -109,7 +109,7 @@ job."""
 
 
 def presence_of(
-    moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape, slow: SlowAnswers
+    moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape, kept: KeptAnswers
 ) -> Observed:
     """The replicas of the last hour: those that serve (`shape`), and those that do not.
 
@@ -131,7 +131,7 @@ def presence_of(
     ]
     gone = _gone(stopped, members, failing, failures)
     engines = frozenset(member.key for member in shape.members)
-    counts = slowly(slow, moment, {"scrapes": queries.scrapes(scope)}, engines)
+    counts = kept.instants(moment, {"scrapes": queries.scrapes(scope)}, engines)
     interval_s = scrape_interval_s(counts["scrapes"], shape)
     empty = {row.pool for row in gone} - {member.pool for member in members}
     zero, is_scraping = None, True

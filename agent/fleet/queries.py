@@ -479,33 +479,33 @@ class QueryMoment(Struct, frozen=True):
         return piece.tracks
 
 
-SLOW_S = 60.0
+KEPT_S = 60.0
 """Seconds for which answers about an hour are used, and for which an exporter counts as missing
 whose metrics a metrics system does not have."""
 
 
-SlowAnswers = dict[tuple[str, ...], tuple[float, Collection[Key], Mapping[str, Sequence[Sample]]]]
-"""When some queries were asked, the engines that they are about, and the samples; by the queries'
-names."""
+class KeptAnswers:
+    """Answers that change slowly, kept from moment to moment."""
 
+    def __init__(self) -> None:
+        self._kept: dict[
+            tuple[str, ...], tuple[float, Collection[Key], Mapping[str, Sequence[Sample]]]
+        ] = {}
+        """When queries of these names were asked, the engines they are about, and the samples."""
 
-def slowly(
-    kept: SlowAnswers,
-    moment: QueryMoment,
-    queries: Mapping[str, str],
-    about: Collection[Key] = (),
-) -> Mapping[str, Sequence[Sample]]:
-    """The samples of each query: up to SLOW_S old if they are about an hour of the same engines
-    (`about`), or if none of these queries had a sample. `kept` has the answers of moments
-    before."""
-    name = tuple(queries)
-    at_s, engines, answers = kept.get(name, (-inf, (), {}))
-    holds = engines == about and (about or not any(answers.values()))
-    if not (holds and 0 <= moment.at_s - at_s < SLOW_S):
-        answers = moment.instants(queries)
-        is_whole = not (moment.log.warnings or moment.log.failed)
-        kept[name] = moment.at_s if is_whole else -inf, about, answers
-    return answers
+    def instants(
+        self, moment: QueryMoment, queries: Mapping[str, str], about: Collection[Key] = ()
+    ) -> Mapping[str, Sequence[Sample]]:
+        """The samples of each query: up to KEPT_S old if they are about an hour of the same engines
+        (`about`), or if none of these queries had a sample."""
+        names = tuple(queries)
+        at_s, engines, answers = self._kept.get(names, (-inf, (), {}))
+        holds = engines == about and (about or not any(answers.values()))
+        if not (holds and 0 <= moment.at_s - at_s < KEPT_S):
+            answers = moment.instants(queries)
+            is_whole = not (moment.log.warnings or moment.log.failed)
+            self._kept[names] = moment.at_s if is_whole else -inf, about, answers
+        return answers
 
 
 def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:

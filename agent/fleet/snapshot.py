@@ -19,11 +19,10 @@ from kneewatch.agent.fleet.queries import (
     GPUS,
     XIDS,
     AnswerLog,
+    KeptAnswers,
     QueryMoment,
     QueryScope,
-    SlowAnswers,
     checked_selector,
-    slowly,
 )
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
@@ -253,14 +252,14 @@ def observe(
     shape = shape_of([sample.labels for sample in running], config.names)
     scope = scope.for_engines(shape.by, [sample.labels for sample in running])
     moment = QueryMoment(source, log, at_s)
-    observed = config.shard.of(presence_of(moment, scope, config.names, shape, engines.slow))
+    observed = config.shard.of(presence_of(moment, scope, config.names, shape, engines.kept))
     interval_s = observed.scrape_interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.profile.window_s, interval_s))
     if not running and not observed.gone:
         raise _no_series_error(source, config)
-    observed, gpus = _with_pods(moment, scope, observed, engines.slow)
-    answers = slowly(engines.slow, moment, router_queries())
+    observed, gpus = _with_pods(moment, scope, observed, engines.kept)
+    answers = engines.kept.instants(moment, router_queries())
     members = observed.shape.members
     past = config.past
     if past is None:
@@ -332,13 +331,12 @@ def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict
 
 
 def _with_pods(
-    moment: QueryMoment, scope: QueryScope, observed: Observed, slow: SlowAnswers
+    moment: QueryMoment, scope: QueryScope, observed: Observed, kept: KeptAnswers
 ) -> tuple[Observed, dict[Key, GpuReading]]:
     """Add the data of hours, pods and GPUs. Returns also the GPUs with an XID."""
     shape = observed.shape
     values: Values = {member.key: {} for member in shape.members}
-    of_engines = slowly(
-        slow,
+    of_engines = kept.instants(
         moment,
         {**queries.hourly_queries(scope), "images": queries.images()},
         frozenset(values),
@@ -350,7 +348,7 @@ def _with_pods(
             engine = values.get(shape.key(sample.labels))
             if engine is not None and sample.value == sample.value:
                 engine[key] = sample.value
-    shape, gpus, faulty = with_gpus(shape, slowly(slow, moment, queries.gpu_queries(scope)))
+    shape, gpus, faulty = with_gpus(shape, kept.instants(moment, queries.gpu_queries(scope)))
     observed = replace(observed, shape=shape, values=values, gpus=gpus, images=images)
     return observed, readings_of(gpus, faulty)
 

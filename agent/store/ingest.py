@@ -97,7 +97,7 @@ def _flush(
     """Write open rows as a chunk, except the newest `left`. Returns the times of the chunk."""
     (first, last), times = rows_of(engine_id), tuple[float, ...]()
     (newest,) = connection.execute(
-        f"SELECT max(id) FROM {of[0]} WHERE id BETWEEN ? AND ?", (first, last)
+        f"SELECT max(id) FROM {of.table} WHERE id BETWEEN ? AND ?", (first, last)
     ).fetchone()
     if newest is None:
         return times

@@ -11,7 +11,7 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -25,7 +25,6 @@ from kneewatch.agent.store.chunks import (
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
 from kneewatch.agent.store.database import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.agent.store.records import Scrapes, Series
-from kneewatch.collector.scrape_history import Column
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -96,11 +95,16 @@ def log_damage(what: str, where: object, error: DamagedError) -> None:
     log.warning("skipping damaged history what=%s at=%s reason=%s", what, where, error)
 
 
-OpenTable = tuple[str, str, Callable[[bytes], Iterable[Name]]]
-"""A table of open rows: its name, the type code of its values, and the names in a layout."""
+class OpenTable(NamedTuple, Generic[Name]):
+    """A table of open rows: the type code of its values, and how the names in a layout are read."""
 
-OPEN_SIGNALS: OpenTable[str] = ("open_signals", "f", keys_of)
-OPEN_COUNTERS: OpenTable[Column] = ("open_counters", "d", columns_of)
+    table: str
+    typecode: str
+    names_of: Callable[[bytes], Iterable[Name]]
+
+
+OPEN_SIGNALS = OpenTable("open_signals", "f", keys_of)
+OPEN_COUNTERS = OpenTable("open_counters", "d", columns_of)
 
 OpenRow = tuple[dict[Name, int], "array[float]"]
 """The index of each name in the values, and the values."""

@@ -231,6 +231,7 @@ class StartupLog:
 
     @property
     def version(self) -> Version | None:
+        """The version of vLLM; None if the log has none."""
         logged = self.facts.get("version")
         # The pattern matches versions only, so parsing cannot fail.
         return None if logged is None else parse_version(str(logged.value))

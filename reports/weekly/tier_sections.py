@@ -86,6 +86,8 @@ class Option(Struct, frozen=True):
 
 
 class LeverFigure(Struct, frozen=True):
+    """A signal before a change and, as predicted, after it."""
+
     signal: str
     before: float | None
     after: float | None

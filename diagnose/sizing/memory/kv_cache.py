@@ -250,6 +250,7 @@ class KvLayout(Struct, frozen=True, dict=True):
 
     @property
     def block_bytes(self) -> float:
+        """Bytes of a block on one GPU."""
         return self.page_bytes * self.group_layers
 
     @property

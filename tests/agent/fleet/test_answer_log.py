@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.fleet.queries import AnswerLog, QueryMoment, SlowAnswers, slowly
+from kneewatch.agent.fleet.queries import AnswerLog, KeptAnswers, QueryMoment
 from kneewatch.collector.prometheus.client import PrometheusSource
 from tests.agent.fleet.prometheus_fleet import QUICK, observed, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
@@ -66,35 +66,35 @@ def test_a_diagnosis_needs_few_requests(server: Prometheus) -> None:
     assert fleet_diagnosis.load.queries <= 40
 
 
-def asked_by(slow: SlowAnswers, moment: QueryMoment, later_s: float, **queries: str) -> int:
+def asked_by(kept: KeptAnswers, moment: QueryMoment, later_s: float, **queries: str) -> int:
     """How many requests these questions take so much later, about one engine."""
     before = moment.source.asked
     about = frozenset({("pod", "a")}) if "hour" in queries else frozenset[tuple[str, str]]()
-    answers = slowly(slow, replace(moment, at_s=moment.at_s + later_s), queries, about)
+    answers = kept.instants(replace(moment, at_s=moment.at_s + later_s), queries, about)
     assert answers.keys() == queries.keys()
     return moment.source.asked - before
 
 
 def test_an_hour_is_asked_about_once_a_minute(moment: QueryMoment) -> None:
-    slow, hour = SlowAnswers(), "avg_over_time(up[1h])"
-    asked = [asked_by(slow, moment, at_s, hour=hour) for at_s in (0, 15, 59, 60, 75, 30)]
+    kept, hour = KeptAnswers(), "avg_over_time(up[1h])"
+    asked = [asked_by(kept, moment, at_s, hour=hour) for at_s in (0, 15, 59, 60, 75, 30)]
     assert asked == [1, 0, 0, 1, 0, 1]  # the last one is a moment before
     before = moment.source.asked
-    assert slowly(slow, replace(moment, at_s=moment.at_s + 31), {"hour": "up"}, {("pod", "new")})
+    assert kept.instants(replace(moment, at_s=moment.at_s + 31), {"hour": "up"}, {("pod", "new")})
     assert moment.source.asked == before + 1, "another engine"
 
 
 def test_an_exporter_that_is_missing_is_looked_for_once_a_minute(moment: QueryMoment) -> None:
-    slow = SlowAnswers()
-    missing = [asked_by(slow, moment, at_s, gpus="up > 2", xids="up > 3") for at_s in (0, 15, 60)]
+    kept = KeptAnswers()
+    missing = [asked_by(kept, moment, at_s, gpus="up > 2", xids="up > 3") for at_s in (0, 15, 60)]
     assert missing == [1, 0, 1]
-    present = [asked_by(slow, moment, at_s, xids="up > 2", targets="up") for at_s in (0, 15, 30)]
+    present = [asked_by(kept, moment, at_s, xids="up > 2", targets="up") for at_s in (0, 15, 30)]
     assert present == [1, 1, 1]
 
 
 def test_an_answer_that_failed_is_asked_for_again(moment: QueryMoment) -> None:
-    slow = SlowAnswers()
-    assert [asked_by(slow, moment, at_s, hour="up{") for at_s in (0, 15)] == [1, 1]
+    kept = KeptAnswers()
+    assert [asked_by(kept, moment, at_s, hour="up{") for at_s in (0, 15)] == [1, 1]
 
 
 def test_the_age_of_a_process_is_that_of_its_page(server: Prometheus) -> None:
