@@ -276,7 +276,7 @@ _BY_INPUT = {flag.input or flag.parameter: flag.alias or flag.name for flag in F
 def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> int:  # noqa: ANN401
     """Print the size or plan; `whole`: with the arithmetic.
 
-    Returns the exit status: 0 fits, 1 does not fit, 2 cannot be sized."""
+    Returns the exit status: 0 fits, 1 does not fit or misses the targets, 2 cannot be sized."""
     try:
         given = with_words(given, words)
         answer = _plan(given, form) if given["plan"] or form == "toml" else sized(given)
@@ -384,7 +384,7 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     if answer is not None and given["compare"]:
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
         extra["compare"] = [lever_document(each) for each in compared]
-    fits = answer is not None and answer.fits
+    fits = answer is not None and answer.fits and answer.meets_targets is not False
     first = _search_command(asked, plain) if given["tp"] is None else []
     return Answer(answer, extra, lines, fits, brief_lines, compared, first=first)
 

@@ -37,6 +37,7 @@ def size_document(answer: Size) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "fits": answer.fits,
+        "meets_targets": answer.meets_targets,
         "inputs": _inputs(answer.question, answer),
         "memory": _memory(answer),
         "min_gpus": fewest.expected if fewest else None,
@@ -57,7 +58,7 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,
-        **dict.fromkeys(("inputs", "memory", "min_gpus", "min_gpus_range")),
+        **dict.fromkeys(("meets_targets", "inputs", "memory", "min_gpus", "min_gpus_range")),
         **dict.fromkeys(("performance", "fleet", "cost", "command")),
         "levers": [],
         "steps": [],
@@ -369,9 +370,9 @@ def size_text(
     for line in (*body, _launch_line(answer)):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
-    for place, note in enumerate(_notes(answer), 1):
+    for note in _notes(answer):
         noted = wrapped(f"note: {note}", width=width, more=6)
-        if whole or place <= len(answer.missed) or len(lines) + len(noted) < BRIEF_LINES:
+        if whole or note in answer.missed or len(lines) + len(noted) < BRIEF_LINES:
             lines += noted
         else:
             left_out += 1
@@ -420,21 +421,29 @@ def _verdict(answer: Size) -> str:
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
     holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}{per}"
+    missed = ""
+    if answer.meets_targets is False:
+        missed = f"MISSES THE TARGETS: {'; '.join(answer.missed)}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         queued, waits = concurrency - memory.launch.seqs, ""
         if queued > 0:
             waits = f"; runs {memory.launch.seqs:,} at once (max_num_seqs): {figure(queued)} of "
             waits += f"{figure(concurrency)} wait"
-        return f"{_for_users(answer)}{'FITS' if sure else 'PROBABLY FITS'}: {holds}{waits}"
+        fits = "FITS" if sure else "PROBABLY FITS"
+        verdict = f"{fits} IN MEMORY, {missed}; {holds}" if missed else f"{fits}: {holds}"
+        return f"{_for_users(answer)}{verdict}{waits}"
     failure = start_failure(memory, answer.fewest)
-    return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
+    failure = failure or f"{holds}, {figure(concurrency)} requested"
+    return f"DOES NOT FIT: {failure}{missed and f'; {missed}'}"
 
 
 def _for_users(answer: Size) -> str:
     question = answer.question
     if question.users is None:
         return ""
+    if answer.meets_targets is False:
+        return f"{plural(question.users, 'user')}: "
     spread = question.launch.parallel.gpus
     gpus = f"{plural(question.users, 'user')}: {plural(question.replicas * spread, 'GPU')}"
     return f"{gpus} ({plural(question.replicas, 'replica')} of {spread}). "
@@ -463,8 +472,10 @@ def _listed(answer: Size, head: str, shown: Sequence[Lever]) -> list[str]:
 
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
-    failure = start_failure(answer.memory, answer.fewest)
-    return [note for note in (*answer.missed, *answer.notes) if note != failure]
+    told = {start_failure(answer.memory, answer.fewest)}
+    if answer.meets_targets is False:
+        told |= set(answer.missed)
+    return [note for note in (*answer.missed, *answer.notes) if note not in told]
 
 
 def _launch_line(answer: Size) -> str:

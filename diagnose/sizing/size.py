@@ -306,7 +306,7 @@ class Size(Struct, frozen=True):
     - `performance` (of one engine), `fleet`: None if inputs are missing.
     - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted; if
       predicted, with `usable_concurrency` on each engine.
-    - `missed`: the targets that the load misses.
+    - `missed`: the targets that the load misses, or that no number of replicas meets.
     - `utilization_ratio`: the cost per token assumes it; `utilization_source`: where it comes from.
     - `sheet`: the arithmetic of speed, fleet and cost; memory is in `memory_steps`. With the
       overhead model "guide" the fewest GPUs by the sum of the parts come first.
@@ -332,6 +332,14 @@ class Size(Struct, frozen=True):
     def fits(self) -> bool:
         """Whether vLLM starts and holds the concurrency at the context's length."""
         return self.memory.fits(self.question.concurrency_per_engine)
+
+    @property
+    def meets_targets(self) -> bool | None:
+        """Whether the predicted latencies are within the targets at the load. None: no target,
+        nothing predicted, or the stated usable requests/s decide."""
+        if not self.question.targets.are_set or self.performance is None:
+            return None
+        return None if self.usable_source == "stated" else not self.missed
 
     def at_peak(self) -> tuple[float, Performance] | None:
         """The requests in flight on one engine and its latencies, while the peak is spread evenly
@@ -416,7 +424,7 @@ def size(question: Question) -> Size:
         usable_requests_per_s=usable,
         usable_source=source,
         usable_concurrency=in_flight,
-        missed=_missed(question, speed),
+        missed=tuple(_missed(question, speed, usable)),
         fleet=fleet,
         usd_per_million_output_tokens=per_token,
         usd_per_year=per_year,
@@ -512,14 +520,24 @@ def within_targets(question: Question, loop: ClosedLoop, most: float) -> Capacit
     return capacity(loop, safe_targets(question.targets, question.launch), most)
 
 
-def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
+def _missed(question: Question, speed: Performance | None, usable: float | None) -> Iterator[str]:
     if speed is None:
-        return ()
-    return tuple(
+        return
+    above = [
         f"{name} {duration(predicted_s)} is above the target of {stated_duration(target_s)}"
         for name, predicted_s, target_s in question.targets.beside(speed.ttft_s, speed.itl_s)
         if predicted_s > target_s
-    )
+    ]
+    yield from above
+    scales = question.users is not None or question.peak_requests_per_s is not None
+    if usable is None and question.targets.are_set and (above or scales):
+        alone, safe = speed.loop.at(1), safe_targets(question.targets, question.launch)
+        over = "; ".join(
+            f"{name} {duration(predicted_s)} (at most {duration(most_s)} surely meets the target)"
+            for name, predicted_s, most_s in safe.beside(alone.ttft_s, alone.itl_s)
+            if predicted_s > most_s
+        )
+        yield f"no number of replicas surely meets them: predicted for one request alone is {over}"
 
 
 def _predicted_usable(

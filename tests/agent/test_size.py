@@ -1080,3 +1080,41 @@ def test_the_command_keeps_the_flags_that_do_not_count() -> None:
     assert command.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 ")
     assert command.endswith('--api-key "$API_KEY" --tool-call-parser hermes --async-scheduling')
     assert any("--lora-modules" in note for note in answer["notes"])
+
+
+QWEN_8K = ("--model", "Qwen/Qwen3-32B", "--gpu", "h200", "--tp", "1",
+        "--input-tokens", "8000", "--output-tokens", "700")  # fmt: skip
+MISSED = "FITS IN MEMORY, MISSES THE TARGETS: "
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--users", "20"), "20 users: " + MISSED + "ITL "),
+        (
+            ("--rate", "5", "--slo-itl", "18ms"),
+            MISSED + "no number of replicas surely meets them: predicted for one request alone",
+        ),
+        (("--concurrency", "20"), MISSED + "ITL "),
+    ],
+)
+def test_missed_targets_are_the_verdict(flags: tuple[str, ...], words: str) -> None:
+    done = size(*QWEN_8K, "--slo-itl", "5ms", *flags)
+    assert done.returncode == 1
+    assert done.stdout.startswith(words)
+    assert "no number of replicas surely meets them" in " ".join(done.stdout.split())
+    status, answer = document(*QWEN_8K, "--slo-itl", "5ms", *flags)
+    assert (status, answer["fits"], answer["meets_targets"]) == (1, True, False)
+
+
+def test_missed_targets_stand_beside_what_does_not_fit() -> None:
+    text = " ".join(size(*QWEN_8K, "--users", "40", "--slo-itl", "5ms").stdout.split())
+    assert text.startswith("DOES NOT FIT: holds 29 requests")
+    assert "40 requested; MISSES THE TARGETS: ITL " in text
+
+
+def test_targets_that_are_met_or_not_stated_leave_the_verdict() -> None:
+    met = document(*QWEN_8K, "--concurrency", "2", "--slo-itl", "500ms")
+    assert (met[0], met[1]["meets_targets"]) == (0, True)
+    unstated = document(*QWEN_8K, "--concurrency", "2")
+    assert (unstated[0], unstated[1]["meets_targets"]) == (0, None)
