@@ -38,8 +38,12 @@ class Incident(Struct):
     """What is recommended against a cause: made once, and held until the incident ends.
 
     `made` has the demand that each recommendation's values were made for, `most` the most requests
-    since, `first` its first values, and `changed` why they are others now.
+    since, `first` its first values, and `changed` why they are others now. Until `whole_s`, a
+    window reaches back before the incident, so its figures are not those of the incident.
     """
+
+    whole_s: float = -inf
+    taken_s: float = -inf
 
     recommendations: list[Recommendation] = field(default_factory=list[Recommendation])
     made: dict[str, Demand] = field(default_factory=dict[str, Demand])
@@ -55,14 +59,17 @@ class Incident(Struct):
         """Adopt recommendations for the present demand, and note why a size is another one.
 
         While clearly less is asked, they stay as they were made, unless a change must go further:
-        their figures belong to the load that the changes are for.
+        their figures belong to the load that the changes are for. The first time that the window
+        lies within the incident, all figures are made anew while requests still wait.
         """
+        is_first_whole = self.taken_s < self.whole_s <= now_s and demand.waiting >= 1
+        self.taken_s = now_s
         before = {each.id: each for each in self.recommendations}
         taken: list[Recommendation] = []
         asked = demand.requests + demand.deferred
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
-            is_less = asked * MOVED < most
+            is_less = asked * MOVED < most and not is_first_whole
             if held is not None and is_less and not _goes_further(held, each):
                 taken.append(held)
                 continue

@@ -9,6 +9,7 @@ import pytest
 from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import WINDOW_S
 from tests.diagnose.recommend.scenes import ADVISED, changes
 from tests.recordings import CAPTURES, LAB, diagnoses
 from tests.reports.documents import document
@@ -114,6 +115,23 @@ def test_a_size_stays_that_of_the_load_it_was_made_for() -> None:
     advised = [each for d in diagnoses(LAB / "few_seats.jsonl.gz") for each in d.recommendations]
     changes = [each.changes[0] for each in advised if each.id == "max-num-seqs-up"]
     assert {change.before for change in changes} == {6}
+
+
+def test_figures_are_those_of_the_incident_once_a_window_lies_in_it() -> None:
+    """The first window reaches back into quiet times: 41% of the KV cache; it was 95% full after
+    it. Fewer are asked then, which must not hold the figures of before."""
+    shown = diagnoses(LAB / "other_model.jsonl.gz", window_s=WINDOW_S)
+    advised = [d for d in shown if d.recommendations]
+    first_s = advised[0].t_s
+    usages = {
+        each.before["kv_usage_ratio"]
+        for d in advised
+        if d.t_s >= first_s + WINDOW_S
+        for each in d.recommendations
+        if "kv_usage_ratio" in each.before
+    }
+    assert usages
+    assert min(usages) > 0.9
 
 
 @pytest.mark.parametrize("name", ["healthy_light", "idle", "itl_smooth_chunked", "spec_good"])
