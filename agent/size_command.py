@@ -504,7 +504,8 @@ def error_text(error: SizingError) -> str:
 # --- A whole vLLM command line as the question ----------------------------------------------------
 
 
-_COUNTED = re.compile(r"(\d+)\s*x\s*", re.IGNORECASE)
+# In front of a GPU, not within its name (mi300x).
+_COUNTED = re.compile(r"^\s*(\d+)\s*x\s*(?=\S)", re.IGNORECASE)
 _NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix", "medusa")
 
 

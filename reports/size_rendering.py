@@ -669,7 +669,7 @@ def _body(
     changes = _listed(answer, "Compared, requests of {} tokens held:", compared)
     changes = changes or _listed(
         answer,
-        "What would hold more requests of {} tokens, by price, then by weights:",
+        "What would hold more requests of {} tokens, enough first by price, then by tokens held:",
         better[:_SHOWN_LEVERS],
     )
     of_launch = (*_speed(answer), *_price(answer), *_fewest(answer))

@@ -302,9 +302,12 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
         cost = lever.usd_per_million_output_tokens
         per_token = "" if cost is None else f", {figure(round(cost, 2))} USD/M"
         parts.append(f"ITL {duration(lever.speed.itl_s)}, {tokens} tokens/s{per_token}")
+    length = "" if context == context_tokens else f" of {context:,} tokens"
+    if not lever.fits:
+        wanted = lever.question.concurrency_per_engine * lever.question.engines
+        length += f" (not enough: {figure(round(wanted, 1))} wanted)"
     price = "" if lever.usd_per_hour is None else f", {figure(lever.usd_per_hour)} USD/h"
     parts.append(f"{plural(lever.gpus, 'GPU')}{price}")
     if lever.validates:
         parts.append("test answers")
-    length = "" if context == context_tokens else f" of {context:,} tokens"
     return f"{lever.change}: {held}{length}; {'; '.join(parts)}"

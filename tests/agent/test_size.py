@@ -1118,3 +1118,16 @@ def test_targets_that_are_met_or_not_stated_leave_the_verdict() -> None:
     assert (met[0], met[1]["meets_targets"]) == (0, True)
     unstated = document(*QWEN_8K, "--concurrency", "2")
     assert (unstated[0], unstated[1]["meets_targets"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu", "count"),
+    [("mi300x", "mi300x", 1), ("1xmi300x", "mi300x", 1), ("2xmi325x", "mi325x", 2)],
+)
+def test_a_gpu_whose_name_ends_in_x_is_counted_in_front_only(
+    gpus: str, gpu: str, count: int
+) -> None:
+    for words in (("Qwen/Qwen3-32B", gpus), ("--model", "Qwen/Qwen3-32B", "--gpu", gpus)):
+        _, answer = document(*words)
+        assert answer["inputs"]["gpu"] == gpu
+        assert answer["inputs"]["tensor_parallel"] == count

@@ -180,3 +180,15 @@ def test_what_cannot_be_compared_is_named(wrong: str) -> None:
     done = size(*QWEN, "--gpu", "h200", "--compare", wrong)
     assert done.returncode == 2
     assert wrong.split("=")[0] in done.stderr
+
+
+def test_changes_that_do_not_suffice_are_marked_and_last() -> None:
+    asked = (*LLAMA, "--gpu", "h100-sxm", "--concurrency", "64")
+    text, (_, answer) = size(*asked).stdout, document(*asked)
+    assert ", enough first by price, then by tokens held:\n" in text
+    short = [lever for lever in answer["levers"][:5] if not lever["fits"]]
+    assert text.count("(not enough: 64 wanted)") == len(short) > 0
+    held = [lever["max_concurrency"] * lever["context_tokens"] for lever in short]
+    assert held == sorted(held, reverse=True)
+    fitting = size(*QUESTIONS["64 users do not fit"][0]).stdout
+    assert "not enough" not in fitting
