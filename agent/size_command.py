@@ -40,6 +40,7 @@ from kneewatch.diagnose.catalogue.hf_config import mapping
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
+    UNKNOWN,
     CommandLine,
     command_values,
     commands,
@@ -624,7 +625,7 @@ def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
         name = flag.split(".")[0]
         is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
         effect = "" if is_plain else effect_of(name)
-        listed += [f"{name} ({effect})"] if effect else []
+        listed += [f"{name} ({effect})"] if effect not in ("", UNKNOWN) else []
     lines = [
         "flags of the command line that are not counted",
         "flags with several values, not in run",

@@ -15,6 +15,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
+from kneewatch.diagnose.sizing.launch_notes import launch_doubts
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -366,7 +367,10 @@ def size_text(
     `whole` the arithmetic is left out, and the notes that do not fit in ten lines.
     """
     command, body = _body(answer, first, compared)
-    lines = [*wrapped(_verdict(answer), width=width, more=2), *command]
+    lines = wrapped(_verdict(answer), width=width, more=2)
+    for doubt in launch_doubts(answer.memory.launch):
+        lines += wrapped(f"warning: {doubt}", width=width, more=2)
+    lines += command
     for line in (*body, _launch_line(answer)):
         lines += wrapped(line, width=width, more=2)
     left_out = 0
@@ -472,7 +476,7 @@ def _listed(answer: Size, head: str, shown: Sequence[Lever]) -> list[str]:
 
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
-    told = {start_failure(answer.memory, answer.fewest)}
+    told = {start_failure(answer.memory, answer.fewest), *launch_doubts(answer.memory.launch)}
     if answer.meets_targets is False:
         told |= set(answer.missed)
     return [note for note in (*answer.missed, *answer.notes) if note not in told]
@@ -685,7 +689,8 @@ def size_markdown(
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     command, body = _body(answer, first, compared)
-    lines = [f"# {_verdict(answer)}", "", _launch_line(answer), "", *command, *body]
+    doubts = [f"Warning: {doubt}" for doubt in launch_doubts(answer.memory.launch)]
+    lines = [f"# {_verdict(answer)}", "", *doubts, _launch_line(answer), "", *command, *body]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
@@ -480,6 +481,8 @@ def is_hidden(flag: str, value: str) -> bool:
     return flag.split(".")[0] not in PRINTED and not value.replace(".", "", 1).isdigit()
 
 
+UNKNOWN = "unknown to kneewatch"
+_SPELLED_ALIKE = 0.8
 _WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _EFFECTS: Mapping[str, str] = _TABLES["effects"]
 _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short}
@@ -500,7 +503,12 @@ def effect_of(flag: str) -> str:
     by_default = positive != flag and positive in VLLM
     if by_default or _WITHOUT_EFFECT.fullmatch(positive):
         return ""
-    return "unknown to kneewatch"
+    return UNKNOWN
+
+
+def nearest_flag(flag: str) -> str | None:
+    """The flag of vLLM that is spelled like this one; None if none is."""
+    return next(iter(difflib.get_close_matches(flag, VLLM, n=1, cutoff=_SPELLED_ALIKE)), None)
 
 
 def command_values(launch: CommandLine) -> dict[str, Any]:

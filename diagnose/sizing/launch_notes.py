@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from kneewatch.collector.engines.engine_kind import MEMORY_SHARE
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, MEMORY_SHARE
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, is_format, scheme
+from kneewatch.diagnose.deployment.vllm_flags import UNKNOWN, effect_of, nearest_flag
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
 from kneewatch.diagnose.sizing.speed.roofline_inputs import busiest_ratio
@@ -25,6 +26,24 @@ def most_utilization(gpu: Gpu | None) -> float:
     """The largest share of a GPU's memory that leaves room for spikes, or for the host that shares
     it."""
     return _SHARED_UTILIZATION if gpu is not None and gpu.shares_host_memory else _TIGHT_UTILIZATION
+
+
+def launch_doubts(launch: Launch) -> Iterator[str]:
+    """What vLLM would refuse, and flags that kneewatch does not know: these stand under the
+    verdict."""
+    own = launch.model.max_context_tokens
+    if own and launch.longest_tokens > own:
+        yield (
+            f"{LONGEST_TOKENS} is above the model's {own:,} tokens: vLLM refuses to start unless "
+            "rope scaling or an override allows it"
+        )
+    unknown = [flag for flag, _ in launch.other_flags if effect_of(flag.split(".")[0]) == UNKNOWN]
+    if unknown:
+        meant = {flag: nearest_flag(flag) for flag in unknown if launch.slack is None}
+        words = [
+            f"{flag} (did you mean {meant[flag]}?)" if meant.get(flag) else flag for flag in unknown
+        ]
+        yield f"not counted, unknown to kneewatch: {', '.join(words)}"
 
 
 def hardware_notes(launch: Launch) -> Iterator[str]:

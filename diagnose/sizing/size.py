@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
-from kneewatch.diagnose.sizing.launch_notes import launch_notes
+from kneewatch.diagnose.sizing.launch_notes import launch_doubts, launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
@@ -141,12 +141,6 @@ def memory_notes(
 def _sources(answer: Memory) -> Iterator[str]:
     """Doubts about the inputs that the figures rest on."""
     launch = answer.launch
-    own = launch.model.max_context_tokens
-    if own and launch.longest_tokens > own:
-        yield (
-            f"{LONGEST_TOKENS} is above the model's {own:,} tokens: vLLM refuses to start unless "
-            "rope scaling or an override allows it"
-        )
     if launch.gpu is not None and launch.gpu.given_name:
         yield f"{launch.gpu.given_name} is taken as {launch.gpu.id} ({launch.gpu.name})"
     if launch.gpu is not None and launch.gpu.memory_is_estimated:
@@ -378,6 +372,7 @@ def size(question: Question) -> Size:
     answer, fewest = memory(question.launch), _fewest(question)
     question = replace(question, launch=answer.launch)
     notes = [
+        *launch_doubts(question.launch),
         *question.launch.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]

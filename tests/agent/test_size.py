@@ -933,7 +933,7 @@ def test_a_format_that_is_no_scheme_says_what_is_assumed() -> None:
         (
             "vllm serve Qwen/Qwen3-8B --fancy-new-flag 3 --port 8001 --api-key secret",
             "vllm serve Qwen/Qwen3-8B",
-            "not counted: --fancy-new-flag (unknown to kneewatch)",
+            "not counted, unknown to kneewatch: --fancy-new-flag",
         ),
         (
             "vllm serve Qwen/Qwen3-8B --speculative-config "
@@ -1131,3 +1131,20 @@ def test_a_gpu_whose_name_ends_in_x_is_counted_in_front_only(
         _, answer = document(*words)
         assert answer["inputs"]["gpu"] == gpu
         assert answer["inputs"]["tensor_parallel"] == count
+
+
+@pytest.mark.parametrize(
+    ("flag", "warning"),
+    [
+        ("--max-modle-len 8192", "--max-modle-len (did you mean --max-model-len?)"),
+        ("--gpu-memory-utilisation 0.9", "(did you mean --gpu-memory-utilization?)"),
+        ("--zzz-foo 3", "unknown to kneewatch: --zzz-foo"),
+        ("--max-model-len 200000", "vLLM refuses to start unless"),
+    ],
+)
+def test_what_the_command_line_gets_wrong_stands_under_the_verdict(flag: str, warning: str) -> None:
+    for more in ((), ("--explain",), ("--format", "markdown")):
+        done = size(f"vllm serve Qwen/Qwen3-8B {flag}", "--gpu", "h200", *more)
+        first = " ".join(" ".join(done.stdout.splitlines()[1:4]).split())
+        assert warning in first
+        assert " ".join(done.stdout.split()).count(warning) == 1
