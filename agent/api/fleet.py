@@ -227,8 +227,7 @@ class FleetAnswers:
             return Response(body, media_type=MEDIA_TYPES[form])
         verdict = state.current(now_s)
         if verdict is None:
-            error = state.watching.error or "not queried yet"
-            why = f"no answer from the metrics system yet: {error}"
+            why = f"the fleet's state is unknown: {state.why_unknown(now_s)}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
         body = await run_in_threadpool(_rendered, form, state, verdict, self._docs_url)
         return Response(body, media_type=MEDIA_TYPES[form])

@@ -15,6 +15,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
+from kneewatch.diagnose.fleet.verdict import FLEET
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.health import is_late, rank_of, shown_health
 from kneewatch.rules.formatting import clock, date, failed_in_a_row, span
@@ -102,18 +103,24 @@ class Service(Struct, frozen=True, kw_only=True):
         return self.fleet is not None and not self.targets()
 
     def states(self) -> list[TargetState]:
-        """The newest states of all targets and of the fleet's pools, worst first."""
+        """The newest states of all targets and of the fleet's pools, worst first. Until the metrics
+        system first answers, the fleet is one target whose state is unknown."""
         states = self.board.states()
-        if self.fleet is not None and (moment := self.fleet.state.moment) is not None:
-            states += moment.pools.values()
+        if self.fleet is not None:
+            moment, unanswered = self.fleet.state.moment, self.fleet.state.unanswered(self.clock())
+            states += [] if moment is None else moment.pools.values()
+            states += [] if unanswered is None else [unanswered]
         return sorted(states, key=lambda state: -state.severity)
 
     def state(self, target: str) -> TargetState | None:
         """The newest state of a target, of a pool of the fleet, or of a replica. None if there is
         none."""
         state = self.board.get(target)
-        moment = None if self.fleet is None else self.fleet.state.moment
-        return moment.target(target) if state is None and moment is not None else state
+        if state is not None or self.fleet is None:
+            return state
+        if (moment := self.fleet.state.moment) is not None:
+            return moment.target(target)
+        return self.fleet.state.unanswered(self.clock()) if target == FLEET else None
 
 
 # --- Freshness ------------------------------------------------------------------------------------
@@ -180,11 +187,8 @@ def source_problems(service: Service) -> list[str]:
         elif state.failing:
             lines.append(f"{spec.name}: {failed_in_a_row(state.failing)}{_why(state)}")
     if service.fleet is not None:
-        verdict = service.fleet.state.current(now_s)
-        if verdict is None:
-            lines.append(f"fleet: {service.fleet.state.watching.error or 'not queried yet'}")
-        elif verdict.lost:
-            lines.append(f"fleet: {verdict.lost}")
+        why = service.fleet.state.why_unknown(now_s)
+        lines += [f"fleet: {why}"] if why else []
     more = len(lines) - SHOWN
     if more > 0:
         lines[SHOWN:] = [f"and {more} more targets"]

@@ -214,6 +214,7 @@ class Daemon:
             read_settings=settings_of,
             apply_settings=self._reload,
             address=f"{self._server.url}/triage",
+            fleet_watch=self._fleet_watch,
         )
         process.tune_process()
         memory = host_memory(control_groups(os.getpid()))

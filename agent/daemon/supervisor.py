@@ -245,8 +245,9 @@ class Supervisor:
         read_settings: Callable[[], Settings],
         apply_settings: Callable[[Settings], Sequence[str]],
         address: str,
+        fleet_watch: FleetWatch | None = None,
     ) -> None:
-        self._scheduler, self._cycles = scheduler, cycles
+        self._scheduler, self._cycles, self._fleet_watch = scheduler, cycles, fleet_watch
         self._jobs, self._discovery = jobs, discovery
         self._board, self._address = board, address
         self._notify = partial(notify_systemd, systemd)
@@ -338,10 +339,14 @@ class Supervisor:
         if since_s is not None and time.monotonic() - since_s > HUNG_S and not self._hung:
             self._hung = f"reading files and settings has taken more than {HUNG_S:.0f} s"
             log.error("%s, keeping the previous targets", self._hung)
-        if not self._ready and (self._jobs.all_scraped or elapsed_s > READY_AFTER_S):
+        fleet = None if self._fleet_watch is None else self._fleet_watch.state
+        is_all_read = self._jobs.all_scraped and (fleet is None or fleet.watching.cycles > 0)
+        if not self._ready and (is_all_read or elapsed_s > READY_AFTER_S):
             self._ready = True
             self._notify("READY=1", self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(self._jobs.specs()), elapsed_s)
+            if why := self._fleet_unknown():
+                log.warning("the fleet's state is unknown: %s", why)
         if self._cycles.late_s < STALLED_S:
             self._notify("WATCHDOG=1")
         if self._ready and (status := self._status_line()) != self._status:
@@ -369,7 +374,11 @@ class Supervisor:
 
     def _status_line(self) -> str:
         watched = len(self._jobs.specs())
-        return f"STATUS={self._board.answering} of {watched} targets up; {self._address}"
+        fleet = "; the fleet's state is unknown" if self._fleet_unknown() else ""
+        return f"STATUS={self._board.answering} of {watched} targets up{fleet}; {self._address}"
+
+    def _fleet_unknown(self) -> str:
+        return "" if self._fleet_watch is None else self._fleet_watch.state.why_unknown(OWN_CLOCK())
 
     def _next_signal(self, left_s: float) -> int | None:
         """Wait for the next signal until the next tick, and at most `left_s` seconds. Returns None

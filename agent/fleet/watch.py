@@ -51,12 +51,13 @@ metrics system does not answer: by then the fault may be their own connection.""
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
-    `watching` are its queries so far. `moment` is the newest one, None before the first. `past` has
-    the past values that it used; they were complete at `past_s`.
+    `watching` are its queries so far, since `began_s`. `moment` is the newest one, None before the
+    first. `past` has the past values that it used; they were complete at `past_s`.
     """
 
     url: str
     watching: Watching
+    began_s: float
     moment: FleetMoment | None = None
     past: Past | None = None
     past_s: float = 0.0
@@ -77,6 +78,27 @@ class FleetState(Struct, frozen=True):
         since = f"no answer since {date(seen_s)} {clock(seen_s)} UTC"
         why = f"{since}: {error}" if error else since
         return replace(self.verdict, lost=why, health="unknown")
+
+    def why_unknown(self, now_s: float) -> str:
+        """The reason why the fleet's present state is unknown; empty if it is known."""
+        current, error = self.current(now_s), self.watching.error
+        if current is not None:
+            return current.lost or ""
+        if not error:
+            return "the metrics system has not been queried yet"
+        return (
+            f"no answer since the start at {date(self.began_s)} {clock(self.began_s)} UTC: {error}"
+        )
+
+    def unanswered(self, now_s: float) -> TargetState | None:
+        """The fleet as a target whose state is unknown; None after the first answer."""
+        if self.moment is not None:
+            return None
+        why, interval_s = self.why_unknown(now_s), self.watching.interval_s
+        state = lost_state(self.url, why, t_s=now_s, interval_s=interval_s, since_s=self.began_s)
+        if self.watching.error:
+            return state
+        return replace(state, diagnoses=(replace(state.diagnoses[0], causes=()),), failing=0)
 
     def moment_at(self, now_s: float) -> FleetMoment | None:
         """The newest moment, with the verdict marked as lost like that of `current`."""
@@ -107,9 +129,8 @@ class FleetWatch(Job):
         self._past = PrometheusSource(url, query_settings, pace=self._source.pace)
         self.every_s: float = settings["fleet.interval_s"]
         none = Watching(self.every_s, 0.0, 0, 0, 0, "", 0, 0, 0.0)
-        self.state = FleetState(self._source.url, none)
+        self.state = FleetState(self._source.url, none, OWN_CLOCK())
         self.names: frozenset[str] = frozenset()
-        self._began_s = OWN_CLOCK()
         self._notifier: Notifier | None = None
         self._judging = Lock()
         self.learned: LearnedStates | None = None
@@ -245,7 +266,7 @@ class FleetWatch(Job):
             return
         watching, verdict, now_s = self.state.watching, self.state.verdict, OWN_CLOCK()
         if watching.failing:
-            silent_s = now_s - max(self._began_s, watching.seen_s)
+            silent_s = now_s - max(self.state.began_s, watching.seen_s)
             if self._config.shard.index == 0 or silent_s > OTHERS_WAIT_S:
                 url, why = self.state.url, watching.error
                 lost = lost_state(url, why, t_s=now_s, interval_s=self.every_s)
@@ -305,8 +326,10 @@ def names_of(
     return frozenset({state.name for state in states} | waiting)
 
 
-def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
-    """The fleet's target state while the metrics system does not answer."""
+def lost_state(
+    url: str, why: str, *, t_s: float, interval_s: float, since_s: float | None = None
+) -> TargetState:
+    """The fleet's target state while the metrics system does not answer: since `since_s` or now."""
     cause = Cause(
         id=SYSTEM_DOWN,
         confidence=1.0,
@@ -314,7 +337,7 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         summary=f"Metrics system does not answer: the fleet's state is unknown ({why})",
         evidence=(Evidence("fleet_up", 0.0, None, why),),
         lever="Check the metrics system and the network path to it.",
-        since_s=t_s,
+        since_s=t_s if since_s is None else since_s,
     )
     verdict = Verdict(
         t_s=t_s,

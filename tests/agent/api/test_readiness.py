@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.moment import FleetMoment
@@ -21,6 +22,7 @@ from tests.reports.diagnoses import HEALTHY, NOW_S
 def fleet_watch(moment: FleetMoment | None = None, **queries: Any) -> FleetWatch:  # noqa: ANN401
     """A fleet whose metrics system is never queried."""
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    watch.state = replace(watch.state, began_s=NOW_S - 900)
     saw(watch, moment, **queries)
     return watch
 
@@ -53,7 +55,9 @@ DOWN: dict[str, Any] = {
         ),
         pytest.param(
             service_of(fleet=fleet_watch(error="connection refused", failures=1)),
-            503, 503, "fleet: connection refused", id="Prometheus is down at the start",
+            503, 503,
+            "fleet: no answer since the start at 2026-11-20 23:51:40 UTC: connection refused",
+            id="Prometheus is down at the start",
         ),
         pytest.param(
             service_of(fleet=fleet_watch(**DOWN)),

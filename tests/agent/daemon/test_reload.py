@@ -19,6 +19,7 @@ from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.daemon.periodic_jobs import Scheduler
 from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
+from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.report.schedule import JOB_ID
 from kneewatch.agent.settings.effective import Settings, load
@@ -157,3 +158,29 @@ def test_no_signal_to_reload_is_lost(settings_with: Made, monkeypatch: pytest.Mo
     supervisor.run(0.01)
     until(lambda: bool(reads))
     until(lambda: any("reload failed" in problem for problem in supervisor.problems()))
+
+
+def test_a_fleet_without_an_answer_is_said_when_ready(
+    settings_with: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, cycles, board = settings_with(""), DueQueue(), Board()
+    watch = FleetWatch("http://127.0.0.1:1", settings, "")
+    supervisor = Supervisor(
+        scheduler=Scheduler(),
+        cycles=cycles,
+        jobs=TargetJobs(cycles, Sinks(board)),
+        discovery=Discovery([], settings, may_be_empty=True),
+        board=board,
+        systemd="",
+        read_settings=lambda: settings,
+        apply_settings=lambda _settings: (),
+        address="",
+        fleet_watch=watch,
+    )
+    caplog.set_level("INFO")
+    supervisor.run(0.01)
+    assert "ready targets=0" not in caplog.text, "the first query still runs"
+    watch.cycle()
+    supervisor.run(0.01)
+    assert "ready targets=0" in caplog.text
+    assert "the fleet's state is unknown: no answer since the start at " in caplog.text

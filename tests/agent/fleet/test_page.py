@@ -137,6 +137,32 @@ def test_a_lost_metrics_system_is_said_and_nothing_is_ok(watched: Watched) -> No
     assert "No answer since" in html
 
 
+def test_a_metrics_system_that_never_answered_is_said_by_every_form(watched: Watched) -> None:
+    before = watched.page()
+    assert "UNKNOWN" in before
+    assert "not been queried yet" in before
+    watched.watch.cycle()
+    why = "no answer since the start at "
+    for html in (watched.page(), watched.page(target="fleet")):
+        assert "UNKNOWN" in html
+        assert "Metrics system does not answer" in html
+        assert "Check the metrics system" in html
+        assert why in html
+        assert "No targets" not in html
+    text = watched.client.get("/api/v1/triage", params={"format": "text"}).text
+    assert "1 unknown" in text
+    assert why in " ".join(text.split())
+    document = watched.client.get("/api/v1/triage", params={"format": "json"}).json()
+    (fleet_verdict,) = document["targets"]
+    assert (fleet_verdict["target"], fleet_verdict["health"]) == ("fleet", "unknown")
+    assert fleet_verdict["causes"][0]["id"] == "metrics_system_down"
+    assert why in watched.client.get("/readyz").text
+    assert why in watched.client.get("/api/v1/fleet", params={"format": "json"}).text
+    watched.judge(WELL, NOW_S - 1)
+    assert "fleet/prod/m" in watched.page()
+    assert "Metrics system" not in watched.page()
+
+
 def test_a_replica_that_is_gone_is_listed_without_a_link(watched: Watched) -> None:
     gone = [Gone("away", "prod/m", Why.DOWN)]
     watched.judge(verdict(*fleet(2), gone=gone), NOW_S - 1)
