@@ -7,6 +7,7 @@ The overall busy ratio does not show which of them is the limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from kneewatch.collector.engines.engine_kind import API_SERVERS, SEATS, STEP_TOKENS
@@ -438,6 +439,26 @@ LITTLE_SLOWER = (SPEED_RATIO > SLOW_FROM) & (SPEED_AT_MOST <= RATHER_SLOW_FROM)
 RATHER_SLOW = Check("rather_slow", LITTLE_SLOWER, Number(60.0), stretch=False) & LITTLE_SLOWER
 """Steps take a little longer than in quiet times, beyond the error, for a minute."""
 
+LATER_STEPS = "Steps take {slower:.1f}x as long as in quiet times for the same work"
+LATER_PREFILLS = (
+    "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of the same length"
+)
+LATER_PREFILLS_ALONE = f"{LATER_PREFILLS}, while decode steps do not"
+NOT_SHOWN = "; vLLM's metrics do not show why."
+SHOWN_IDLE = ": the GPU idles while requests run."
+
+
+def _host_first(others: str) -> Callable[[Facts], str]:
+    """The host as the first thing to look at where the GPUs wait for it, else `others`."""
+    return lambda facts: (
+        "Look at the host first: other processes and threads at 100% (`top -H`), the container's "
+        "CPU limit, OMP_NUM_THREADS, the CPU's clock. Then look at what clients ask for since "
+        "then: structured outputs, logits processors, penalties."
+        if _is(facts, "host")
+        else others
+    )
+
+
 SLOW_STEPS = cause(
     "slow_steps",
     Form(
@@ -474,15 +495,17 @@ SLOW_STEPS = cause(
             (Severity.WARNING, OVER_TARGET),
         ),
         severity=Severity.INFO,
-        say="Steps take {slower:.1f}x as long as in quiet times for the same work; vLLM's "
-        "metrics do not show why.",
+        instead=((is_bound("host"), LATER_STEPS + SHOWN_IDLE),),
+        say=LATER_STEPS + NOT_SHOWN,
         words=(("slower", SLOWER_BY),),
         root=True,
         summary="Steps take far longer than in quiet times at equal work",
-        lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
-        "at the host's CPU (`top`), and at what clients ask for since then: structured "
-        "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
-        "another node.",
+        lever=_host_first(
+            "Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
+            "at the host's CPU (`top`), and at what clients ask for since then: structured "
+            "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
+            "another node."
+        ),
     ),
     Form(
         gate=PREFILLS_TAKE_LONGER & FIRST_TOKENS_ARE_LATER & ~GPUS_WAIT_FOR_THE_HOST,
@@ -505,21 +528,20 @@ SLOW_STEPS = cause(
         ),
         severity=Severity.INFO,
         instead=(
-            (
-                SPEED_RATIO > SLOW_FROM,
-                "Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
-                "the same length, while decode steps do not; vLLM's metrics do not show why.",
-            ),
+            ((SPEED_RATIO > SLOW_FROM) & is_bound("host"), LATER_PREFILLS_ALONE + SHOWN_IDLE),
+            (SPEED_RATIO > SLOW_FROM, LATER_PREFILLS_ALONE + NOT_SHOWN),
+            (is_bound("host"), LATER_PREFILLS + SHOWN_IDLE),
         ),
-        say="Prefills take {prefills_slower:.1f}x as long as in quiet times for prompts of "
-        "the same length; vLLM's metrics do not show why.",
+        say=LATER_PREFILLS + NOT_SHOWN,
         words=(("prefills_slower", PREFILLS_SLOWER_BY),),
         root=True,
         summary="Prefills take far longer than in quiet times at equal work",
-        lever="Compare vLLM's version and flags with those of quiet times (attention backend, "
-        f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
-        "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
-        "since then: images, LoRA adapters, prompt logprobs.",
+        lever=_host_first(
+            "Compare vLLM's version and flags with those of quiet times (attention backend, "
+            f"chunked prefill, {STEP_TOKENS}). Look at vLLM's log for compilation, at "
+            "the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`), and at what clients ask for "
+            "since then: images, LoRA adapters, prompt logprobs."
+        ),
     ),
     Form(
         gate=RATHER_SLOW & ~GPUS_WAIT_FOR_THE_HOST,

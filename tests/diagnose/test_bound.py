@@ -51,6 +51,23 @@ def verdict(situation: Situation, cause_id: str, values: dict[str, float]) -> Ca
     return situation.but(**values).causes()[cause_id]
 
 
+@pytest.mark.parametrize(
+    "slow",
+    [
+        CONCLUSIVE["slow_steps"],
+        CALM.but(prefill_speed_ratio=0.25),
+        CALM.but(prefill_speed_ratio=0.25, engine_speed_ratio=1.0),
+    ],
+)
+def test_slow_steps_of_idle_gpus_lead_to_the_host(slow: Situation) -> None:
+    unknown, idle = slow.causes()["slow_steps"], verdict(slow, "slow_steps", RESTING)
+    assert "do not show why" in unknown.summary
+    assert "GPUs' clocks" in unknown.lever
+    assert idle.summary.endswith(": the GPU idles while requests run.")
+    assert idle.lever.startswith("Look at the host first")
+    assert "OMP_NUM_THREADS" in idle.lever
+
+
 def test_slow_decode_is_surer_where_memory_is_short_or_gpus_idle_and_its_lever_follows() -> None:
     plain = DECODE.causes()["decode_bound"]
     memory, compute, host = (
