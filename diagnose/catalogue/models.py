@@ -349,9 +349,11 @@ def _same_architecture(name: str) -> Model | None:
     if said in rules["assumed"] and not re.search(rules["assumed"][said], name.lower()):
         note = f"{note}; the name has no GGUF type: {said} is assumed, or state {WEIGHTS_FORMAT}"
     draft = entry.own_draft
+    # vLLM does not find a checkpoint without its organisation and last word (-Instruct, -it).
+    is_short = entry.id.lower().split("/")[-1].rpartition("-")[0] == name.lower()
     return replace(
         entry,
-        id=name,
+        id=entry.id if is_short else name,
         quantization=quantization,
         own_draft=draft and replace(draft, quantization=_draft_scheme(quantization)),
         notes=(*entry.notes, note),

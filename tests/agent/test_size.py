@@ -1148,3 +1148,8 @@ def test_what_the_command_line_gets_wrong_stands_under_the_verdict(flag: str, wa
         first = " ".join(" ".join(done.stdout.splitlines()[1:4]).split())
         assert warning in first
         assert " ".join(done.stdout.split()).count(warning) == 1
+
+
+def test_a_command_has_the_whole_id_of_a_short_name() -> None:
+    text = size("llama-3.3-70b", "4xh100").stdout
+    assert "run: vllm serve meta-llama/Llama-3.3-70B-Instruct " in text

@@ -344,3 +344,17 @@ def test_a_name_as_people_write_it_is_sized_with_its_architecture(
 def test_a_model_that_only_begins_like_a_known_one_is_not_guessed(name: str) -> None:
     with pytest.raises(SizingError, match="not in the catalogue"):
         model(name)
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("gemma-3-27b", "google/gemma-3-27b-it"),
+        ("meta-llama/llama-3.3-70b", "meta-llama/llama-3.3-70b"),
+        ("mistral-small", "mistral-small"),
+        ("llama-3.1-70b-fp8", "llama-3.1-70b-fp8"),
+    ],
+)
+def test_a_name_that_lacks_its_last_word_only_has_the_whole_id(short: str, whole: str) -> None:
+    assert model(short).id == whole
