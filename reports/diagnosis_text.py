@@ -36,6 +36,7 @@ from kneewatch.reports.coverage import gaps
 from kneewatch.reports.health import stage_known, stage_unknown
 from kneewatch.reports.lines import WIDTH, lasting, moment, printable, wrapped
 from kneewatch.rules.formatting import (
+    alike,
     as_sentence,
     clock,
     date,
@@ -452,10 +453,8 @@ def _turn(point: Counterfactual) -> str:
     """The point that the signal passes, with its direction. For a point at 0 it is "falls to",
     because no count or rate drops below 0."""
     verb = "rises above" if point.above else "drops below" if point.at else "falls to"
-    return (
-        f"{point.signal} {verb} {quantity(point.signal, point.at)} "
-        f"(at the time: {quantity(point.signal, point.now)})"
-    )
+    at, now = alike(point.signal, point.at, point.now)
+    return f"{point.signal} {verb} {at} (at the time: {now})"
 
 
 def unless_words(cause: Cause) -> str:

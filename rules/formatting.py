@@ -122,12 +122,22 @@ def quantity(key: str, value: float | None, *, stated: bool = False) -> str:
         return percent(value)
     if key.endswith("_bytes_per_s"):
         return f"{number(value / 1e9)} GB/s"
+    if key.endswith("_bytes"):
+        return f"{number(value / 2**30)} GiB"
     if key.endswith("_per_s"):
         # Less than one in ten days is the rest of a difference of floats.
         return f"{number(value if abs(value) >= 1e-6 else 0.0)}/s"
     if not key.endswith("_s"):
         return number(value)
     return stated_duration(value) if stated else duration(value)
+
+
+def alike(key: str, *values: float) -> list[str]:
+    """Values of one signal, all as `quantity` writes them; if only some are percentages, all as
+    numbers."""
+    shown = [quantity(key, value) for value in values]
+    mixed = len({text.endswith("%") for text in shown}) > 1
+    return list(map(number, values)) if mixed else shown
 
 
 def span(seconds: float) -> str:

@@ -11,7 +11,16 @@ from kneewatch import rules
 from kneewatch.diagnose.engine.diagnosis import judged_against
 from kneewatch.reports.lines import cut, lasting, moment, printable, wrapped
 from kneewatch.rules.facts import NO_TARGETS, Targets
-from kneewatch.rules.formatting import duration, number, percent, quantity, rate, singular, span
+from kneewatch.rules.formatting import (
+    alike,
+    duration,
+    number,
+    percent,
+    quantity,
+    rate,
+    singular,
+    span,
+)
 from tests.reports.diagnoses import NOW_S
 
 
@@ -102,12 +111,27 @@ def test_span(seconds: float, shown: str) -> None:
         ("arrival_per_s", 9.7e-13, "0/s"),
         ("waiting_slope_per_s", -9.7e-13, "0/s"),
         ("memory_bytes_per_s", 3.35e12, "3,350 GB/s"),
+        ("host_memory_available_bytes", 107_420_000.0, "0.1 GiB"),
         ("prefill_hit_share", 0.25, "25%"),
         ("running", 17.0, "17"),
     ],
 )
 def test_quantity(key: str, value: float | None, shown: str) -> None:
     assert quantity(key, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "shown"),
+    [
+        ("itl_mean_drift_ratio", (1.3, 1.0), ["1.3", "1"]),
+        ("kv_usage_ratio", (0.95, 1.0), ["95%", "100%"]),
+        ("host_memory_available_bytes", (107_420_000.0, 10_476_000_000.0), ["0.1 GiB", "9.76 GiB"]),
+    ],
+)
+def test_two_values_of_a_signal_have_one_format(
+    key: str, values: tuple[float, float], shown: list[str]
+) -> None:
+    assert alike(key, *values) == shown
 
 
 def test_a_moment_has_its_day_where_it_is_another() -> None:
