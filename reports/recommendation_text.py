@@ -173,6 +173,17 @@ def of_load(recommendation: Recommendation, t_s: float) -> str:
     return "" if of_s in (None, t_s) else f" for the load of {moment(of_s, t_s)}"
 
 
+def measured_at_s(recommendation: Recommendation, diagnosis: Verdict, cause: Cause) -> float | None:
+    """When the figures of advice are made anew; None if they are of the incident or of this moment.
+
+    Those of its first window reach back before it, and contradict the evidence of now.
+    """
+    of_s, window_s = recommendation.as_of_s, diagnosis.window_s
+    if of_s is None or cause.since_s is None or of_s >= cause.since_s + window_s:
+        return None
+    return of_s + window_s if of_s < diagnosis.t_s < of_s + window_s else None
+
+
 def why_words(recommendation: Recommendation, t_s: float) -> str:
     """What a change does and why, with the time of its figures unless that is `t_s`: others than
     those of now would contradict the evidence."""
@@ -326,13 +337,16 @@ def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
     recommendations = advised(diagnosis, cause)
     if not recommendations:
         return []
-    best, lines = recommendations[0], list[str]()
+    best, lines, verify = recommendations[0], list[str](), recommendations[0].verify
     if numbers := numbers_words(best):
+        if (anew_s := measured_at_s(best, diagnosis, cause)) is not None:
+            left, verify = span(anew_s - diagnosis.t_s), ()
+            numbers = f"being measured, figures follow in {left}: the window began before the cause"
         lines.append(f"{EXPECTED}: {numbers}")
     lines += command_rows(best)
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")
-    for name, words in (("check before", best.checks), ("verify", best.verify)):
+    for name, words in (("check before", best.checks), ("verify", verify)):
         lines += [f"{name}: {'; '.join(words)}"] if words else []
     others = "; or ".join(_short(other) for other in recommendations[1:] if other.changes)
     if others:

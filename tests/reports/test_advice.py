@@ -15,7 +15,7 @@ from kneewatch.diagnose.verdict_json import change_words
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.recommendation_text import rows, stop_gap
 from kneewatch.rules.formatting import clock
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import WINDOW_S, Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import SICK, changed
 from tests.reports.documents import document
@@ -104,6 +104,23 @@ def test_figures_before_and_after_belong_to_one_load() -> None:
                     [each["as_of_s"]] if now < 0.5 * each["before"]["kv_usage_ratio"] else []
                 )
     assert held_s
+
+
+def test_figures_of_a_window_from_before_the_cause_are_not_shown_beside_those_of_now() -> None:
+    """The first scrape's stand beside evidence of the same window; those of later ones are new."""
+    told: list[tuple[float, float, str]] = []
+    for verdict in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz", window_s=WINDOW_S):
+        for cause in verdict.causes[:1]:
+            expected = next((r for r in rows(verdict, cause) if r.startswith("expected: ")), "")
+            if expected and cause.since_s is not None:
+                told.append((verdict.t_s, verdict.t_s - cause.since_s, expected))
+    first_s = told[0][0]
+    early = [row for t_s, _, row in told if 0 < t_s - first_s < 55]
+    late = [row for t_s, _, row in told if t_s - first_s > 65]
+    assert early
+    assert late
+    assert all("being measured, figures follow in" in row for row in early)
+    assert all("KV usage 96%" in row for row in late)
 
 
 def test_the_time_of_the_load_is_told_unless_it_is_the_verdicts() -> None:
