@@ -39,7 +39,8 @@ from kneewatch.diagnose.sizing.memory.weights import Adapters
 from kneewatch.rules.formatting import figure, percent, plural, span, stated_duration
 
 SEATS_GROWTH = 4.0
-"""Largest growth of the batch in one change; ITL must be measured before growing further."""
+"""Largest growth of the batch in one change; ITL must be measured before growing further. Only
+known callers get a seat each."""
 
 SPARE_SEATS = 1.1
 
@@ -130,7 +131,8 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     if demand.arrival_per_s == served_per_s:
         # The queue neither grows nor shrinks: that of callers, who send again when answered.
         most = max(most, demand.in_flight)
-    seats_wanted = min(most * SPARE_SEATS, held, SEATS_GROWTH * now)
+    growth = max(SEATS_GROWTH * now, demand.callers or 0.0)
+    seats_wanted = min(most * SPARE_SEATS, held, growth)
     # vLLM refuses to start with more sequences than tokens per step.
     seats_wanted = min(
         seats_wanted, _itl_seats(context, now), server.launch.max_num_batched_tokens or inf

@@ -117,6 +117,15 @@ def test_a_size_stays_that_of_the_load_it_was_made_for() -> None:
     assert {change.before for change in changes} == {6}
 
 
+def test_callers_get_a_seat_each_once_they_are_known() -> None:
+    """40 clients send their next request when the last is answered, and the KV cache is empty."""
+    shown = diagnoses(LAB / "few_seats.jsonl.gz", window_s=WINDOW_S)
+    advised = [each for d in shown for each in d.recommendations if each.id == "max-num-seqs-up"]
+    last = advised[-1]
+    assert (last.changes[0].after, last.suffices) == (40, True)
+    assert "40 clients send their next request" in last.summary
+
+
 def test_figures_are_those_of_the_incident_once_a_window_lies_in_it() -> None:
     """The first window reaches back into quiet times: 41% of the KV cache; it was 95% full after
     it. Fewer are asked then, which must not hold the figures of before."""
