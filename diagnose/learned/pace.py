@@ -70,6 +70,11 @@ class Reference(Struct):
     samples: float
     seen_s: float
 
+    @property
+    def standing(self) -> tuple[float, float]:
+        """By which the least is forgotten: how many samples it stands on, then their age."""
+        return self.samples, self.seen_s
+
     def add(self, step: DecodeStep, now_s: float, slower_share: float) -> None:
         """Add a sample, with `slower_share` of its weight if it is slower."""
         self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
@@ -263,8 +268,9 @@ class Pace:
         reference = self._references.get(key)
         if reference is None:
             if len(self._references) == REFERENCES_MAX:
-                oldest = min(self._references, key=lambda each: self._references[each].seen_s)
-                del self._references[oldest]
+                # A night of few requests brings many kinds of steps: the day's must outlast it.
+                least = min(self._references.items(), key=lambda each: each[1].standing)
+                del self._references[least[0]]
             self._references[key] = Reference(*step, 1.0, now_s)
             return
         slower_by = log(step.took_s / reference.took_s)

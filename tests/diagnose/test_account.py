@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from itertools import product
 from math import inf, sin
 
 import pytest
@@ -468,6 +469,18 @@ def test_a_small_share_of_the_cache_explains_no_slow_step(token_s: float | None)
     limits_s = pace.limits(DecodeStep(0.016, 3.0, 0.01, 0.0, 1.0), token_s)
     assert limits_s is not None
     assert limits_s[1] < 0.013
+
+
+def test_a_night_of_many_kinds_of_steps_does_not_push_the_days_out() -> None:
+    pace, day = Pace(first_samples=1, noise=0.05), DecodeStep(0.05, 40.0, 0.3, 300.0, 1.0)
+    for at in range(200):
+        pace.learn(day, 10.0 * at)
+    pace.settle(2000.0)
+    limits_s = pace.limits(day)
+    for at, (size, prompts) in enumerate(product((1.0, 1.5, 2.0, 3.0), (0.0, 4.0, 20.0, 80.0))):
+        pace.learn(DecodeStep(0.02, size, 0.01, prompts, 1.0), 3000.0 + 10.0 * at)
+    pace.settle(4000.0)
+    assert pace.limits(day) == pytest.approx(limits_s, rel=0.05)
 
 
 def test_steps_that_only_become_slower_are_not_learned_as_noise() -> None:
