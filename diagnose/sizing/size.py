@@ -528,11 +528,12 @@ def _missed(question: Question, speed: Performance | None, usable: float | None)
     if usable is None and question.targets.are_set and (above or scales):
         alone, safe = speed.loop.at(1), safe_targets(question.targets, question.launch)
         over = "; ".join(
-            f"{name} {duration(predicted_s)} (at most {duration(most_s)} surely meets the target)"
+            f"{name} is {duration(predicted_s)} (at most {duration(most_s)} surely meets it)"
             for name, predicted_s, most_s in safe.beside(alone.ttft_s, alone.itl_s)
             if predicted_s > most_s
         )
-        yield f"no number of replicas surely meets them: predicted for one request alone is {over}"
+        if over:
+            yield f"no number of replicas surely meets them: for one request alone {over}"
 
 
 def _predicted_usable(

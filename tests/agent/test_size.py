@@ -1093,7 +1093,7 @@ MISSED = "FITS IN MEMORY, MISSES THE TARGETS: "
         (("--users", "20"), "20 users: " + MISSED + "ITL "),
         (
             ("--rate", "5", "--slo-itl", "18ms"),
-            MISSED + "no number of replicas surely meets them: predicted for one request alone",
+            MISSED + "no number of replicas surely meets them: for one request alone ITL",
         ),
         (("--concurrency", "20"), MISSED + "ITL "),
     ],
