@@ -471,10 +471,6 @@ class Adviser:
                 self._end_incidents()
             return ()
         trend_is_new = was_short and self._queue.seen_s >= facts.window_s
-        is_whole_now = any(
-            incident.taken_s < incident.whole_s <= facts.now_s
-            for incident in self._incidents.values()
-        )
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
@@ -483,7 +479,6 @@ class Adviser:
             cause_ids == self._causes
             and facts.now_s - self._computed_s < facts.window_s
             and not trend_is_new
-            and not is_whole_now
         ):
             return self._recommendations
         self._causes, self._computed_s = cause_ids, facts.now_s
