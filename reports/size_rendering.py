@@ -476,10 +476,11 @@ def _listed(answer: Size, head: str, shown: Sequence[Lever]) -> list[str]:
 
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
-    told = {start_failure(answer.memory, answer.fewest), *launch_doubts(answer.memory.launch)}
+    failure = start_failure(answer.memory, answer.fewest)
+    in_verdict = {failure, *launch_doubts(answer.memory.launch)}
     if answer.meets_targets is False:
-        told |= set(answer.missed)
-    return [note for note in (*answer.missed, *answer.notes) if note not in told]
+        in_verdict |= set(answer.missed)
+    return [note for note in (*answer.missed, *answer.notes) if note not in in_verdict]
 
 
 def _launch_line(answer: Size) -> str:

@@ -167,13 +167,10 @@ def drift(
     if edges != sorted(now) or not edges or edges[-1] != inf:
         return None
     counts = before[inf], now[inf]
-    if (
-        not all(isfinite(shift_at) for shift_at in (*before.values(), *now.values()))
-        or min(counts) <= 0
-    ):
+    if not all(isfinite(count) for count in (*before.values(), *now.values())) or min(counts) <= 0:
         return None
     shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
-    shift, edge = max(shifts, key=lambda shift_at: abs(shift_at[0]))
+    shift, edge = max(shifts, key=lambda shift_and_edge: abs(shift_and_edge[0]))
     return Drift(shift, edge, sum(band(count / alike, false_alarm / 2) for count in counts))
 
 

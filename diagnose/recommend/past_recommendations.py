@@ -39,7 +39,8 @@ class Incident(Struct):
 
     `made` has the demand that each recommendation's values were made for, `most` the most requests
     since, `first` its first values, and `changed` why they are others now. Until `whole_s`, a
-    window reaches back before the incident, so its figures are not those of the incident.
+    window reaches back before the incident, so its figures are not those of the incident; `taken_s`
+    is when recommendations were adopted last.
     """
 
     whole_s: float = -inf
